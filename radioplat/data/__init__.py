@@ -1,0 +1,1 @@
+"""Shards -> index -> order -> decoded views -> global batches. No torch in here."""

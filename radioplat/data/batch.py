@@ -1,0 +1,48 @@
+"""What a training worker receives: one grain, that is one micro-batch of consecutive samples of the order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class View:
+    """One resolution x crop of every image of a micro-batch.
+
+    Attributes:
+        pixels: uint8 ``[B, 3, H, W]``, RGB, not normalised.
+        homography: float32 ``[B, 3, 3]``, maps homogeneous view pixels (x, y, 1) to source image pixels.
+        valid: bool ``[B, H, W]``, True where a pixel shows the image; None where every pixel does.
+    """
+
+    pixels: np.ndarray
+    homography: np.ndarray
+    valid: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch.
+
+    Attributes:
+        grain: index of the grain in the run, or -1 for padding (weight zero, no teacher sees it).
+        views: by view name (``"224"``); all of one micro-batch.
+        sample_id: int64 ``[B]``, the row in the run's copy of the index.
+        position: int64 ``[B]``, the place in the order.
+        weight: float32 ``[B]``, 0 for a sample that proved unreadable, else 1.
+        label: int64 ``[B]``, -1 where there is none.
+        faults: reason by sample_id for each sample of weight 0.
+    """
+
+    grain: int
+    views: dict[str, View]
+    sample_id: np.ndarray
+    position: np.ndarray
+    weight: np.ndarray
+    label: np.ndarray
+    faults: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sample_id)

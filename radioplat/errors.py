@@ -1,0 +1,64 @@
+"""Errors a user can act on: what was wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding about the user's input.
+
+    Attributes:
+        message: what was wrong, in one sentence.
+        where: the field path (``distill.teacher[0].mode``) or file it concerns; empty if neither applies.
+        hint: what to do about it; empty if the message already says so.
+    """
+
+    message: str
+    where: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{head}. {self.hint}" if self.hint else head
+
+
+class RadioplatError(Exception):
+    """Base of every error that is shown to a user without a traceback.
+
+    Carries one or more :class:`Problem`; ``str(error)`` is one line a problem.
+    """
+
+    def __init__(self, *problems: Problem | str, where: str = "", hint: str = "") -> None:
+        self.problems: list[Problem] = [
+            p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems
+        ]
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+    def __reduce__(self):  # Ray and multiprocessing pickle exceptions by their constructor arguments.
+        return (type(self), tuple(self.problems))
+
+
+class SpecError(RadioplatError):
+    """The spec asks for something that cannot be: an unknown or missing field, or values that contradict."""
+
+
+class DataError(RadioplatError):
+    """A shard, an image or an index cannot be used."""
+
+
+class WeightsError(RadioplatError):
+    """A checkpoint cannot be read safely, or does not fit the architecture it was named for."""
+
+
+class PlacementError(RadioplatError):
+    """The cluster can never offer what the spec asks for."""
+
+
+class TrainingError(RadioplatError):
+    """The run itself had to stop: non-finite losses under policy ``fail``, a broken order, a lost pool."""
+
+
+class EngineError(RadioplatError):
+    """An ONNX file or a TensorRT engine could not be built."""

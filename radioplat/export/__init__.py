@@ -1,0 +1,1 @@
+"""A student leaves: ONNX, TensorRT engines."""

@@ -1,0 +1,1 @@
+"""Student backbones, RADIO ViT parts, heads, weights."""

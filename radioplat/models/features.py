@@ -1,0 +1,31 @@
+"""What a backbone says of an image: one vector, one map, and whatever else a loss asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Features:
+    """Output of a teacher or of a student backbone.
+
+    Attributes:
+        summary: ``[B, D]``, or None where it was not asked for. A RADIO student has one class token a teacher:
+            its ``summary`` is ``[B, T * D]`` with the tokens side by side, and ``named["tokens"]`` is ``[B, T, D]``.
+        spatial: ``[B, H, W, D]``, or None.
+        named: what a loss wants beyond the two, e.g. ``logits`` ``[B, C]``.
+    """
+
+    summary: torch.Tensor | None = None
+    spatial: torch.Tensor | None = None
+    named: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def map(self, function) -> "Features":
+        """Apply ``function`` to every tensor."""
+        return Features(
+            None if self.summary is None else function(self.summary),
+            None if self.spatial is None else function(self.spatial),
+            {name: function(value) for name, value in self.named.items()},
+        )

@@ -1,0 +1,1 @@
+"""What the user asked for: dataclasses, YAML and overrides, validation."""

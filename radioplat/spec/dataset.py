@@ -1,0 +1,122 @@
+"""Spec section ``dataset``: sources, their mixture and filters, views and augmentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class WeightMode(str, Enum):
+    """How often a sample whose hash is seen f times is drawn: 1/f, 1/f^2, 1/log(1+f), or always."""
+
+    inv_frequency = "inv_frequency"
+    inv_sq_frequency = "inv_sq_frequency"
+    inv_log_frequency = "inv_log_frequency"
+    uniform = "uniform"
+
+
+@dataclass
+class TarSource:
+    """One corpus of WebDataset shards, ``{root_dir}/**/*.tar``."""
+
+    root_dir: str = "???"
+    samples_per_file: int = 10_000
+    steps_per_epoch: int = 10_000
+    scale_factor: float = 1.0
+
+
+@dataclass
+class ResolutionFilter:
+    """Thresholds on the native resolution; each applies only when set, and each is inclusive."""
+
+    min_short_side: int | None = None
+    min_long_side: int | None = None
+    min_area: int | None = None
+    max_aspect_ratio: float | None = None
+
+
+@dataclass
+class SplitConfig:
+    """One split: tar sources or a folder of images."""
+
+    images_dir: str | None = None
+    tar_data_sources: list[TarSource] = field(default_factory=list)
+    seed: int = 42
+    full_equivariance: bool = False
+    shift_equivariance: bool = False
+    data_weight_mode: WeightMode | None = None
+    prefetch: bool = True
+    native_resolution_filter: ResolutionFilter = field(default_factory=ResolutionFilter)
+    dedup: bool = False  # (+)
+
+
+@dataclass
+class RandomFlip:
+    """Mirror an image left-right or top-bottom."""
+
+    enable: bool = True
+    hflip_probability: float = 0.5
+    vflip_probability: float = 0.0
+
+
+@dataclass
+class RandomCrop:
+    """Random resized crop: area as a share of the image, and aspect ratio (width over height)."""
+
+    enable: bool = True
+    scale_range: list[float] = field(default_factory=lambda: [0.25, 1.0])
+    ratio_range: list[float] = field(default_factory=lambda: [0.75, 4.0 / 3.0])
+
+
+@dataclass
+class Switch:
+    """An augmentation that is on or off."""
+
+    enable: bool = False
+
+
+@dataclass
+class AugmentationConfig:
+    """Views are cut once per image and shared by the student and its teachers."""
+
+    random_flip: RandomFlip = field(default_factory=RandomFlip)
+    random_crop: RandomCrop = field(default_factory=RandomCrop)
+    with_random_crop: bool = True
+    random_rotate: Switch = field(default_factory=Switch)
+    random_color: Switch = field(default_factory=Switch)
+    random_erase: Switch = field(default_factory=Switch)
+    random_aug: Switch = field(default_factory=Switch)
+    with_scale_random_crop: Switch = field(default_factory=Switch)
+    with_random_blur: bool = False
+    multi_scales: list[int] = field(default_factory=list)
+    patch_size: int | None = None
+    mean: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
+    std: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
+
+
+@dataclass
+class DatasetConfig:
+    """Spec section ``dataset``."""
+
+    img_size: int = 224
+    batch_size: int = 8
+    workers: int = 8
+    num_classes: int = 0
+    val_img_size: int | None = None
+    val_batch_size: int | None = None
+    knn_validation: bool = False
+    knn_num_classes: int | None = None
+    knn_max_train_batches: int | None = None
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    train_dataset: SplitConfig = field(default_factory=SplitConfig)
+    val_dataset: SplitConfig = field(default_factory=SplitConfig)
+    test_dataset: SplitConfig = field(default_factory=SplitConfig)
+    quant_calibration_dataset: SplitConfig = field(default_factory=SplitConfig)
+    # (+) where the shard index is kept; default: results_dir/index
+    index_dir: str | None = None
+    # (+) larger images are rejected by their header (a decompression bomb is never decoded), in pixels
+    max_pixels: int = 178_956_970
+    # (+) the share of samples that may prove unreadable before the run stops with a report
+    max_bad_fraction: float = 0.05
+    # (+) batches that are decoded and asked of the teachers ahead of the student, per training worker
+    prefetch_batches: int = 4

@@ -1,0 +1,105 @@
+"""Spec section ``distill``: the teachers, what of them the student learns, and the heads that join them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from radioplat.spec.model import ModelConfig
+
+
+class LossType(str, Enum):
+    """Distillation losses; formulas in ``radioplat.losses``."""
+
+    KL = "KL"
+    CE = "CE"
+    L1 = "L1"
+    L2 = "L2"
+    MSE = "MSE"
+    FD = "FD"
+    CS = "CS"
+    BALANCED = "BALANCED"
+
+
+class Mode(str, Enum):
+    """What of a teacher is distilled; ``auto`` follows from the loss."""
+
+    auto = "auto"
+    logits = "logits"
+    summary = "summary"
+    spatial = "spatial"
+    combo = "combo"
+
+
+class SummaryLoss(str, Enum):
+    """The summary term of ``combo``."""
+
+    CE = "CE"
+    angle = "angle"
+    cosine = "cosine"
+    tangent_sphere = "tangent_sphere"
+
+
+@dataclass
+class ViTDetConfig:
+    """Windowed attention during training, with probability ``prob``."""
+
+    prob: float = 0.0
+    window_sizes: list[int] = field(default_factory=list)
+    num_global: int | None = None
+    num_windowed: int | None = None
+
+
+@dataclass
+class BindingConfig:
+    """A criterion between the outputs of two named modules."""
+
+    teacher_module_name: str = "???"
+    student_module_name: str = "???"
+    criterion: str = "???"
+    weight: float = 1.0
+
+
+@dataclass
+class TeacherConfig:
+    """One teacher; an unset field inherits the global ``distill`` one."""
+
+    name: str | None = None  # (+) default: from the backbone's type
+    model: ModelConfig = field(default_factory=ModelConfig)
+    pretrained_teacher_model_path: str | None = None
+    loss_type: LossType | None = None
+    loss_lambda: float | None = None
+    mode: Mode | None = None
+    input_size: int | None = None
+    patch_size: int | None = None
+    match_student_resolution: bool | None = None  # unset: true, or false where input_size is given
+    upsample_factor: int = 1
+    stochastic_resolutions: dict[int, float] = field(default_factory=dict)
+    norm_mean: list[float] = field(default_factory=list)
+    norm_std: list[float] = field(default_factory=list)
+    summary_loss_weight: float = 1.0
+    fd_loss_weight: float = 1.0
+    summary_loss_type: SummaryLoss = SummaryLoss.CE
+    summary_token_idx: int | None = None
+    spatial_mlp_version: str = "v2"
+    spatial_num_inner: int | None = None
+    adaptor: str | None = None
+    upsampler_checkpoint: str | None = None
+    do_upsample: bool = True
+
+
+@dataclass
+class DistillConfig:
+    """Spec section ``distill``."""
+
+    teacher: list[TeacherConfig] = field(default_factory=list)
+    loss_type: LossType = LossType.KL
+    loss_lambda: float = 0.5
+    mode: Mode = Mode.auto
+    use_mlp: bool = True
+    mlp_hidden_size: int = 1024
+    mlp_num_inner: int = 0
+    vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
+    bindings: list[BindingConfig] = field(default_factory=list)
+    results_dir: str | None = None
+    then: list[str] = field(default_factory=list)  # (+) tasks to run on the trained student, in this order

@@ -1,0 +1,37 @@
+"""Spec section ``model``: the student backbone (teachers reuse ``BackboneConfig``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class BackboneConfig:
+    """A backbone: TAO's name or any timm model name, and where its weights come from."""
+
+    type: str = MISSING
+    pretrained_backbone_path: str | None = None
+    freeze_backbone: bool = False
+    freeze_norm: bool = False
+    input_dim: list[int] = field(default_factory=lambda: [3, 224, 224])
+    output_dim: list[int] = field(default_factory=list)
+    feature_dim: int | None = None
+    student_norm_mean: list[float] = field(default_factory=list)
+    student_norm_std: list[float] = field(default_factory=list)
+    # (+) architecture arguments on top of what `type` implies: embed_dim, depth, num_heads, ...
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    # (+) RADIO ViT: side in pixels of the position table that CPE crops from, and how many registers follow
+    # the class tokens: a number, or enough to make their sum a multiple of `register_multiple`.
+    cpe_max_size: int | None = None
+    cpe_num_registers: int | None = None
+    register_multiple: int | None = None
+
+
+@dataclass
+class ModelConfig:
+    """Spec section ``model``."""
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)

@@ -1,0 +1,44 @@
+"""The spec: one tree of dataclasses that holds everything a run depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radioplat.spec.cluster import ClusterConfig, TeacherServiceConfig
+from radioplat.spec.dataset import DatasetConfig
+from radioplat.spec.distill import DistillConfig
+from radioplat.spec.model import ModelConfig
+from radioplat.spec.tasks import EvaluateConfig, ExportConfig, GenTrtEngineConfig, InferenceConfig
+from radioplat.spec.train import TrainConfig
+from radioplat.spec.wandb import WandbConfig
+
+
+@dataclass
+class Spec:
+    """A whole experiment. Field names and defaults are TAO's `radio` where TAO has the field."""
+
+    results_dir: str = "results"
+    model_name: str | None = None
+    encryption_key: str | None = None
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    teachers: dict[str, TeacherServiceConfig] = field(default_factory=dict)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples that one optimizer step consumes, whatever the world size."""
+        asked = self.train.global_batch_size
+        return asked or self.dataset.batch_size * self.train.num_gpus * self.train.num_nodes
+
+    @property
+    def world_size(self) -> int:
+        """Training workers the spec asks for: GPUs per node times nodes (CPU workers where there is no GPU)."""
+        return self.train.num_gpus * self.train.num_nodes

@@ -1,0 +1,75 @@
+"""Spec sections of the tasks around training: ``evaluate``, ``inference``, ``export``, ``gen_trt_engine``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EvaluateConfig:
+    """Spec section ``evaluate``: kNN and fidelity of a trained student on ``dataset.val_dataset``."""
+
+    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
+    results_dir: str | None = None
+    batch_size: int | None = None
+    knn_k: int = 20
+    knn_temperature: float = 0.07
+    max_images: int | None = None  # (+) per split; unset: all
+    baseline: bool = True  # (+) evaluate the untrained student beside the trained one
+    pictures: int = 4  # (+) images shown in the PCA pictures
+
+
+@dataclass
+class InferenceConfig:
+    """Spec section ``inference``: a folder of images to features."""
+
+    checkpoint: str | None = None
+    results_dir: str | None = None
+    batch_size: int | None = None
+    images_dir: str | None = None
+
+
+@dataclass
+class ExportConfig:
+    """Spec section ``export``: a trained student as ONNX."""
+
+    checkpoint: str | None = None
+    results_dir: str | None = None
+    onnx_file: str | None = None  # default: results_dir/export/student.onnx
+    input_channel: int = 3
+    input_width: int | None = None  # default: dataset.img_size
+    input_height: int | None = None
+    opset_version: int = 18
+    batch_size: int = -1  # -1: dynamic
+    on_cpu: bool = True
+    verbose: bool = False
+    adaptors: list[str] = field(default_factory=list)  # (+) heads to export beside the backbone, by teacher name
+
+
+@dataclass
+class TensorRTConfig:
+    """What the engine may use."""
+
+    data_type: str = "fp32"  # fp32 | fp16 | bf16
+    workspace_size: int = 1024  # MiB
+    min_batch_size: int = 1
+    opt_batch_size: int = 8
+    max_batch_size: int = 16
+    # (+) GPUs the engine is built for, as compute capabilities
+    compute_capabilities: list[str] = field(default_factory=lambda: ["SM86", "SM89", "SM120"])
+
+
+@dataclass
+class GenTrtEngineConfig:
+    """Spec section ``gen_trt_engine``: an ONNX file as a TensorRT engine."""
+
+    results_dir: str | None = None
+    onnx_file: str | None = None  # default: what `export` wrote
+    trt_engine: str | None = None  # default: results_dir/gen_trt_engine/student.engine
+    input_channel: int = 3
+    input_width: int | None = None
+    input_height: int | None = None
+    opset_version: int = 18
+    batch_size: int = -1
+    verbose: bool = False
+    tensorrt: TensorRTConfig = field(default_factory=TensorRTConfig)

@@ -1,0 +1,129 @@
+"""Spec section ``train``: the size of the run, precision, optimizer and schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Precision(str, Enum):
+    """Arithmetic of the student's forward and backward."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class Policy(str, Enum):
+    """Learning-rate schedule after the warm-up."""
+
+    linear = "linear"
+    step = "step"
+    cosine = "cosine"
+    multistep = "multistep"
+
+
+class OptimizerName(str, Enum):
+    """The update rule."""
+
+    adamw = "adamw"
+    adam = "adam"
+    sgd = "sgd"
+    lamb = "lamb"
+    fusedlamb = "fusedlamb"
+
+
+class IntervalUnit(str, Enum):
+    """What ``checkpoint_interval`` counts."""
+
+    epoch = "epoch"
+    step = "step"
+
+
+class NonFinitePolicy(str, Enum):
+    """What all ranks do at a step in which a loss term is not finite."""
+
+    skip_step = "skip_step"
+    quarantine_teacher = "quarantine_teacher"
+    fail = "fail"
+
+
+@dataclass
+class OptimConfig:
+    """Optimizer and learning-rate schedule; the schedule is a function of the global step alone."""
+
+    optim: OptimizerName = OptimizerName.adamw
+    lr: float = 6e-5
+    policy: Policy = Policy.linear
+    # step: {step_size, gamma} in epochs; multistep: {milestones, gamma} in epochs; cosine, linear: {min_lr}
+    policy_params: dict[str, Any] = field(default_factory=dict)
+    momentum: float = 0.9
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    skip_names: list[str] = field(default_factory=list)
+    warmup_epochs: float = 0.0
+    sched_on_updates: bool = True
+
+
+@dataclass
+class RegularizerConfig:
+    """(+) A penalty on the weights that is part of the loss."""
+
+    type: str | None = None
+    weight: float = 0.0
+
+
+@dataclass
+class CudnnConfig:
+    """cuDNN switches."""
+
+    benchmark: bool = False
+    deterministic: bool = True
+
+
+@dataclass
+class TensorboardConfig:
+    """TensorBoard event files beside status.json."""
+
+    enabled: bool = False
+
+
+@dataclass
+class TrainConfig:
+    """Spec section ``train``."""
+
+    num_gpus: int = 1
+    gpu_ids: list[int] = field(default_factory=list)
+    num_nodes: int = 1
+    seed: int = 1234
+    regularizer: RegularizerConfig = field(default_factory=RegularizerConfig)
+    cudnn: CudnnConfig = field(default_factory=CudnnConfig)
+    num_epochs: int = 10
+    checkpoint_interval: int = 1
+    checkpoint_interval_unit: IntervalUnit = IntervalUnit.epoch
+    validation_interval: int = 1
+    resume_training_checkpoint_path: str | None = None
+    pretrained_model_path: str | None = None
+    precision: Precision = Precision.fp32
+    clip_grad_norm: float = 2.0
+    enable_ema: bool = False
+    ema_decay: float = 0.998
+    tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    # (+) samples an optimizer step consumes, whatever the world size; default batch_size * num_gpus * num_nodes
+    global_batch_size: int | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    zero_stage: int = 0
+    offload: bool = False
+    grad_checkpointing: bool = False
+    compile: bool = False
+    max_steps: int | None = None
+    # (+) accept another sample order than the checkpoint's and begin it anew
+    restart_order: bool = False
+    non_finite: NonFinitePolicy = NonFinitePolicy.skip_step
+    # (+) how many non-finite steps in a row end the run
+    max_non_finite_steps: int = 20
+    # (+) restarts of the worker group before the run gives up
+    max_failures: int = 3
