@@ -62,14 +62,10 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
     except OmegaConfBaseException as error:
         raise SpecError(_first_line(error), where=_at(name, getattr(error, "full_key", "") or "")) from None
     missing = sorted(OmegaConf.missing_keys(merged))
-    # A task that has no student or no teachers says so itself; here only what was begun and left open.
-    missing = [key for key in missing if not (key == "model.backbone.type" and not (plain.get("model") or {}))]
     if missing:
         raise SpecError(
             *[Problem("a value is required here", _at(name, key), f"Give it in the file or as {key}=...") for key in missing]
         )
-    if OmegaConf.is_missing(merged.model.backbone, "type"):
-        merged.model.backbone.type = ""
     return typing.cast(Spec, OmegaConf.to_object(merged))
 
 

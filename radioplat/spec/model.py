@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
 
 @dataclass
 class BackboneConfig:
     """A backbone: TAO's name or any timm model name, and where its weights come from."""
 
-    type: str = MISSING
+    type: str | None = None  # needed unless the weights are a radioplat checkpoint, which knows its own
     pretrained_backbone_path: str | None = None
     freeze_backbone: bool = False
     freeze_norm: bool = False

@@ -1,0 +1,37 @@
+"""From one value a position to one value a micro-batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def masked_mean(values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Weighted mean over samples of the mean over valid positions; 0 where all weights are 0.
+
+    Args:
+        values: ``[B]`` or ``[B, h, w]``.
+        weight: ``[B]``, 0 for a sample that proved unreadable.
+        valid: ``[B, h, w]`` in [0, 1], or None.
+    """
+    if values.ndim > 1:
+        if valid is None:
+            values = values.flatten(1).mean(1)
+        else:
+            values = (values * valid).flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1e-6)
+    # where, not a product: a dead sample's value may be anything.
+    values = torch.where(weight > 0, values, torch.zeros_like(values))
+    return (values * weight).sum() / weight.sum().clamp(min=1e-6)
+
+
+def to_grid(spatial: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Resize a map ``[B, H, W, D]`` to ``[B, h, w, D]``: averaged where it shrinks, bilinear where it grows.
+
+    Both maps show the same crop, so positions correspond by scale alone.
+    """
+    if tuple(spatial.shape[1:3]) == grid:
+        return spatial
+    nchw = spatial.permute(0, 3, 1, 2)
+    if spatial.shape[1] >= grid[0] and spatial.shape[2] >= grid[1]:
+        return F.adaptive_avg_pool2d(nchw, grid).permute(0, 2, 3, 1)
+    return F.interpolate(nchw, size=grid, mode="bilinear", align_corners=False).permute(0, 2, 3, 1)

@@ -1,0 +1,80 @@
+"""A student on disk: ``student.safetensors`` and ``heads.safetensors``, with the architecture in their metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+
+from radioplat.errors import WeightsError
+from radioplat.models.student import Student, StudentArchitecture
+
+STUDENT_FILE, HEADS_FILE = "student.safetensors", "heads.safetensors"
+_KEY = "radioplat.student"
+
+
+def save_student(student: Student, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write fp32 ``tensors`` (names as in ``student.state_dict()``) into ``folder``."""
+    heads = {k: v.float().contiguous() for k, v in tensors.items() if k.startswith("heads.")}
+    body = {k: (v.float() if v.is_floating_point() else v).contiguous() for k, v in tensors.items() if not k.startswith("heads.")}
+    metadata = {_KEY: student.architecture.to_json(), "format": "pt"}
+    save_file(body, folder / STUDENT_FILE, metadata)
+    save_file(heads, folder / HEADS_FILE, metadata)
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether ``path`` is a folder that :func:`load_student` can open."""
+    return (Path(path) / STUDENT_FILE).is_file()
+
+
+def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
+    """The architecture a checkpoint folder was saved with.
+
+    Raises:
+        WeightsError: ``path`` is not such a folder.
+    """
+    file = Path(path) / STUDENT_FILE
+    if not file.is_file():
+        raise WeightsError(f"{path} is not a checkpoint folder (it holds no {STUDENT_FILE})", where=where,
+                           hint="Give a model_epoch_... folder or the model_latest link.")
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            metadata = opened.metadata() or {}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise WeightsError(f"{file} is not a whole safetensors file: {error}", where=where) from None
+    if _KEY not in metadata:
+        raise WeightsError(f"{file} does not say which architecture it holds", where=where)
+    return StudentArchitecture.from_json(metadata[_KEY])
+
+
+def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint folder, backbone and heads, fp32."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name in (STUDENT_FILE, HEADS_FILE):
+        try:
+            tensors.update(load_file(Path(path) / name))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise WeightsError(f"{Path(path) / name} cannot be read: {error}", where=where) from None
+    return tensors
+
+
+def load_student(path: str | Path, where: str = "") -> Student:
+    """Open a trained student.
+
+    Args:
+        path: a checkpoint folder (``results/distill/model_latest``).
+
+    Returns:
+        The student in fp32 and evaluation mode, on the CPU.
+
+    Raises:
+        WeightsError: the folder is no checkpoint, or is torn.
+    """
+    student = Student(read_architecture(path, where))
+    tensors = read_tensors(path, where)
+    missing, unexpected = student.load_state_dict(tensors, strict=False)
+    if missing or unexpected:
+        raise WeightsError(f"{path} does not match its own architecture (missing {missing[:3]}, left over {unexpected[:3]})", where=where)
+    return student.eval()

@@ -1,0 +1,82 @@
+"""TAO's backbone names and timm's, through one table."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import timm
+
+from radioplat.errors import SpecError
+
+# Width, depth and heads of the ViT sizes (ViT paper, table 1; DeiT for tiny and small; So400m from SigLIP).
+VIT_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": dict(embed_dim=192, depth=12, num_heads=3),
+    "small": dict(embed_dim=384, depth=12, num_heads=6),
+    "base": dict(embed_dim=768, depth=12, num_heads=12),
+    "large": dict(embed_dim=1024, depth=24, num_heads=16),
+    "so400m": dict(embed_dim=1152, depth=27, num_heads=16, mlp_ratio=4304 / 1152),
+    "huge": dict(embed_dim=1280, depth=32, num_heads=16),
+    "giant": dict(embed_dim=1536, depth=40, num_heads=24),
+}
+
+_RADIO = re.compile(r"(?:c_)?radio(?:_v\d(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)(?:_reg(?P<reg>\d+))?(?:_dinov2)?")
+
+# TAO's spelling -> timm's, tried in order.
+_RENAMES: list[tuple[str, str]] = [
+    (r"vit_l_14_siglip_clipa_(\d+)", "vit_large_patch14_clip_224"),
+    (r"vit_h_14_siglip_clipa_(\d+)", "vit_huge_patch14_clip_224"),
+    (r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2(_swiglu)?", r"vit_\1_patch14_\2dinov2"),
+    (r"resnet_(\d+)", r"resnet\1"),
+    (r"gc_vit_(xxtiny|xtiny|tiny|small|base)", r"gcvit_\1"),
+    (r"swin_(tiny|small)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
+    (r"swin_(base|large)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
+    (r"hiera_(tiny|small|base|base_plus|large|huge)_224", r"hiera_\1_224"),
+]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A backbone's structure.
+
+    Attributes:
+        radio: True for a RADIO ViT (patch generator, class token per teacher, registers), else a timm model.
+        name: the timm model name; for a RADIO ViT the name as the spec gave it.
+        kwargs: constructor arguments.
+    """
+
+    radio: bool
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model.backbone.type") -> Architecture:
+    """Find the architecture that ``name`` (TAO's or timm's) stands for.
+
+    Raises:
+        SpecError: nothing has that name; the hint lists the nearest that exist.
+    """
+    kwargs = dict(kwargs or {})
+    if radio := _RADIO.fullmatch(name):
+        size = radio["size"]
+        if size not in VIT_SIZES:
+            raise SpecError(f"no ViT size {size!r} in {name!r}", where=where, hint=f"Sizes: {', '.join(VIT_SIZES)}.")
+        implied: dict[str, Any] = {**VIT_SIZES[size], "patch_size": int(radio["patch"])}
+        if radio["reg"]:
+            implied["num_registers"] = int(radio["reg"])
+        return Architecture(True, name, {**implied, **kwargs})
+    for pattern, replacement in _RENAMES:
+        match = re.fullmatch(pattern, name)
+        if match:
+            target = re.sub(r"\\(\d)", lambda g: match[int(g[1])] or "", replacement)
+            if timm.is_model(target):
+                return Architecture(False, target, kwargs)
+    if timm.is_model(name.split(".")[0]):
+        return Architecture(False, name.split(".")[0], kwargs)
+    near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.4)
+    raise SpecError(
+        f"no backbone is called {name!r}", where=where,
+        hint=f"Nearest available: {', '.join(near)}." if near else "Any timm model name works, see timm.list_models().",
+    )

@@ -1,0 +1,72 @@
+"""The RADIO ViT: timm's transformer blocks behind a patch generator with a class token for each teacher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from radioplat.errors import SpecError
+from radioplat.models.features import Features
+from radioplat.models.patch_generator import PatchGenerator
+
+DEFAULT_REGISTER_MULTIPLE = 8  # tokens before the patches, when nothing else is asked for
+
+
+class RadioViT(nn.Module):
+    """A ViT student (AM-RADIO, Ranzinger et al. 2024).
+
+    Args:
+        num_class_tokens: one for each distinct teacher, at least 1.
+        cpe_max_size: side in pixels of the position table.
+        num_registers: registers after the class tokens; None: enough to make both a multiple of ``register_multiple``.
+        kwargs: ``embed_dim, depth, num_heads, patch_size, mlp_ratio, drop_path_rate, ...`` as timm's VisionTransformer.
+    """
+
+    def __init__(
+        self,
+        *,
+        patch_size: int,
+        num_class_tokens: int,
+        cpe_max_size: int,
+        num_registers: int | None = None,
+        register_multiple: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if num_registers is None:
+            num_registers = -num_class_tokens % (register_multiple or DEFAULT_REGISTER_MULTIPLE)
+        try:
+            vit = VisionTransformer(
+                img_size=patch_size, patch_size=patch_size, class_token=False, pos_embed="none", num_classes=0,
+                global_pool="", **kwargs,
+            )
+        except (TypeError, AssertionError) as error:
+            raise SpecError(f"cannot build this ViT: {error}", where="model.backbone.kwargs") from None
+        self.blocks, self.norm = vit.blocks, vit.norm
+        self.patch_generator = PatchGenerator(patch_size, vit.embed_dim, cpe_max_size, num_class_tokens, num_registers)
+        self.summary_dim = num_class_tokens * vit.embed_dim
+        self.token_dim = self.spatial_dim = vit.embed_dim
+        self.stride = patch_size
+        self.grad_checkpointing = False
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in backward instead of keeping its activations."""
+        self.grad_checkpointing = enable
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
+        """Normalised ``[B, 3, H, W]`` to summary ``[B, T*D]``, spatial ``[B, H/p, W/p, D]`` and ``tokens [B, T, D]``."""
+        tokens = self.patch_generator(images)
+        for block in self.blocks:
+            if self.grad_checkpointing and self.training:
+                tokens = torch.utils.checkpoint.checkpoint(block, tokens, use_reentrant=False)
+            else:
+                tokens = block(tokens)
+        tokens = self.norm(tokens)
+        classes = tokens[:, : self.patch_generator.num_class_tokens]
+        patches = tokens[:, self.patch_generator.num_prefix :]
+        h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
+        spatial = patches.reshape(len(images), h, w, -1) if "spatial" in wanted else None
+        return Features(classes.flatten(1), spatial, {"tokens": classes})

@@ -1,0 +1,116 @@
+"""Local weights, read without running anything: safetensors, or pickles of tensors and ``argparse.Namespace`` only."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from radioplat.errors import WeightsError
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
+
+
+def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
+    """Read the tensors of a checkpoint.
+
+    Args:
+        path: a ``.safetensors``, ``.pth`` or ``.pt`` file, or a radioplat checkpoint folder.
+        where: the spec field that named the path, for messages.
+
+    Returns:
+        Tensors by name, wrappers (``state_dict``, ``model``) opened and a ``module.`` prefix removed.
+
+    Raises:
+        WeightsError: the file is missing, torn, holds anything but tensors, or a tensor has a NaN or infinity.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "student.safetensors"
+    if not path.exists():
+        raise WeightsError(f"no such file: {path}", where=where, hint="Give the path of local weights; nothing is downloaded.")
+    tensors = _read_safetensors(path, where) if path.suffix == ".safetensors" else _read_pickle(path, where)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(
+                f"{path}: tensor {name!r} holds NaN or infinite values", where=where, hint="Take an earlier checkpoint."
+            )
+    return tensors
+
+
+def _read_safetensors(path: Path, where: str) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"{path} is not a whole safetensors file: {error}", where=where) from None
+
+
+def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"the class {named[1]}" if named else "something other than tensors"
+        raise WeightsError(
+            f"{path} holds {what}, which would run code when loaded", where=where,
+            hint="Save only tensors: torch.save(model.state_dict(), path), or a .safetensors file.",
+        ) from None
+    except Exception as error:  # torch raises RuntimeError, EOFError, OSError, KeyError... for what is no checkpoint
+        raise WeightsError(f"{path} is not a whole checkpoint: {str(error).splitlines()[0]}", where=where) from None
+    while isinstance(content, dict) and not any(isinstance(v, torch.Tensor) for v in content.values()):
+        inner = next((content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} holds a {type(content).__name__}, not tensors by name", where=where)
+    tensors = {k.removeprefix("module."): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+    if not tensors:
+        raise WeightsError(f"{path} holds no tensors", where=where)
+    return tensors
+
+
+def load_into(
+    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str, ignore: tuple[str, ...] = ()
+) -> None:
+    """Copy ``tensors`` into ``module``; every name and shape must fit.
+
+    Args:
+        ignore: prefixes of tensors that may be left over (a classifier that a backbone has no use for).
+
+    Raises:
+        WeightsError: tensors are missing, left over or of another shape; the first few of each are named.
+    """
+    own = module.state_dict()
+    # A checkpoint of a larger model often holds the backbone under one prefix.
+    if own and not set(own) & set(tensors):
+        for prefix in ("backbone.", "model.", "encoder.", "model.backbone."):
+            stripped = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            if set(own) & set(stripped):
+                tensors = stripped
+                break
+    missing = [k for k in own if k not in tensors]
+    extra = [k for k in tensors if k not in own and not k.startswith(ignore or ("\0",))]
+    shapes = [
+        f"{k} is {list(tensors[k].shape)} there and {list(own[k].shape)} here"
+        for k in own
+        if k in tensors and tensors[k].shape != own[k].shape
+    ]
+    if missing or extra or shapes:
+        parts = [f"{what}: {_few(names)}" for what, names in (("missing", missing), ("left over", extra), ("shapes", shapes)) if names]
+        raise WeightsError(
+            f"{path} does not fit the architecture ({'; '.join(parts)})", where=where,
+            hint="Check that backbone.type and its kwargs are what the weights were trained as.",
+        )
+    module.load_state_dict({k: v for k, v in tensors.items() if k in own})
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
