@@ -1,0 +1,57 @@
+# Two commands matter: `make quickstart` and `make test`. Each makes .venv first; the second time that costs nothing.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.PHONY: quickstart test lint proof clean distclean
+
+VENV := .venv
+STAMP := $(VENV)/.installed
+# Present from the first byte of an installation to its last: with it and no stamp, .venv is half-finished.
+UNFINISHED := $(VENV)/.installing
+
+# Run for real: a pyenv shim can be on the PATH and still not run, and Debian's python3 may lack ensurepip.
+USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+	if $$p -c '$(USABLE)' >/dev/null 2>&1; then command -v $$p; break; fi; done)
+
+# The tests start several processes each; on a small machine more threads a process only get in each other's way.
+THREADS ?= 1
+RUN := OMP_NUM_THREADS=$(THREADS)
+PYTEST_ARGS ?=
+
+quickstart: $(STAMP)
+	$(VENV)/bin/radioplat quickstart
+
+test: lint
+	$(RUN) $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+
+# Long measurements and chaos tests, marked `proof`.
+proof: $(STAMP)
+	$(RUN) $(VENV)/bin/python -m pytest -m proof $(PYTEST_ARGS)
+
+$(STAMP): pyproject.toml constraints.txt
+	@python="$(PYTHON)"
+	if [[ -z "$$python" ]] || ! "$$python" -c '$(USABLE)'; then
+		echo "No usable Python 3.11 or 3.12 (with ensurepip)$${python:+ at $$python}." >&2
+		echo "Install one (on Debian also python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2
+		exit 1
+	fi
+	if [[ -e $(UNFINISHED) && ! -e $(STAMP) ]] || ! $(VENV)/bin/python -m pip --version >/dev/null 2>&1; then
+		echo "Making $(VENV) with $$python"
+		"$$python" -m venv --clear $(VENV)
+	fi
+	touch $(UNFINISHED)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[engine,quickstart,test]'
+	rm -f $(UNFINISHED)
+	touch $@
+
+clean:
+	rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .hypothesis
+	find radioplat tests jobs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

