@@ -1,0 +1,144 @@
+"""Size and format of an image from its first bytes; no pixel is decoded."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import BinaryIO, NamedTuple
+
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "gif", "webp", "bmp", "tiff", "img"})
+
+# Formats are told by content, never by name, and only these are opened: Pillow knows some that run other programs.
+_MAGIC = (
+    (b"\xff\xd8\xff", JpegImageFile),
+    (b"\x89PNG\r\n\x1a\n", PngImageFile),
+    (b"GIF87a", GifImageFile),
+    (b"GIF89a", GifImageFile),
+    (b"BM", BmpImageFile),
+    (b"II*\0", TiffImageFile),
+    (b"MM\0*", TiffImageFile),
+    (b"II+\0", TiffImageFile),
+    (b"MM\0+", TiffImageFile),
+)
+_ORIENTATION = 274  # EXIF tag
+
+
+class ImageHeader(NamedTuple):
+    """What the header says.
+
+    Attributes:
+        width, height: pixels, after the EXIF orientation is applied.
+        format: ``JPEG``, ``PNG``, ``GIF``, ``WEBP``, ``BMP`` or ``TIFF``.
+        orientation: EXIF orientation, 1 to 8, still to be applied to what a decoder returns.
+    """
+
+    width: int
+    height: int
+    format: str
+    orientation: int = 1
+
+
+def image_header(data: bytes | BinaryIO) -> ImageHeader | None:
+    """Read the header of one image, or return None if the content is no image in a known format.
+
+    Args:
+        data: the image, or a seekable stream of which only what is needed is read.
+    """
+    stream = io.BytesIO(data) if isinstance(data, bytes) else data
+    try:
+        # Pillow reads a WebP whole and makes a decoder with its canvas before it can tell the size.
+        if _is_webp(stream):
+            return _webp_header(stream)
+        image = open_lazily(stream)
+        if image is None:
+            return None
+        turn = 1 if image.format == "TIFF" else _orientation(image)  # Pillow itself turns a TIFF, size and pixels
+        width, height = image.size if turn < 5 else image.size[::-1]
+        return ImageHeader(width, height, str(image.format), turn)
+    except Exception:  # a damaged header can make a parser fail in any way; each means the same to us
+        return None
+
+
+def open_lazily(stream: BinaryIO) -> Image.Image | None:
+    """Pillow's image over ``stream`` before any pixel is decoded, or None if the format is unknown.
+
+    As `PIL.Image.open`, but without its check of the size, which warns or raises by a process-wide setting: a size
+    beyond our own limit is the filter's to reject.
+
+    Raises:
+        Exception: of any kind, if the header is damaged.
+    """
+    start = stream.read(12)
+    stream.seek(0)
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return WebPImageFile(stream)
+    for magic, kind in _MAGIC:
+        if start.startswith(magic):
+            return kind(stream)
+    return None
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 if there is none. `Image.getexif` would decode a PNG to look behind its pixels."""
+    block = image.info.get("exif")
+    return _exif_orientation(block) if isinstance(block, bytes) else 1
+
+
+def _exif_orientation(block: bytes) -> int:
+    try:
+        exif = Image.Exif()
+        exif.load(block)
+        value = exif.get(_ORIENTATION)
+    except Exception:  # a damaged EXIF block does not make the picture worse
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _is_webp(stream: BinaryIO) -> bool:
+    start = stream.read(12)
+    stream.seek(0)
+    return start[:4] == b"RIFF" and start[8:12] == b"WEBP"
+
+
+def _webp_header(stream: BinaryIO) -> ImageHeader | None:
+    """Canvas size from the first chunk: RFC 9649, sections 2.5 to 2.7."""
+    head = stream.read(30)
+    if len(head) < 30:
+        return None
+    chunk, turn = head[12:16], 1
+    if chunk == b"VP8X":
+        width = 1 + int.from_bytes(head[24:27], "little")
+        height = 1 + int.from_bytes(head[27:30], "little")
+        if head[20] & 0x08:
+            turn = _exif_orientation(_webp_chunk(stream, b"EXIF"))
+    elif chunk == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
+        width, height = (n & 0x3FFF for n in struct.unpack("<HH", head[26:30]))
+    elif chunk == b"VP8L" and head[20] == 0x2F:
+        bits = int.from_bytes(head[21:25], "little")
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    else:
+        return None
+    if turn >= 5:
+        width, height = height, width
+    return ImageHeader(width, height, "WEBP", turn)
+
+
+def _webp_chunk(stream: BinaryIO, name: bytes) -> bytes:
+    place = 12
+    while True:
+        stream.seek(place)
+        head = stream.read(8)
+        if len(head) < 8:
+            return b""
+        length = int.from_bytes(head[4:], "little")
+        if head[:4] == name:
+            return stream.read(length)
+        place += 8 + length + length % 2  # chunks are padded to even lengths

@@ -1,0 +1,202 @@
+"""What was consumed, and what was not and why: Parquet files in the run's folder, judged after the run.
+
+Ids come from the batches that reached backward, never from the order: the ledger is what the order is checked against.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from radioplat.data.batch import Batch
+from radioplat.data.shard_index import ShardIndex
+
+CONSUMED_SCHEMA = pa.schema(
+    [
+        ("attempt", pa.int32()),
+        ("step", pa.int64()),  # global step
+        ("rank", pa.int32()),
+        ("position", pa.int64()),
+        ("id", pa.int64()),
+        ("checksum", pa.int64()),  # crc32 of the sample's pixels in the first view
+    ]
+)
+REJECTED_SCHEMA = pa.schema([*list(CONSUMED_SCHEMA)[:-1], ("reason", pa.large_string())])
+REJECTS_SCHEMA = pa.schema(
+    [("id", pa.int64()), *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail"))]
+)
+_FLUSH_ROWS = 100_000
+
+
+def checksums(batch: Batch) -> np.ndarray:
+    """crc32 of each sample's pixels in the first view: int64 ``[B]``."""
+    pixels = next(iter(batch.views.values())).pixels
+    return np.array([zlib.crc32(np.ascontiguousarray(image).data) for image in pixels], np.int64)
+
+
+class Ledger:
+    """One writer: what ``rank`` consumed and rejected during ``attempt``. Rows are on disk after :meth:`flush`.
+
+    Args:
+        directory: of the run's ledger; made if missing.
+        rank: of this worker, also part of the file names.
+        attempt: counts the starts of the run's worker group.
+    """
+
+    def __init__(self, directory: str | Path, rank: int, attempt: int) -> None:
+        self._directory = Path(directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._rank, self._attempt = rank, attempt
+        self._consumed: list[pa.Table] = []
+        self._rejected: list[pa.Table] = []
+        self._rows = 0
+
+    def record(self, step: int, batch: Batch, rank: int | None = None) -> None:
+        """Write down a batch that reached backward, samples of weight 0 in both books. Padding leaves no trace."""
+        if batch.grain < 0:
+            return
+        rank = self._rank if rank is None else rank
+        self.consumed(step, rank, batch.position, batch.sample_id, checksums(batch))
+        bad = np.flatnonzero(batch.weight == 0)
+        if len(bad):
+            reasons = [batch.faults.get(int(i), "") for i in batch.sample_id[bad]]
+            self.rejected(step, rank, batch.position[bad], batch.sample_id[bad], reasons)
+
+    def consumed(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, checksum: np.ndarray) -> None:
+        """Samples that reached backward at global step ``step``; all arrays ``[B]``."""
+        self._add(self._consumed, CONSUMED_SCHEMA, step, rank, positions, ids, checksum)
+
+    def rejected(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, reasons: Sequence[str]) -> None:
+        """Samples that proved unusable at run time, with the reason of each."""
+        self._add(self._rejected, REJECTED_SCHEMA, step, rank, positions, ids, reasons)
+
+    def flush(self) -> None:
+        """Put all rows on disk; call it before a checkpoint is committed."""
+        for kind, parts in (("consumed", self._consumed), ("rejected", self._rejected)):
+            if parts:
+                _write(pa.concat_tables(parts), self._new_path(kind))
+                parts.clear()
+        self._rows = 0
+
+    def _add(self, book: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence) -> None:
+        count = len(columns[0])
+        fixed = [np.full(count, value) for value in (self._attempt, step, rank)]
+        arrays = [pa.array(c, f.type) for c, f in zip([*fixed, *columns], schema, strict=True)]
+        book.append(pa.table(arrays, schema=schema))
+        self._rows += count
+        if self._rows >= _FLUSH_ROWS:
+            self.flush()
+
+    def _new_path(self, kind: str) -> Path:
+        stem = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}"
+        taken = [int(p.stem.rpartition("-")[2]) for p in self._directory.glob(f"{stem}-*.parquet")]
+        return self._directory / f"{stem}-{max(taken, default=-1) + 1:06d}.parquet"
+
+
+def write_rejects(
+    directory: str | Path, index: ShardIndex, reasons: np.ndarray, faults: pa.Table | None = None
+) -> None:
+    """Write ``rejects.parquet``: each row of the index that a filter rejected, and each fault of the scan, once.
+
+    Args:
+        directory: of the run's ledger; made if missing.
+        index: of ``N`` rows.
+        reasons: object ``[N]`` from :func:`radioplat.data.filters.reject_reasons`, ``""`` where kept.
+        faults: default: the index's own.
+    """
+    faults = index.faults if faults is None else faults
+    rows = np.flatnonzero(reasons != "")
+    paths = pa.array(index.shard_paths, pa.large_string())
+    size = [f"{w}x{h}" for w, h in zip(index.width[rows].tolist(), index.height[rows].tolist(), strict=True)]
+    shard, key = paths.take(pa.array(index.shard[rows])), index.samples["key"].take(pa.array(rows))
+    filtered = [rows, shard, key, reasons[rows], size]
+    found = [np.full(len(faults), -1), *(faults[name] for name in ("shard", "key", "reason", "detail"))]
+    tables = [
+        pa.table([c if isinstance(c, pa.ChunkedArray) else pa.array(c, f.type)
+                  for c, f in zip(columns, REJECTS_SCHEMA, strict=True)], schema=REJECTS_SCHEMA)
+        for columns in (filtered, found)
+    ]  # fmt: skip
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    _write(pa.concat_tables(tables), Path(directory) / "rejects.parquet")
+
+
+def read_consumed(directory: str | Path) -> pa.Table:
+    """Every row that any worker wrote, by attempt, step and position; replayed steps are still in it."""
+    order = [(name, "ascending") for name in ("attempt", "step", "position")]
+    return _read(directory, "consumed", CONSUMED_SCHEMA).sort_by(order)
+
+
+def read_rejected(directory: str | Path) -> pa.Table:
+    """Every sample that proved unusable at run time."""
+    return _read(directory, "rejected", REJECTED_SCHEMA)
+
+
+def effective(consumed: pa.Table, final_step: int | None = None) -> pa.Table:
+    """The rows that led to the final checkpoint: of each step up to ``final_step``, those of its last attempt."""
+    if final_step is not None:
+        consumed = consumed.filter(pc.less_equal(consumed["step"], final_step))
+    last = consumed.group_by("step").aggregate([("attempt", "max")])
+    latest = dict(zip(last["step"].to_pylist(), last["attempt_max"].to_pylist(), strict=True))
+    steps, attempts = consumed["step"].to_numpy(), consumed["attempt"].to_numpy()
+    return consumed.filter(pa.array(np.array([latest[s] for s in steps.tolist()], np.int64) == attempts, pa.bool_()))
+
+
+@dataclass(frozen=True)
+class LedgerSummary:
+    """The ledger in numbers.
+
+    Attributes:
+        consumed: samples that led to the final checkpoint.
+        replayed: samples of steps that were run again or left behind.
+        repeated: positions that stand more than once among the consumed; 0 in a sound run.
+        missing: positions between the first and the last consumed that no row holds; 0 in a sound run.
+        rejected: samples that never entered the order, by reason.
+        unreadable: samples that proved unusable at run time, by the reason's first word.
+    """
+
+    consumed: int
+    replayed: int
+    repeated: int
+    missing: int
+    rejected: dict[str, int]
+    unreadable: dict[str, int]
+
+
+def summary(directory: str | Path, final_step: int | None = None) -> LedgerSummary:
+    """Sum up the ledger of a run whose final checkpoint is at ``final_step`` (default: the last step written)."""
+    everything = read_consumed(directory)
+    rows = effective(everything, final_step)
+    position = rows["position"].to_numpy()
+    distinct = np.unique(position)
+    rejects = Path(directory) / "rejects.parquet"
+    reasons = pq.read_table(rejects)["reason"].to_pylist() if rejects.exists() else []
+    bad = read_rejected(directory)
+    bad_once = dict(zip(bad["id"].to_pylist(), bad["reason"].to_pylist(), strict=True))
+    return LedgerSummary(
+        consumed=len(rows),
+        replayed=len(everything) - len(rows),
+        repeated=len(position) - len(distinct),
+        missing=int(distinct[-1] - distinct[0] + 1 - len(distinct)) if len(distinct) else 0,
+        rejected=dict(Counter(reasons)),
+        unreadable=dict(Counter(reason.partition(":")[0] for reason in bad_once.values())),
+    )
+
+
+def _read(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:
+    files = sorted(Path(directory).glob(f"{kind}-a*.parquet"))
+    return pa.concat_tables([pq.read_table(f, schema=schema) for f in files]) if files else schema.empty_table()
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(table, aside)
+    os.replace(aside, path)

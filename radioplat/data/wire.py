@@ -1,0 +1,97 @@
+"""A batch as an Arrow table of exactly one row, so that Ray Data can never cut a grain; and back without a copy.
+
+The schema is the same whatever the views, because views change from grain to grain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from radioplat.data.batch import Batch, View
+
+_BLOBS = pa.list_(pa.large_binary())
+SCHEMA = pa.schema(
+    [
+        ("grain", pa.int64()),
+        ("sample_id", pa.list_(pa.int64())),
+        ("position", pa.list_(pa.int64())),
+        ("weight", pa.list_(pa.float32())),
+        ("label", pa.list_(pa.int64())),
+        ("fault_id", pa.list_(pa.int64())),
+        ("fault_reason", pa.list_(pa.string())),
+        ("view", pa.list_(pa.string())),
+        ("height", pa.list_(pa.int32())),
+        ("width", pa.list_(pa.int32())),
+        ("pixels", _BLOBS),  # uint8 [B, 3, H, W]
+        ("homography", _BLOBS),  # float32 [B, 3, 3]
+        ("valid", _BLOBS),  # bool [B, H, W], or null
+    ]
+)
+
+
+def batch_to_table(batch: Batch) -> pa.Table:
+    """One row of :data:`SCHEMA`."""
+    views = list(batch.views.values())
+    columns = {
+        "grain": pa.array([batch.grain], pa.int64()),
+        "sample_id": _numbers(batch.sample_id, np.int64),
+        "position": _numbers(batch.position, np.int64),
+        "weight": _numbers(batch.weight, np.float32),
+        "label": _numbers(batch.label, np.int64),
+        "fault_id": [list(batch.faults)],
+        "fault_reason": [list(batch.faults.values())],
+        "view": [list(batch.views)],
+        "height": [[v.pixels.shape[2] for v in views]],
+        "width": [[v.pixels.shape[3] for v in views]],
+        "pixels": [[_bytes(v.pixels, np.uint8) for v in views]],
+        "homography": [[_bytes(v.homography, np.float32) for v in views]],
+        "valid": [[None if v.valid is None else _bytes(v.valid, np.bool_) for v in views]],
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+def table_to_batch(table: pa.Table) -> Batch:
+    """The batch of a one-row table; its arrays are read-only views of the table's memory.
+
+    Raises:
+        ValueError: the table has another number of rows.
+    """
+    if table.num_rows != 1:
+        raise ValueError(f"a grain is one row, not {table.num_rows}")
+    row = {name: table.column(name)[0] for name in SCHEMA.names}
+    ids = row["sample_id"].values.to_numpy()
+    count = len(ids)
+    views = {}
+    for i, name in enumerate(row["view"].as_py()):
+        height, width = row["height"][i].as_py(), row["width"][i].as_py()
+        valid = row["valid"].values[i]
+        views[name] = View(
+            _array(row["pixels"].values[i], np.uint8, (count, 3, height, width)),
+            _array(row["homography"].values[i], np.float32, (count, 3, 3)),
+            _array(valid, np.bool_, (count, height, width)) if valid.is_valid else None,
+        )
+    return Batch(
+        row["grain"].as_py(),
+        views,
+        ids,
+        row["position"].values.to_numpy(),
+        row["weight"].values.to_numpy(),
+        row["label"].values.to_numpy(),
+        dict(zip(row["fault_id"].as_py(), row["fault_reason"].as_py(), strict=True)),
+    )
+
+
+def _numbers(values: np.ndarray, dtype: type) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values, dtype))
+    return pa.ListArray.from_arrays(pa.array([0, len(flat)], pa.int32()), flat)
+
+
+def _bytes(values: np.ndarray, dtype: type) -> memoryview:
+    return memoryview(np.ascontiguousarray(values, dtype).reshape(-1).view(np.uint8))
+
+
+def _array(blob: pa.Scalar, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.frombuffer(blob.as_buffer(), dtype).reshape(shape)
+    array.flags.writeable = False  # as it is when it comes through Ray: local mode must not allow more
+    return array

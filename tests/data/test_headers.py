@@ -1,0 +1,65 @@
+"""Sizes from headers, without decoding."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import pytest
+from PIL import Image
+
+from radioplat.data.headers import image_header
+
+
+class Counting(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    taken = 0
+
+    def read(self, *args):
+        data = super().read(*args)
+        self.taken += len(data)
+        return data
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_the_size_of_each_format(photo, format):
+    header = image_header(photo(70, 50, format))
+    assert (header.width, header.height, header.format) == (70, 50, format)
+
+
+def test_lossless_webp_and_webp_with_alpha(photo):
+    assert image_header(photo(70, 50, "WEBP", lossless=True))[:2] == (70, 50)
+    assert image_header(photo(70, 50, "WEBP", mode="RGBA"))[:2] == (70, 50)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_the_size_is_that_of_the_upright_image(photo, format, orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    header = image_header(photo(70, 50, format, exif=exif.tobytes()))
+    assert (header.width, header.height) == ((50, 70) if orientation >= 5 else (70, 50))
+
+
+def test_a_bomb_is_measured_without_a_warning(bomb_png):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert image_header(bomb_png) == (30_000, 30_000, "PNG", 1)
+
+
+def test_no_pixels_are_read(photo):
+    for format in ("JPEG", "PNG", "WEBP", "BMP"):
+        stream = Counting(photo(800, 600, format))
+        assert image_header(stream)[:2] == (800, 600)
+        assert stream.taken < 4096, format
+
+
+@pytest.mark.parametrize("data", [b"", b"some text", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"%!PS-Adobe EPSF", b"BM"])
+def test_what_is_no_image_is_none(data):
+    assert image_header(data) is None
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_damaged_exif_does_not_hide_the_size(photo):
+    assert image_header(photo(70, 50, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"))[:2] == (70, 50)
