@@ -1,0 +1,81 @@
+"""Progress of a run's steps: a bar on a terminal, one plain line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class StepProgress:
+    """Shows step, loss, images a second and the time left. Use as a context manager.
+
+    Args:
+        total: steps of the whole run.
+        start: steps done before (a resumed run).
+        label: what is running, e.g. ``distill``.
+        every: seconds between lines where ``stream`` is no terminal (the logs of a Ray job).
+        stream: default ``sys.stderr``.
+    """
+
+    def __init__(
+        self, total: int, *, start: int = 0, label: str = "distill", every: float = 10.0, stream: TextIO | None = None
+    ) -> None:
+        self._total, self._first, self._label, self._every = total, start, label, every
+        self._stream = stream if stream is not None else sys.stderr
+        self._began = time.monotonic()
+        self._spoke = float("-inf")
+        self._step = start
+        self._line = ""
+        self._bar: Progress | None = None
+        if self._stream.isatty():
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("{task.fields[line]}"), console=Console(file=self._stream),
+            )
+            self._task = self._bar.add_task(label, total=total, completed=start, line="")
+
+    def update(
+        self, step: int, *, loss: float | None = None, images_per_s: float | None = None, note: str = ""
+    ) -> None:
+        """Say that ``step`` steps of the run are done."""
+        self._step = step
+        parts = [] if loss is None else [f"loss {loss:.4f}"]
+        if images_per_s is not None:
+            parts.append(f"{images_per_s:.1f} images/s")
+        if (left := self._left()) is not None:
+            parts.append(f"{_clock(left)} left")
+        self._line = "  ".join([*parts, note] if note else parts)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, line=self._line)
+        elif time.monotonic() - self._spoke >= self._every or step >= self._total:
+            self._say()
+
+    def __enter__(self) -> StepProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._line:
+            self._say()  # the last known state, also where the run broke off
+
+    def _left(self) -> float | None:
+        done = self._step - self._first
+        elapsed = time.monotonic() - self._began
+        return elapsed / done * (self._total - self._step) if done > 0 and self._step < self._total else None
+
+    def _say(self) -> None:
+        print(f"{self._label}: step {self._step}/{self._total}  {self._line}", file=self._stream, flush=True)
+        self._spoke, self._line = time.monotonic(), ""
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

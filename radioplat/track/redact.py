@@ -1,0 +1,42 @@
+"""Keeps secrets out of everything a run writes: status lines, W&B configs, reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "(secret)"  # a plain YAML scalar: a masked spec still parses
+_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+# Shorter values ("1", "true", "auto") are switches, not secrets, and would blank out ordinary words.
+_SHORTEST_SECRET = 8
+
+
+def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """Replace each value of an environment variable named ``*_KEY``, ``*_TOKEN``, ``*_SECRET`` or ``*_PASSWORD``.
+
+    Args:
+        text: what is about to be written.
+        environ: variables to look at; default ``os.environ``, read at each call.
+
+    Returns:
+        ``text`` with ``(secret)`` in place of every such value of at least 8 characters.
+    """
+    environ = os.environ if environ is None else environ
+    secrets = {v for k, v in environ.items() if k.upper().endswith(_SECRET_ENDINGS) and len(v) >= _SHORTEST_SECRET}
+    for secret in sorted(secrets, key=len, reverse=True):  # a secret may contain a shorter one
+        text = text.replace(secret, MASK)
+    return text
+
+
+def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:
+    """Copy nested dicts and lists with every string redacted, and every field masked whose name says it is a secret."""
+    if isinstance(value, Mapping):
+        return {
+            key: MASK if isinstance(inner, str) and inner and str(key).upper().endswith(_SECRET_ENDINGS)
+            else redact_tree(inner, environ)
+            for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [redact_tree(inner, environ) for inner in value]
+    return redact(value, environ) if isinstance(value, str) else value
