@@ -1,0 +1,155 @@
+"""Pictures of what a model sees: the three main components of its spatial features as red, green and blue."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Rows that a basis is fitted on at most; more would not move three components and cost quadratically.
+_FIT_ROWS = 4096
+_ROBUST = (0.01, 0.99)
+
+
+@dataclass(frozen=True)
+class PcaBasis:
+    """Three principal axes of a feature space and the span of values that becomes 0..255.
+
+    Attributes:
+        mean: float32 ``[D]``.
+        axes: float32 ``[D, 3]``, orthonormal by falling variance, each with its largest component positive; zero
+            columns where the features have fewer than three directions.
+        low, high: float32 ``[3]``, the 1st and 99th percentile along each axis.
+    """
+
+    mean: Tensor
+    axes: Tensor
+    low: Tensor
+    high: Tensor
+
+    @staticmethod
+    def fit(maps: Tensor) -> PcaBasis:
+        """Fit on features ``[..., D]`` of all images that will be shown.
+
+        The signs are canonical, so that equal features give equal colours on every machine.
+        """
+        rows = _float_rows(maps)
+        rows = rows[:: math.ceil(len(rows) / _FIT_ROWS)]
+        mean = rows.mean(dim=0)
+        _, spread, axes = torch.linalg.svd(rows - mean, full_matrices=False)
+        kept = int((spread[:3] > 1e-6 * max(float(spread[0]), float(mean.norm()), 1e-30)).sum())
+        basis = rows.new_zeros(rows.shape[1], 3)
+        basis[:, :kept] = axes[:kept].T
+        largest = basis.abs().argmax(dim=0)
+        basis = basis * torch.where(basis.gather(0, largest[None]) < 0, -1.0, 1.0)
+        along = (rows - mean) @ basis
+        low, high = torch.quantile(along, along.new_tensor(_ROBUST), dim=0)
+        return PcaBasis(mean, basis, low, high)
+
+    def colours(self, maps: Tensor) -> np.ndarray:
+        """``[..., D]`` features as uint8 ``[..., 3]``; a component without any spread is mid-grey."""
+        along = (_float_rows(maps) - self.mean) @ self.axes
+        span = self.high - self.low
+        unit = torch.where(span > 0, (along - self.low) / span.clamp_min(1e-30), 0.5).clamp(0, 1)
+        return (unit * 255).round().to(torch.uint8).reshape(*maps.shape[:-1], 3).numpy()
+
+
+def pca_rgb(maps: Sequence[Tensor], size: int | None = None) -> list[np.ndarray]:
+    """Colour the spatial features of several models, each by its own basis fitted over all its images.
+
+    Args:
+        maps: one ``[N, H, W, D]`` a model, any float dtype; grids and widths may differ.
+        size: upscale (nearest, so that one position stays one square) to about this many pixels on the longer side.
+
+    Returns:
+        uint8 ``[N, h, w, 3]`` a model.
+    """
+    coloured = [PcaBasis.fit(each).colours(each) for each in maps]
+    return coloured if size is None else [_enlarge(each, size) for each in coloured]
+
+
+def pca_panel(
+    images: np.ndarray | Tensor,
+    maps: Mapping[str, Tensor],
+    same_space: Mapping[str, str] | None = None,
+) -> bytes:
+    """Images and the features of several models side by side: one row an image, one column a model.
+
+    A student's head lives in its teacher's space: with ``same_space`` it is drawn with the teacher's axes and the
+    teacher's span of values, so that equal colours are equal features.
+
+    Args:
+        images: uint8 ``[N, 3, H, W]``.
+        maps: ``[N, h, w, D]`` by column title, in the order of the columns.
+        same_space: column title to the title of the column whose colours it borrows, e.g.
+            ``{"student as clip": "clip"}``.
+
+    Returns:
+        A PNG.
+
+    Raises:
+        ValueError: a column has another number of images, or borrows from a column of another width.
+    """
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state
+
+    pixels = np.asarray(images).transpose(0, 2, 3, 1)
+    columns = {"image": pixels} | _columns(maps, same_space or {}, len(pixels))
+    aspect = pixels.shape[1] / pixels.shape[2]
+    cell, gap, head = 1.75, 0.06, 0.46
+    width = len(columns) * (cell + gap) + gap
+    height = len(pixels) * (cell * aspect + gap) + head
+    figure = Figure(figsize=(width, height), dpi=128, facecolor="white")
+    for c, (title, pictures) in enumerate(columns.items()):
+        left = (gap + c * (cell + gap)) / width
+        for r, picture in enumerate(pictures):
+            bottom = 1 - (head + (r + 1) * cell * aspect + r * gap) / height
+            axes = figure.add_axes((left, bottom, cell / width, cell * aspect / height))
+            smooth = "antialiased" if title == "image" else "nearest"
+            axes.imshow(picture, interpolation=smooth, aspect="auto")
+            axes.set_axis_off()
+        figure.text(
+            left + cell / width / 2, 1 - head / 2 / height, _wrapped(title), ha="center", va="center", fontsize=9,
+            color="#222222", linespacing=1.15,
+        )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _columns(maps: Mapping[str, Tensor], same_space: Mapping[str, str], count: int) -> dict[str, np.ndarray]:
+    bases: dict[str, PcaBasis] = {}
+    coloured = {}
+    for title, features in maps.items():
+        owner = same_space.get(title, title)
+        if len(features) != count or features.ndim != 4:
+            raise ValueError(f"column {title!r}: [{count}, H, W, D] expected, not {list(features.shape)}")
+        if features.shape[-1] != maps[owner].shape[-1]:
+            raise ValueError(f"columns {title!r} and {owner!r} differ in width, so they cannot share a space")
+        if owner not in bases:
+            bases[owner] = PcaBasis.fit(maps[owner])
+        coloured[title] = bases[owner].colours(features)
+    return coloured
+
+
+def _float_rows(maps: Tensor) -> Tensor:
+    """``[..., D]`` as float32 ``[R, D]`` on the CPU; what is not finite becomes 0, which shows as a flat patch."""
+    return maps.detach().to("cpu", torch.float32).flatten(0, -2).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _enlarge(pictures: np.ndarray, size: int) -> np.ndarray:
+    factor = max(1, round(size / max(pictures.shape[1:3])))
+    return pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+
+
+def _wrapped(title: str, width: int = 24) -> str:
+    """A long column title on two lines, broken at a space where there is one."""
+    if len(title) <= width:
+        return title
+    at = title.rfind(" ", 0, width)
+    first, rest = (title[:at], title[at + 1:]) if at > 0 else (title[:width], title[width:])
+    return f"{first}\n{rest if len(rest) <= width else rest[: width - 1] + chr(0x2026)}"
