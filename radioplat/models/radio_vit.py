@@ -50,6 +50,7 @@ class RadioViT(nn.Module):
         self.summary_dim = num_class_tokens * vit.embed_dim
         self.token_dim = self.spatial_dim = vit.embed_dim
         self.stride = patch_size
+        self.needs_multiple = True
         self.grad_checkpointing = False
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import timm
@@ -39,6 +38,8 @@ class TimmBackbone(nn.Module):
         self.summary_dim: int = getattr(self.model, "head_hidden_size", None) or self.model.num_features
         self.token_dim = self.summary_dim
         self.stride = _stride(self.model)
+        # A plain ViT cuts its input into whole patches; CNNs and hierarchical models pad.
+        self.needs_multiple = hasattr(self.model, "patch_embed") and hasattr(self.model, "blocks")
         self.classifier_prefix: tuple[str, ...] = _classifier(self.model)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -80,7 +81,3 @@ def _classifier(model: nn.Module) -> tuple[str, ...]:
     names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
-
-def takes_img_size(name: str) -> bool:
-    """Whether the model is built for one input size."""
-    return "img_size" in inspect.signature(timm.models.model_entrypoint(name)).parameters

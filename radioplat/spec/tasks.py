@@ -39,10 +39,12 @@ class ExportConfig:
     input_channel: int = 3
     input_width: int | None = None  # default: dataset.img_size
     input_height: int | None = None
-    opset_version: int = 18
+    opset_version: int = 18  # at least 18, and 22 for bf16; a lower one is raised
     batch_size: int = -1  # -1: dynamic
-    on_cpu: bool = True
-    verbose: bool = False
+    on_cpu: bool = True  # TAO's; the student is traced on the CPU either way
+    verbose: bool = False  # let torch's exporter print
+    # (+) fp32 | fp16 | bf16, what the file computes in; default: gen_trt_engine.tensorrt.data_type
+    data_type: str | None = None
     adaptors: list[str] = field(default_factory=list)  # (+) heads to export beside the backbone, by teacher name
 
 
@@ -50,8 +52,9 @@ class ExportConfig:
 class TensorRTConfig:
     """What the engine may use."""
 
-    data_type: str = "fp32"  # fp32 | fp16 | bf16
-    workspace_size: int = 1024  # MiB
+    data_type: str = "fp32"  # fp32 | fp16 | bf16; must be what the ONNX file is typed for
+    workspace_size: int = 1024  # MiB of scratch memory on the GPU
+    # the batches it accepts, and the one it is tuned for; of no effect on an ONNX file with a fixed batch
     min_batch_size: int = 1
     opt_batch_size: int = 8
     max_batch_size: int = 16
@@ -67,9 +70,9 @@ class GenTrtEngineConfig:
     onnx_file: str | None = None  # default: what `export` wrote
     trt_engine: str | None = None  # default: results_dir/gen_trt_engine/student.engine
     input_channel: int = 3
-    input_width: int | None = None
+    input_width: int | None = None  # default: the ONNX file's
     input_height: int | None = None
-    opset_version: int = 18
-    batch_size: int = -1
-    verbose: bool = False
+    opset_version: int = 18  # TAO's; the ONNX file has one already
+    batch_size: int = -1  # above 0: the only batch the engine takes, instead of tensorrt.{min,opt,max}_batch_size
+    verbose: bool = False  # let TensorRT print
     tensorrt: TensorRTConfig = field(default_factory=TensorRTConfig)

@@ -125,5 +125,7 @@ class TrainConfig:
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step
     # (+) how many non-finite steps in a row end the run
     max_non_finite_steps: int = 20
+    # (+) steps between lines of status.json and W&B
+    log_interval: int = 1
     # (+) restarts of the worker group before the run gives up
     max_failures: int = 3

@@ -1,0 +1,80 @@
+"""Grains read by Ray Data: the stream of a distributed run.
+
+One task reads a span of neighbouring grains and yields them one by one, each as one row and one block, which Ray Data
+never cuts. ``preserve_order`` deals block i to rank i mod world size whatever the speed of each, so the order that
+was planned is the order that arrives. A dataset covers a bounded number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import ray
+import ray.data
+
+from radioplat.data.batch import Batch
+from radioplat.data.grains import PADDING, Grains
+from radioplat.data.padding import padding_batch
+from radioplat.data.run_data import open_reader
+from radioplat.data.wire import batch_to_table, table_to_batch
+
+SPAN = 4  # grains a task reads
+MAX_GRAINS = 4096  # of one dataset
+
+
+class _ReadSpan:
+    """The body of a Ray Data task."""
+
+    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple[str, int], ...]) -> None:
+        self._arguments = (directory, dataset_json, views)
+
+    def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
+        reader = open_reader(*self._arguments)
+        for grains in spans["grains"].to_pylist():
+            for grain in grains:
+                batch = padding_batch(reader.views, reader.batch_size) if grain == PADDING else reader.read(grain)
+                yield batch_to_table(batch)
+
+
+def open_stream(
+    reader: tuple[str, str, tuple[tuple[str, int], ...]],
+    grains: Grains,
+    start: int,
+    stop: int,
+    *,
+    tasks: int,
+    cpus_per_task: float,
+) -> list[ray.data.DataIterator]:
+    """One iterator a rank over the grains of steps ``start`` to ``stop``; call it on one process and send the iterators.
+
+    Args:
+        reader: the arguments of :func:`radioplat.data.run_data.open_reader`.
+        tasks: decode tasks that run at once.
+        cpus_per_task: logical CPUs of each.
+    """
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.target_max_block_size = 1  # a block ends after each row; a row is never cut
+    dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
+    spans = pa.table({"grains": [dealt[i : i + SPAN] for i in range(0, len(dealt), SPAN)]})
+    dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
+        _ReadSpan(*reader), batch_size=None, batch_format="pyarrow", zero_copy_batch=True, num_cpus=cpus_per_task,
+        compute=ray.data.TaskPoolStrategy(size=tasks),
+    )
+    return dataset.streaming_split(grains.world_size)
+
+
+def steps_per_dataset(grains: Grains) -> int:
+    """Steps that one dataset covers."""
+    return max(1, MAX_GRAINS // (grains.per_rank * grains.world_size))
+
+
+def read_stream(iterator: ray.data.DataIterator, prefetch: int) -> Iterator[Batch]:
+    """The batches of one rank, in order; arrays are views of the object store."""
+    for block in iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch):
+        for i in range(block.num_rows):
+            yield table_to_batch(block.slice(i, 1))
+
+

@@ -1,0 +1,119 @@
+"""A run on disk: whole fp32 weights and moments by parameter name, so any world size and ZeRO stage can go on.
+
+A folder is written aside, synced, checksummed in ``manifest.json`` and renamed: what bears a checkpoint's name is
+whole. The results folder is the only authority on what exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from radioplat.models.checkpoint import read_tensors, save_student
+from radioplat.models.student import Student
+
+SCHEMA = 1
+STATE, MANIFEST, OPTIMIZER = "state.json", "manifest.json", "optimizer.safetensors"
+
+
+@dataclass
+class RunState:
+    """Where a run stands.
+
+    Attributes:
+        global_step: optimizer steps taken.
+        samples_consumed: the whole state of the data.
+        order_hash: of the sample order, with the fields it was made from in ``order_fields``.
+        optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
+    """
+
+    global_step: int = 0
+    epoch: int = 0
+    samples_consumed: int = 0
+    optimizer_steps: int = 0
+    world_size: int = 1
+    attempt: int = 1
+    order_hash: str = ""
+    order_fields: dict[str, str] = field(default_factory=dict)
+    quarantined: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+
+def write_checkpoint(
+    folder: Path, name: str, student: Student, tensors: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: RunState
+) -> Path:
+    """Write ``folder/name``; rank 0 only.
+
+    Args:
+        tensors: the student's ``state_dict`` with fp32 weights.
+        moments: optimizer moments by ``<parameter>.<moment>``.
+    """
+    aside, final = folder / f".{name}.partial", folder / name
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_student(student, tensors, aside)
+    save_file({k: v.contiguous() for k, v in moments.items()}, aside / OPTIMIZER)
+    (aside / STATE).write_text(json.dumps(asdict(state), indent=1))
+    sums = {file.name: _sha256(file) for file in sorted(aside.iterdir())}
+    (aside / MANIFEST).write_text(json.dumps(sums, indent=1))
+    for file in [*aside.iterdir(), aside]:
+        _sync(file)
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(aside, final)
+    _sync(folder)
+    return final
+
+
+def verified_state(folder: Path) -> RunState | None:
+    """The state of a checkpoint whose files all match its manifest; None for anything else."""
+    try:
+        sums = json.loads((folder / MANIFEST).read_text())
+        if any(_sha256(folder / name) != digest for name, digest in sums.items()):
+            return None
+        raw = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return None
+    if raw.get("schema") != SCHEMA:
+        return None
+    return RunState(**raw)
+
+
+def newest(folder: Path) -> tuple[Path, RunState] | None:
+    """The checkpoint in ``folder`` with the most steps whose manifest verifies."""
+    def step(path: Path) -> int:
+        try:
+            return int(json.loads((path / STATE).read_text())["global_step"])
+        except (OSError, ValueError, KeyError):
+            return -1
+
+    for path in sorted(folder.glob("model_epoch_*"), key=step, reverse=True):
+        state = verified_state(path)
+        if state is not None:
+            return path, state
+    return None
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and buffers by the student's names, and moments."""
+    return read_tensors(folder), load_file(folder / OPTIMIZER)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

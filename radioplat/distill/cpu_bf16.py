@@ -1,0 +1,37 @@
+"""bf16 on a CPU without bf16 units: multiply in fp32, round to bf16, as the units themselves do.
+
+Matrix units (AMX, AVX512-BF16, tensor cores) take bf16 operands, accumulate in fp32 and round the result once.
+Without them PyTorch falls back to scalar code, measured 15 times slower than fp32 for a small ViT on AVX2. Casting
+the operands of each multiplication up and its result down gives the same rounding at fp32's speed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+_MULTIPLIES = {
+    F.linear, F.conv2d, F.conv1d, F.scaled_dot_product_attention, torch.matmul, torch.Tensor.matmul, torch.bmm,
+    torch.Tensor.__matmul__, torch.conv2d, torch.baddbmm, torch.addmm, torch.mm,
+}
+
+
+class CpuBf16(TorchFunctionMode):
+    """While active, multiplications of bf16 CPU tensors run in fp32 and are rounded to bf16; gradients likewise."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Intercept one call of a torch function."""
+        kwargs = kwargs or {}
+        if function not in _MULTIPLIES or not any(_is_bf16(a) for a in args):
+            return function(*args, **kwargs)
+        result = function(*map(_up, args), **{name: _up(value) for name, value in kwargs.items()})
+        return result.to(torch.bfloat16)
+
+
+def _is_bf16(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 and value.device.type == "cpu"
+
+
+def _up(value):
+    return value.float() if _is_bf16(value) else value

@@ -1,0 +1,76 @@
+"""The thread between the data stream and the student: it asks the teachers ahead of time and keeps the order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from radioplat.data.batch import Batch
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.client import Pending, TeacherClient
+
+_END = object()
+
+
+class Feeder:
+    """Takes micro-batches in order, sends each teacher its view, and queues (batch, answers) ``depth`` deep.
+
+    Padding is passed on as it is and no teacher sees it. An error of the stream or of a teacher is raised where the
+    batch would have been.
+    """
+
+    def __init__(
+        self, batches: Iterator[Batch], clients: dict[str, TeacherClient], teachers: list[ResolvedTeacher], depth: int
+    ) -> None:
+        self._batches, self._clients, self._teachers = batches, clients, teachers
+        self._queue: queue.Queue = queue.Queue(maxsize=max(1, depth))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[tuple[Batch, dict[str, Pending]]]:
+        while (item := self._queue.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.1)
+            except queue.Empty:
+                pass
+
+    def _run(self) -> None:
+        try:
+            for batch in self._batches:
+                answers = self._ask(batch) if batch.grain >= 0 else {}
+                if not self._put((batch, answers)):
+                    return
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+
+    def _ask(self, batch: Batch) -> dict[str, Pending]:
+        shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent
+        answers = {}
+        for teacher in self._teachers:
+            client = self._clients[teacher.name]
+            key = (type(client), teacher.view)
+            if key not in shared:
+                shared[key] = client.share(batch.views[teacher.view].pixels)
+            answers[teacher.name] = client.submit(shared[key], batch.grain)
+        return answers
+
+    def _put(self, item) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False

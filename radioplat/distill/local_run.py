@@ -1,0 +1,49 @@
+"""A run in this process, without Ray: the same order, views, teachers, module and loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.data.loader import load_grains
+from radioplat.data.run_data import open_reader
+from radioplat.distill import ds_compat
+from radioplat.distill.prepare import Run
+from radioplat.distill.worker import Seat, run_worker
+from radioplat.teachers.client import InlineTeacher
+
+
+def run_local(run: Run, say: Callable[[str], None]) -> None:
+    """Train in this process, on its GPU where there is one; ``say`` gets each line for the user."""
+    _alone_in_the_world()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        say("this machine has no GPU: the run takes one CPU worker")
+    ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
+    clients = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in run.teachers}
+    grains = run.grains(1)
+    dataset = run.spec.dataset
+
+    def batches(start: int) -> Iterator[Batch]:
+        wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, run.total_steps))
+        threads = min(dataset.workers, os.cpu_count() or 1)
+        return load_grains(open_reader(*run.reader_arguments), wanted, threads=threads, prefetch=dataset.prefetch_batches)
+
+    run_worker(run, Seat(0, 1, device), clients, batches)
+
+
+def _alone_in_the_world() -> None:
+    """The environment of a process group of one, on a free loopback port."""
+    if torch.distributed.is_initialized():
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )

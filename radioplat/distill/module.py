@@ -1,0 +1,92 @@
+"""Student, heads and losses as one module: what DeepSpeed, torch.compile and tests see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radioplat.losses.reduce import masked_mean, to_grid
+from radioplat.losses.registry import LOSSES
+from radioplat.models.features import Features
+from radioplat.models.student import Student
+from radioplat.spec.resolve import ResolvedTeacher
+
+
+@dataclass
+class MicroBatch:
+    """A micro-batch on the training device.
+
+    Attributes:
+        views: uint8 ``[B, 3, H, W]`` by view name.
+        weight: float32 ``[B]``.
+        label: int64 ``[B]``, -1 where there is none.
+        targets: each teacher's features, bf16.
+    """
+
+    views: dict[str, torch.Tensor]
+    weight: torch.Tensor
+    label: torch.Tensor
+    targets: dict[str, Features] = field(default_factory=dict)
+
+
+class DistillModule(nn.Module):
+    """One student taught by several teachers.
+
+    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms) and
+    each unweighted term as ``loss/<teacher>/<summary|spatial|logits>``.
+    """
+
+    def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
+        super().__init__()
+        self.student, self.teachers, self.view = student, teachers, view
+        self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
+        wants_map = any("spatial" in t.wanted for t in teachers)
+        self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
+
+    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """See the class."""
+        features = self.student(batch.views[self.view], self._wanted)
+        losses: dict[str, torch.Tensor] = {}
+        total = torch.zeros((), device=batch.weight.device)
+        for teacher in self.teachers:
+            if teacher.name in self.quarantined:
+                continue
+            mine, theirs = self.student.head(teacher.name, features), batch.targets[teacher.name]
+            for term in teacher.terms:
+                value = masked_mean(
+                    LOSSES[term.loss](*_pair(term.kind, mine, theirs)), batch.weight
+                )
+                losses[f"loss/{teacher.name}/{term.kind}"] = value
+                total = total + teacher.loss_lambda * term.weight * value
+        return {"loss": total, **losses}
+
+
+class ClassifyModule(nn.Module):
+    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy."""
+
+    def __init__(self, student: Student, view: str) -> None:
+        super().__init__()
+        self.student, self.view = student, view
+        self.quarantined: set[str] = set()
+
+    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """``loss`` and ``accuracy``, scalars in fp32."""
+        logits = self.student(batch.views[self.view], frozenset({"summary", "logits"})).named["logits"].float()
+        weight = batch.weight * (batch.label >= 0)
+        label = batch.label.clamp(min=0)
+        loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
+        accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
+        return {"loss": loss, "accuracy": accuracy.detach()}
+
+
+def _pair(kind: str, mine: Features, theirs: Features) -> tuple[torch.Tensor, torch.Tensor]:
+    """Student's and teacher's tensor for one term, in fp32 and, for maps, on the coarser of the two grids."""
+    if kind != "spatial":
+        a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
+        return a.float(), b.float()
+    student, teacher = mine.spatial.float(), theirs.spatial.float()
+    grid = (min(student.shape[1], teacher.shape[1]), min(student.shape[2], teacher.shape[2]))
+    return to_grid(student, grid), to_grid(teacher, grid)

@@ -1,0 +1,70 @@
+"""What happens when a loss term is NaN or infinite: counted, recorded with its samples, decided by all ranks at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.distill import group
+from radioplat.errors import TrainingError
+from radioplat.spec.train import NonFinitePolicy, TrainConfig
+
+
+class NonFiniteGuard:
+    """Watches the terms of every micro-batch.
+
+    Attributes:
+        tripped: whether this step has met a non-finite term on any rank.
+        events: what this rank saw, for the report: (step, term, sample ids).
+    """
+
+    def __init__(self, config: TrainConfig, module, rank: int) -> None:
+        self._config, self._module, self._rank = config, module, rank
+        self.tripped = False
+        self.events: list[tuple[int, str, list[int]]] = []
+        self._terms: list[str] = []
+        self._in_a_row = 0
+
+    def begin_step(self) -> None:
+        """Forget the last step's verdict."""
+        self.tripped, self._terms = False, []
+
+    def check(self, step: int, batch: Batch, losses: dict[str, torch.Tensor]) -> bool:
+        """Whether every term is finite on every rank; one small all-reduce."""
+        names = list(losses)
+        flags = torch.stack([(~torch.isfinite(losses[name].detach())).float() for name in names])
+        mine = [name for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+        if mine:
+            self.events += [(step, name, np.asarray(batch.sample_id).tolist()) for name in mine]
+        flags = group.largest(flags)
+        if bool(flags.any()):
+            self.tripped = True
+            self._terms = [name for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+        return not self.tripped
+
+    def decide(self, step: int) -> None:
+        """Apply the spec's policy at the end of a tripped step; the same on every rank.
+
+        Raises:
+            TrainingError: policy ``fail``, or too many such steps in a row.
+        """
+        self._in_a_row += 1
+        terms = ", ".join(self._terms)
+        policy = self._config.non_finite
+        if policy is NonFinitePolicy.fail:
+            raise TrainingError(f"step {step}: not finite: {terms}", where="train.non_finite",
+                                hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.")
+        if policy is NonFinitePolicy.quarantine_teacher:
+            self._module.quarantined |= {t.split("/")[1] for t in self._terms if t.startswith("loss/")}
+            if len(self._module.quarantined) == len(getattr(self._module, "teachers", [])):
+                raise TrainingError(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")
+        if self._in_a_row >= self._config.max_non_finite_steps:
+            raise TrainingError(
+                f"{self._in_a_row} steps in a row were not finite, the last at step {step}: {terms}",
+                where="train.max_non_finite_steps", hint="Lower train.optim.lr, or check the teacher that is named.",
+            )
+
+    def passed(self) -> None:
+        """A step went well."""
+        self._in_a_row = 0

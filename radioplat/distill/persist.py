@@ -1,0 +1,99 @@
+"""Saving and restoring a run from inside its workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from radioplat.distill import ds_compat, group
+from radioplat.distill.checkpoint import RunState, newest, read_checkpoint, verified_state, write_checkpoint
+from radioplat.distill.optimizer import MOMENTS
+from radioplat.distill.prepare import Run
+from radioplat.errors import WeightsError
+from radioplat.models.weights import load_into
+from radioplat.spec.train import IntervalUnit
+from radioplat.track.results import TaskFolder
+
+
+class Persistence:
+    """When to save, how to save, and what to begin from. Every rank holds one and calls it at the same steps."""
+
+    def __init__(self, run: Run, rank: int, world_size: int) -> None:
+        self._run, self._rank, self._world_size = run, rank, world_size
+        self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
+        self._optimizer_state: dict[str, torch.Tensor] = {}
+        self._state = RunState()
+
+    def restore_weights(self, module: nn.Module) -> RunState:
+        """Choose where to begin, the same on every rank, and load the student's weights and buffers.
+
+        Raises:
+            WeightsError: ``train.resume_training_checkpoint_path`` names no whole checkpoint.
+        """
+        path, self._state = group.agree(self._choose() if self._rank == 0 else None)
+        if path is not None:
+            tensors, self._optimizer_state = read_checkpoint(path)
+            load_into(module.student, tensors, path, "results_dir")
+            self._weights = tensors
+        self._state.world_size = self._world_size
+        return self._state
+
+    def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
+        """Put fp32 weights and moments back, after the engine has cut them up."""
+        if self._state.global_step:
+            state = {**self._optimizer_state, **self._weights}
+            ds_compat.load_full_state(engine, trainable(module), self._moments, state, self._state.optimizer_steps)
+            self._optimizer_state, self._weights = {}, {}
+
+    def due(self, steps: int) -> bool:
+        """Whether a checkpoint follows ``steps`` steps."""
+        train = self._run.spec.train
+        every = train.checkpoint_interval
+        if train.checkpoint_interval_unit is IntervalUnit.epoch:
+            every *= self._run.steps_per_epoch
+        return steps % every == 0 or steps == self._run.total_steps
+
+    def save(self, engine: Any, module: nn.Module, state: RunState) -> Path:
+        """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link."""
+        whole = ds_compat.full_state(engine, trainable(module), self._moments)
+        folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
+        inside = state.global_step % self._run.steps_per_epoch
+        name = folder.checkpoint_name(state.epoch, state.global_step if inside else None)
+        if self._rank == 0:
+            names = trainable(module)
+            tensors = {k: v.detach().cpu() for k, v in module.student.state_dict().items()}
+            tensors.update({k: whole[k] for k in names})
+            moments = {k: v for k, v in whole.items() if k not in names}
+            write_checkpoint(self._run.folder, name, module.student, tensors, moments, state)
+            folder.point_latest(name)
+        group.barrier()
+        return self._run.folder / name
+
+    def _choose(self) -> tuple[Path | None, RunState]:
+        explicit = self._run.spec.train.resume_training_checkpoint_path
+        found = newest(self._run.folder)
+        attempt = _attempts(self._run.folder) + 1
+        if found is None and explicit:
+            state = verified_state(Path(explicit))
+            if state is None:
+                raise WeightsError(f"{explicit} is not a whole checkpoint", where="train.resume_training_checkpoint_path")
+            found = Path(explicit), state
+        if found is None:
+            return None, RunState(order_hash=self._run.order_hash, order_fields=self._run.order_fields, attempt=attempt)
+        path, state = found
+        state.attempt = attempt
+        state.order_hash, state.order_fields = self._run.order_hash, self._run.order_fields
+        return path, state
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The student's trainable parameters, by the student's own names."""
+    return {name: p for name, p in module.student.named_parameters() if p.requires_grad}
+
+
+def _attempts(folder: Path) -> int:
+    """Starts of this run so far, from the files that each start leaves in the ledger."""
+    return max((int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet")), default=0)

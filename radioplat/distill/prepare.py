@@ -1,0 +1,230 @@
+"""Everything a run decides before a worker starts: the student's structure, the views, the data, the length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from radioplat.data.grains import Grains
+from radioplat.data.index import build_index
+from radioplat.data.ledger import write_rejects
+from radioplat.data.run_data import RunData, dataset_to_json, order_hash
+from radioplat.data.views import ViewSpec
+from radioplat.errors import Problem, SpecError
+from radioplat.models.checkpoint import is_checkpoint, read_architecture, read_tensors
+from radioplat.models.heads import HeadArchitecture
+from radioplat.models.student import Student, StudentArchitecture
+from radioplat.models.weights import load_into, read_weights
+from radioplat.spec.check import check
+from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
+from radioplat.spec.root import Spec
+from radioplat.teachers.teacher import TeacherInfo, describe
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, ready to start; picklable, and small enough to send to every worker.
+
+    Attributes:
+        task: ``distill`` or ``train``.
+        folder: the task's results folder, absolute.
+        grids: the loss grid of each teacher, rows and columns.
+        student_view: name of the view the student sees.
+        order_fields: what the order was made from.
+    """
+
+    spec: Spec
+    task: str
+    folder: Path
+    teachers: list[ResolvedTeacher]
+    infos: dict[str, TeacherInfo]
+    grids: dict[str, tuple[int, int]]
+    architecture: StudentArchitecture
+    views: tuple[ViewSpec, ...]
+    student_view: str
+    steps_per_epoch: int
+    total_steps: int
+    order_fields: dict[str, str]
+
+    @property
+    def micro_batches(self) -> int:
+        """Real micro-batches of one optimizer step."""
+        return self.spec.global_batch_size // self.spec.dataset.batch_size
+
+    def grains(self, world_size: int) -> Grains:
+        """How steps are cut for ``world_size`` ranks."""
+        return Grains(self.micro_batches, world_size)
+
+    @property
+    def order_hash(self) -> str:
+        """Identity of the order."""
+        return order_hash(self.order_fields)
+
+    @property
+    def data_dir(self) -> Path:
+        """The run's own copy of the index."""
+        return self.folder / "data"
+
+    @property
+    def reader_arguments(self) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+        """For :func:`radioplat.data.run_data.open_reader`."""
+        return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple((v.name, v.size) for v in self.views)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The structure of the models of a spec; no weights, no data."""
+
+    teachers: list[ResolvedTeacher]
+    infos: dict[str, TeacherInfo]
+    grids: dict[str, tuple[int, int]]
+    architecture: StudentArchitecture
+    student_stride: int
+    student_parameters: int
+
+
+def design_models(spec: Spec, task: str) -> Models:
+    """Work out widths, grids and heads.
+
+    Raises:
+        SpecError: one problem for each backbone that is unknown, refuses its arguments, or does not divide its input.
+    """
+    problems = []
+    teachers = resolve_teachers(spec) if task == "distill" else []
+    infos: dict[str, TeacherInfo] = {}
+    for teacher in teachers:
+        try:
+            infos[teacher.name] = describe(teacher)
+        except SpecError as error:
+            problems += error.problems
+    try:
+        architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
+        with torch.device("meta"):
+            student = Student(architecture)
+        stride = student.stride
+        problems += _divides(spec.dataset.img_size, student)
+    except SpecError as error:
+        problems += error.problems
+    if problems:
+        raise SpecError(*problems)
+    side = -(-spec.dataset.img_size // stride)
+    grids = {name: (min(side, info.grid[0]), min(side, info.grid[1])) for name, info in infos.items()}
+    parameters = sum(p.numel() for p in student.parameters())
+    return Models(teachers, infos, grids, architecture, stride, parameters)
+
+
+def prepare(spec: Spec, task: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Run:
+    """Check the spec, index the shards, and fix the order and the length of the run.
+
+    Args:
+        folder: the task's results folder.
+        progress: called with (shards done, shards in all) while indexing.
+
+    Raises:
+        SpecError, DataError: everything that can be found before a worker starts.
+    """
+    problems = check(spec, task)
+    if problems:
+        raise SpecError(*problems)
+    models = design_models(spec, task)
+    split = spec.dataset.train_dataset
+    index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index") / "train"
+    index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=spec.dataset.max_pixels, progress=progress)
+    data = RunData.create(index, split, spec.dataset.max_pixels)
+    data.order  # noqa: B018  an empty source must be found now
+    sizes = sorted({spec.dataset.img_size, *(t.input_size for t in models.teachers)})
+    steps = steps_per_epoch(spec, data)
+    run = Run(
+        spec=spec, task=task, folder=folder.absolute(), teachers=models.teachers, infos=models.infos, grids=models.grids,
+        architecture=models.architecture, views=tuple(ViewSpec(str(size), size) for size in sizes),
+        student_view=str(spec.dataset.img_size), steps_per_epoch=steps,
+        total_steps=min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62),
+        order_fields=data.order_fields(spec.global_batch_size),
+    )
+    data.save(run.data_dir)
+    write_rejects(folder / "ledger", data.index, data.reasons)
+    return run
+
+
+def steps_per_epoch(spec: Spec, data: RunData) -> int:
+    """The largest ``steps_per_epoch`` of the sources; a folder of images counts what one pass needs."""
+    split = spec.dataset.train_dataset
+    steps = [source.steps_per_epoch for source in split.tar_data_sources]
+    if split.images_dir:
+        images = int((data.weight[data.index.source == len(steps)] > 0).sum())
+        steps.append(max(1, -(-images // spec.global_batch_size)))
+    return max(steps)
+
+
+def build_student(run: Run) -> Student:
+    """The student with its starting weights; equal on every rank, because seeded."""
+    torch.manual_seed(run.spec.train.seed)
+    student = Student(run.architecture)
+    backbone = run.spec.model.backbone
+    if backbone.pretrained_backbone_path:
+        where = "model.backbone.pretrained_backbone_path"
+        tensors = _backbone_tensors(backbone.pretrained_backbone_path, where)
+        target = getattr(student.backbone, "model", student.backbone)
+        load_into(target, tensors, backbone.pretrained_backbone_path, where, getattr(student.backbone, "classifier_prefix", ()))
+    if run.spec.train.pretrained_model_path:
+        path = run.spec.train.pretrained_model_path
+        tensors = read_tensors(path, "train.pretrained_model_path")
+        load_into(student, tensors, path, "train.pretrained_model_path", ("heads.", "classifier."))
+    if backbone.freeze_backbone:
+        student.backbone.requires_grad_(False)
+    if run.spec.train.grad_checkpointing:
+        student.backbone.set_grad_checkpointing()
+    return student
+
+
+def _backbone_tensors(path: str, where: str) -> dict[str, torch.Tensor]:
+    tensors = read_weights(path, where)
+    if not is_checkpoint(path):
+        return tensors
+    inner = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
+    return {k.removeprefix("model."): v for k, v in inner.items()}
+
+
+def _student_architecture(
+    spec: Spec, task: str, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
+) -> StudentArchitecture:
+    backbone, augmentation = spec.model.backbone, spec.dataset.augmentation
+    path = backbone.pretrained_backbone_path
+    heads = tuple(_head(t, infos[t.name], slot) for slot, t in enumerate(teachers))
+    normal = dict(
+        mean=tuple(backbone.student_norm_mean or augmentation.mean), std=tuple(backbone.student_norm_std or augmentation.std)
+    )
+    num_classes = spec.dataset.num_classes if task == "train" else 0
+    if backbone.type is None:
+        if path and is_checkpoint(path):
+            known = read_architecture(path, "model.backbone.pretrained_backbone_path")
+            return dataclasses.replace(known, heads=heads, num_classes=num_classes, img_size=spec.dataset.img_size, **normal)
+        raise SpecError("a value is required here", where="model.backbone.type",
+                        hint="Any timm model name or TAO's, or a radioplat checkpoint as pretrained_backbone_path.")
+    return StudentArchitecture(
+        type=backbone.type, kwargs=backbone.kwargs, num_class_tokens=max(1, len(teachers)), cpe_max_size=backbone.cpe_max_size,
+        num_registers=backbone.cpe_num_registers, register_multiple=backbone.register_multiple,
+        img_size=spec.dataset.img_size, num_classes=num_classes, heads=heads, **normal,
+    )
+
+
+def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchitecture:
+    wanted = teacher.wanted
+    return HeadArchitecture(
+        name=teacher.name,
+        summary_dim=info.summary_dim if "summary" in wanted else None,
+        spatial_dim=info.spatial_dim if "spatial" in wanted else None,
+        logits_dim=info.logits_dim if "logits" in wanted else None,
+        token_slot=slot, hidden=teacher.hidden, num_inner=teacher.num_inner,
+    )
+
+
+def _divides(size: int, student: Student) -> Iterator[Problem]:
+    stride = student.stride
+    if student.backbone.needs_multiple and size % stride:
+        nearest = max(1, round(size / stride)) * stride
+        yield Problem(f"{size} is not a multiple of the student's patch {stride}", "dataset.img_size", f"Take {nearest}.")

@@ -1,0 +1,100 @@
+"""What a worker tells of its steps: status.json and W&B, from rank 0."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from radioplat.distill import group
+from radioplat.distill.prepare import Run
+from radioplat.track.status import StatusLog
+from radioplat.track.wandb import WandbRun
+
+
+@dataclass
+class StepRecord:
+    """The figures of one step.
+
+    Attributes:
+        values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
+        wait: seconds this rank waited for data and teachers.
+        teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
+    """
+
+    step: int
+    learning_rate: float
+    values: dict[str, float] = field(default_factory=dict)
+    teacher_seconds: dict[str, float] = field(default_factory=dict)
+    wait: float = 0.0
+    seconds: float = 0.0
+    skipped: bool = False
+
+    def add(self, losses: dict[str, torch.Tensor]) -> None:
+        """Add the terms of a real micro-batch."""
+        for name, value in losses.items():
+            self.values[name] = self.values.get(name, 0.0) + float(value.detach())
+
+    def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
+        """Means over the global batch; every rank calls this."""
+        self.skipped = skipped
+        # A rank that had only padding knows no names; rank 0 always has a real micro-batch.
+        names, teachers = group.agree((sorted(self.values), sorted(self.teacher_seconds)))
+        packed = torch.tensor(
+            [*(self.values.get(n, 0.0) for n in names), *(self.teacher_seconds.get(t, 0.0) for t in teachers)],
+            dtype=torch.float64, device="cpu" if device.type == "cpu" else device,
+        )
+        packed = group.total(packed).tolist()
+        self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed)}
+        self.teacher_seconds = dict(zip(teachers, packed[len(names) :]))
+
+
+class Reporter:
+    """Writes each step of rank 0 to ``status.json`` and W&B; silent on other ranks."""
+
+    def __init__(self, run: Run, rank: int) -> None:
+        self._run, self._active = run, rank == 0
+        self._mean_seconds = 0.0
+        if self._active:
+            self._status = StatusLog(run.folder / "status.json")
+            self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec))
+
+    def step(self, record: StepRecord) -> None:
+        """One line for one step."""
+        if not self._active:
+            return
+        run, step = self._run, record.step
+        self._mean_seconds = record.seconds if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * record.seconds
+        kpi = {
+            **record.values,
+            "lr": record.learning_rate,
+            "images_per_s": run.spec.global_batch_size / record.seconds,
+            "seconds/step": record.seconds,
+            "seconds/wait": record.wait,
+            **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
+        }
+        if record.skipped:
+            self._status.write(f"step {step + 1} was skipped: a loss term was not finite", verbosity="WARNING")
+        if (step + 1) % run.spec.train.log_interval == 0 or step + 1 == run.total_steps:
+            self._status.progress(
+                epoch=step // run.steps_per_epoch, max_epoch=-(-run.total_steps // run.steps_per_epoch), step=step + 1,
+                max_step=run.total_steps, seconds_per_step=self._mean_seconds, steps_per_epoch=run.steps_per_epoch, kpi=kpi,
+            )
+            self._wandb.log(step + 1, kpi)
+
+    def checkpoint(self, path: Path, step: int) -> None:
+        """Say that a checkpoint was written."""
+        if self._active:
+            self._status.write(f"checkpoint {path.name}", step=step, checkpoint=path.name)
+
+    def warn(self, message: str) -> None:
+        """A line of verbosity WARNING."""
+        if self._active:
+            self._status.write(message, verbosity="WARNING")
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._active:
+            self._wandb.finish()
+            self._status.close()

@@ -1,0 +1,166 @@
+"""``radioplat.distill(spec)`` and ``radioplat.train(spec)``: what the command line, the jobs and users call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from radioplat.distill.checkpoint import RunState, newest
+from radioplat.distill.follow import Callback, Follower
+from radioplat.distill.prepare import Run, prepare
+from radioplat.errors import RadioplatError, SpecError
+from radioplat.spec.load import load_spec, to_yaml
+from radioplat.spec.root import Spec
+from radioplat.track.results import TaskFolder
+from radioplat.track.status import Status, StatusLog
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves.
+
+    Attributes:
+        checkpoint: the newest checkpoint folder; ``radioplat.load_student`` opens it.
+        folder: the task's results folder.
+        global_step: optimizer steps of the whole run.
+        resumed_from: the step it began at, 0 for a fresh run.
+        then: results of the tasks in ``distill.then``, by name.
+    """
+
+    checkpoint: Path
+    folder: Path
+    global_step: int
+    resumed_from: int
+    then: dict[str, Any] = field(default_factory=dict)
+
+
+def distill(
+    spec: Spec | dict | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Distil a student from the spec's teachers; rerunning goes on from the newest checkpoint.
+
+    Args:
+        spec: a spec, a mapping, or a YAML file, which is only read.
+        overrides: ``key=value``, applied to it.
+        callbacks: called in this process, in order, with a ``StepEvent`` or ``CheckpointEvent``.
+        progress: draw progress on stderr.
+        say: called with each line for the user; default: print to stderr.
+
+    Raises:
+        RadioplatError: see ``radioplat.errors``; the results folder's ``status.json`` then ends with FAILURE.
+    """
+    spec = load_spec(spec, overrides)
+    result = _run(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
+    if not spec.distill.then:
+        return result
+    return RunResult(result.checkpoint, result.folder, result.global_step, result.resumed_from, _then(spec))
+
+
+def train(
+    spec: Spec | dict | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Fine-tune ``model.backbone`` on labels; its checkpoint is a teacher or a student by path alone.
+
+    Arguments and errors as :func:`distill`.
+    """
+    return _run(load_spec(spec, overrides), "train", None, callbacks, progress, say or _to_stderr)
+
+
+def _run(
+    spec: Spec, task: str, override: str | None, callbacks: Sequence[Callback], progress: bool, say: Callable[[str], None]
+) -> RunResult:
+    folder = TaskFolder(spec.results_dir, task, override)
+    status = StatusLog(folder.status_path)
+    status.write(f"{task} starts", Status.STARTED)
+    try:
+        run = prepare(spec, task, folder.path)
+        start, line = _beginning(run, folder)
+        say(line)
+        status.write(line)
+        folder.write_experiment(to_yaml(spec))
+        if start < run.total_steps:
+            with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
+                _train(run, say)
+    except BaseException as error:
+        status.write(f"{task} failed: {error}" if str(error) else f"{task} failed: {type(error).__name__}", Status.FAILURE,
+                     verbosity="ERROR")
+        raise
+    finally:
+        status.close()
+    found = newest(folder.path)
+    if found is None:
+        raise RadioplatError("the run ended without a checkpoint", where=str(folder.path))
+    with StatusLog(folder.status_path) as status:
+        status.write(f"{task} is done: {found[0].name}", Status.SUCCESS)
+    return RunResult(found[0], folder.path, found[1].global_step, start)
+
+
+def _train(run: Run, say: Callable[[str], None]) -> None:
+    from radioplat.distill.cluster import wants_ray
+
+    if wants_ray(run.spec):
+        from radioplat.distill.ray_run import run_on_ray
+
+        run_on_ray(run, say)
+    else:
+        from radioplat.distill.local_run import run_local
+
+        run_local(run, say)
+
+
+def _beginning(run: Run, folder: TaskFolder) -> tuple[int, str]:
+    """The step the run begins at, and the line that says why.
+
+    Raises:
+        SpecError: the newest checkpoint belongs to another order of samples.
+    """
+    found = newest(folder.path)
+    if found is None:
+        # A checkpoint that does not verify is there but cannot be used: the user must know before it starts over.
+        torn = [p.name for p in folder.checkpoints()]
+        why = f"{', '.join(torn)} is not whole" if torn else "it holds no checkpoint"
+        return 0, f"{folder.path}: starts fresh, {why}"
+    path, state = found
+    if state.order_hash != run.order_hash and not run.spec.train.restart_order:
+        raise SpecError(
+            f"{path.name} was trained on another order of samples ({_differing(state, run)} differ)", where=str(folder.path),
+            hint="Undo the change, choose another results_dir, or accept it with train.restart_order=true.",
+        )
+    changes = folder.spec_changes(to_yaml(run.spec))
+    changed = f"; changed in the spec since: {', '.join(changes)}" if changes else "; the spec is unchanged"
+    if state.global_step >= run.total_steps:
+        return state.global_step, f"{folder.path}: {path.name} has all {run.total_steps} steps, nothing is left to do{changed}"
+    return state.global_step, (
+        f"{folder.path}: goes on from {path.name} at step {state.global_step} of {run.total_steps}{changed}"
+    )
+
+
+def _differing(state: RunState, run: Run) -> str:
+    names = {"global_batch": "train.global_batch_size", "filters": "native_resolution_filter", "weights": "data_weight_mode",
+             "index_rows": "the shards", "sources": "scale_factor", "seed": "train_dataset.seed"}
+    return ", ".join(names[k] for k, v in run.order_fields.items() if state.order_fields.get(k) != v)
+
+
+def _then(spec: Spec) -> dict[str, Any]:
+    from radioplat.evaluate.run import evaluate
+    from radioplat.export.run import export, gen_trt_engine
+
+    tasks: dict[str, Callable[[Spec], Any]] = {"evaluate": evaluate, "export": export, "gen_trt_engine": gen_trt_engine}
+    return {name: tasks[name](spec) for name in spec.distill.then}
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

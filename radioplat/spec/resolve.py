@@ -1,0 +1,122 @@
+"""What each teacher is asked for once the global ``distill`` fields have been inherited."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from radioplat.spec.cluster import TeacherServiceConfig
+from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.model import BackboneConfig
+from radioplat.spec.root import Spec
+
+_AUTO = {
+    LossType.CE: Mode.logits,
+    LossType.KL: Mode.logits,
+    LossType.BALANCED: Mode.spatial,
+    LossType.MSE: Mode.spatial,
+    LossType.L1: Mode.summary,
+    LossType.L2: Mode.summary,
+    LossType.FD: Mode.summary,
+    LossType.CS: Mode.summary,
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss term of a teacher: ``kind`` is summary, spatial or logits; ``weight`` multiplies it inside the teacher."""
+
+    kind: str
+    loss: LossType | SummaryLoss
+    weight: float
+
+
+@dataclass(frozen=True)
+class ResolvedTeacher:
+    """One teacher, nothing left to inherit.
+
+    Attributes:
+        where: its field path, ``distill.teacher[0]``.
+        loss_lambda: weight of this teacher in the total loss.
+        input_size: pixels a side of the view it sees.
+        norm_mean, norm_std: of images in [0, 1].
+        hidden: width of the head's hidden layer, 0 for a single linear layer.
+    """
+
+    name: str
+    where: str
+    backbone: BackboneConfig
+    weights: str | None
+    mode: Mode
+    terms: tuple[Term, ...]
+    loss_lambda: float
+    input_size: int
+    patch_size: int | None
+    norm_mean: tuple[float, ...]
+    norm_std: tuple[float, ...]
+    hidden: int
+    num_inner: int
+    service: TeacherServiceConfig
+
+    @property
+    def view(self) -> str:
+        """Name of the view it sees."""
+        return str(self.input_size)
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """What its losses need: of summary, spatial and logits."""
+        return frozenset(term.kind for term in self.terms)
+
+
+def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
+    """All teachers of ``spec``, in its order, with distinct names."""
+    names = teacher_names(spec.distill.teacher)
+    return [_resolve(spec, teacher, i, name) for i, (teacher, name) in enumerate(zip(spec.distill.teacher, names))]
+
+
+def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
+    """Given names, else the backbone's type; a repeated name gets a number."""
+    names: list[str] = []
+    for teacher in teachers:
+        base = re.sub(r"[^A-Za-z0-9_-]+", "_", teacher.name or teacher.model.backbone.type or "teacher")
+        name, n = base, 2
+        while name in names:
+            name, n = f"{base}_{n}", n + 1
+        names.append(name)
+    return names
+
+
+def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> ResolvedTeacher:
+    common, augmentation = spec.distill, spec.dataset.augmentation
+    loss = teacher.loss_type or common.loss_type
+    mode = teacher.mode or common.mode
+    if mode is Mode.auto:
+        mode = _AUTO[loss]
+    if mode is Mode.combo:
+        terms = (
+            Term("summary", teacher.summary_loss_type, teacher.summary_loss_weight),
+            Term("spatial", loss, teacher.fd_loss_weight),
+        )
+    else:
+        terms = (Term(mode.value, loss, 1.0),)
+    match = teacher.match_student_resolution
+    if match is None:
+        match = teacher.input_size is None
+    own_size = teacher.input_size or spec.dataset.img_size
+    return ResolvedTeacher(
+        name=name,
+        where=f"distill.teacher[{index}]",
+        backbone=teacher.model.backbone,
+        weights=teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path,
+        mode=mode,
+        terms=terms,
+        loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
+        input_size=spec.dataset.img_size if match else own_size,
+        patch_size=teacher.patch_size,
+        norm_mean=tuple(teacher.norm_mean or augmentation.mean),
+        norm_std=tuple(teacher.norm_std or augmentation.std),
+        hidden=common.mlp_hidden_size if common.use_mlp else 0,
+        num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
+        service=spec.teachers.get(name, TeacherServiceConfig()),
+    )

@@ -1,0 +1,103 @@
+"""Teachers as Ray actors of their own: a pool for each teacher, asked by every training worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import ray
+
+from radioplat.errors import PlacementError, TrainingError
+from radioplat.spec.cluster import Placement
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.client import Pending, TeacherRunner
+from radioplat.teachers.transport import Packed
+
+
+class TeacherActor:
+    """One replica. Ray restarts it when its process dies, and retries the request it was at."""
+
+    def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
+        self._runner = TeacherRunner(teacher, grid, device)
+
+    def ready(self) -> bool:
+        """True once the weights are loaded."""
+        return True
+
+    def forward(self, pixels: np.ndarray) -> Packed:
+        """uint8 ``[B, 3, H, W]`` to packed features."""
+        return self._runner(pixels)
+
+
+@dataclass(frozen=True)
+class RemoteTeacher:
+    """A pool of replicas as a training worker sees it; picklable."""
+
+    name: str
+    replicas: tuple
+    timeout_s: float
+
+    def share(self, pixels: np.ndarray) -> ray.ObjectRef:
+        """Put the view into the object store, once for all teachers that see it."""
+        return ray.put(pixels)
+
+    def submit(self, shared: ray.ObjectRef, grain: int) -> Pending:
+        """Send a micro-batch to the replica that its grain falls to; the answer is fetched when it is called for."""
+        reference = self.replicas[grain % len(self.replicas)].forward.remote(shared)
+
+        def wait() -> Packed:
+            try:
+                return ray.get(reference, timeout=self.timeout_s)
+            except ray.exceptions.GetTimeoutError:
+                raise TrainingError(
+                    f"teacher {self.name} gave no answer within {self.timeout_s:g} s", where=f"teachers.{self.name}.timeout_s"
+                ) from None
+
+        return wait
+
+
+def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:
+    """Start the replicas of ``teacher`` and wait until each has loaded its weights.
+
+    Args:
+        grid: the loss grid, rows and columns.
+        num_gpus: of each replica; 0 runs it on the CPU.
+
+    Raises:
+        PlacementError: the cluster gave no place in time.
+        WeightsError: the weights do not fit or cannot be read.
+    """
+    service = teacher.service
+    strategy = "SPREAD" if service.placement is Placement.spread else "DEFAULT"
+    actor = ray.remote(TeacherActor).options(
+        num_cpus=service.num_cpus,
+        num_gpus=num_gpus,
+        max_restarts=-1,
+        max_task_retries=-1,
+        scheduling_strategy=strategy,
+    )
+    replicas = [actor.remote(teacher, grid, "cuda" if num_gpus else "cpu") for _ in range(service.replicas)]
+    try:
+        ray.get([replica.ready.remote() for replica in replicas], timeout=service.timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise PlacementError(
+            f"the cluster offered no place within {service.timeout_s:g} s for {service.replicas} replica(s) of "
+            f"{service.num_cpus:g} CPUs and {num_gpus:g} GPUs", where=f"teachers.{teacher.name}",
+            hint="Lower num_cpus, num_gpus or replicas, or add nodes.",
+        ) from None
+    except ray.exceptions.RayActorError as error:
+        raise _cause(error) from None
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else error from None
+    return RemoteTeacher(teacher.name, tuple(replicas), service.timeout_s)
+
+
+def stop_pool(pool: RemoteTeacher) -> None:
+    """End every replica."""
+    for replica in pool.replicas:
+        ray.kill(replica)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What an actor's constructor raised, where Ray tells."""
+    return getattr(error, "cause", None) or error

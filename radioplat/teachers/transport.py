@@ -1,0 +1,50 @@
+"""Features on the way from a teacher to a student: bf16 bits as uint16 arrays.
+
+Arrays go through the object store without a pickle copy (20 times cheaper than bf16 tensors, which are pickled).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radioplat.models.features import Features
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Features as uint16 arrays of bf16 bits, with the seconds their forward took."""
+
+    summary: np.ndarray | None
+    spatial: np.ndarray | None
+    named: dict[str, np.ndarray]
+    seconds: float
+
+
+def pack(features: Features, seconds: float) -> Packed:
+    """bf16 features on any device to host arrays."""
+
+    def bits(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint16).numpy()
+
+    host = features.map(bits)
+    return Packed(host.summary, host.spatial, host.named, seconds)
+
+
+def unpack(packed: Packed) -> Features:
+    """Host arrays to bf16 tensors that share their memory; read them, never write them."""
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        with warnings.catch_warnings():  # Ray hands out read-only memory; torch has no read-only tensors
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            return torch.from_numpy(array).view(torch.bfloat16)
+
+    return Features(
+        None if packed.summary is None else tensor(packed.summary),
+        None if packed.spatial is None else tensor(packed.spatial),
+        {name: tensor(value) for name, value in packed.named.items()},
+    )
+
