@@ -1,0 +1,120 @@
+"""A student as the exporter wants it: one tensor in, a flat tuple of named tensors out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import typing
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from radioplat.errors import EngineError, RadioplatError
+from radioplat.models.features import Features
+
+INPUT = "images"
+
+
+class Exportable(typing.Protocol):
+    """What `export_onnx` asks of a student; it is an ``nn.Module`` as well."""
+
+    @property
+    def head_names(self) -> list[str]:
+        """The teachers it has a head for."""
+        ...
+
+    def __call__(self, images: Tensor) -> Features:
+        """Float images ``[B, 3, H, W]`` in [0, 1] to backbone features; normalisation happens inside."""
+        ...
+
+    def head(self, name: str, features: Features) -> Features:
+        """Backbone features in the space of teacher ``name``."""
+        ...
+
+
+class FlatStudent(nn.Module):
+    """A student whose forward gives a tuple of tensors: a private copy, in fp32, on the CPU, in evaluation mode."""
+
+    def __init__(self, student: Exportable, adaptors: list[str]) -> None:
+        super().__init__()
+        module = copy.deepcopy(typing.cast(nn.Module, student))
+        self.student = module.to(device="cpu", dtype=torch.float32).requires_grad_(False)
+        self.adaptors = adaptors
+        self.eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor for _, tensor in self._named(images))
+
+    @property
+    def bytes(self) -> int:
+        """Size of weights and buffers."""
+        return sum(t.numel() * t.element_size() for t in [*self.parameters(), *self.buffers()])
+
+    def find_outputs(self, height: int, width: int) -> list[str]:
+        """Names of the tensors that :meth:`forward` gives, found by running it once."""
+        try:
+            with torch.no_grad():
+                names = [name for name, _ in self._named(torch.zeros(1, 3, height, width))]
+        except RadioplatError:
+            raise
+        except Exception as error:  # whatever a backbone raises at a size it cannot take
+            raise EngineError(
+                f"the student cannot run at {height} x {width} pixels: {_root(error)}",
+                where="export.input_height, export.input_width", hint="Give a size that its patches divide.",
+            ) from error
+        if not names:
+            raise EngineError("the student gives neither a summary nor a map", where="export.checkpoint")
+        return names
+
+    def _named(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+        student = typing.cast(Exportable, self.student)
+        features = student(images)
+        for prefix, found in [("", features)] + [(f"{name}.", student.head(name, features)) for name in self.adaptors]:
+            if found.summary is not None:
+                yield f"{prefix}summary", found.summary
+            if found.spatial is not None:
+                yield f"{prefix}spatial", found.spatial
+
+
+def trace(module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], opset: int, verbose: bool):
+    batch, height, width = shape
+    dynamic = batch <= 0
+    # torch.export treats a sample batch of 1 as a constant.
+    example = torch.zeros(2 if dynamic else batch, 3, height, width)
+    dimensions = {"images": {0: torch.export.Dim("batch", min=1)}} if dynamic else None
+    try:
+        with contextlib.nullcontext() if verbose else _quiet():
+            return torch.onnx.export(
+                module, (example,), dynamo=True, opset_version=opset, input_names=[INPUT], output_names=outputs,
+                dynamic_shapes=dimensions, verbose=verbose,
+            )
+    except Exception as error:  # the exporter has many classes of failure, none of them a contract
+        hint = "A fixed export.batch_size may succeed." if dynamic else ""
+        raise EngineError(f"torch cannot export this student: {_root(error)}", where="export", hint=hint) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back the exporter's warnings and log lines: nobody who runs a task can act on them."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _root(error: BaseException) -> str:
+    """The first line of the innermost cause: exporters wrap it in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,214 @@
+"""A trained student as one ONNX file: backbone features, and the heads that were asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+
+from radioplat.errors import EngineError
+from radioplat.export.flat_student import Exportable, FlatStudent, trace
+from radioplat.export.onnx_check import Agreement, compare_with_torch
+from radioplat.export.precision import parse_data_type, retype, simulate
+
+# The lowest operator set torch's exporter writes (what it offers for older ones is a conversion that mostly fails), and
+# the first in which ONNX defines convolutions in bf16.
+MIN_OPSET = {"fp32": 18, "fp16": 18, "bf16": 22}
+# An fp32 file that is further from torch than this, relative to the largest value, is wrong rather than rounded.
+TOLERANCE = 1e-3
+# Protobuf's limit is 2 GiB a file.
+ONE_FILE_BYTES = 1_900_000_000
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """What was written.
+
+    Attributes:
+        path: the ONNX file.
+        inputs, outputs: shape by name; a dynamic dimension is its name (``batch``). All are float32.
+        opset: the operator set of the file.
+        data_type: the arithmetic inside: ``fp32``, ``fp16`` or ``bf16``.
+        bytes: size on disk, weights included.
+        max_abs_error, max_relative_error: of the fp32 graph on onnxruntime against torch.
+        precision_error: relative error of the graph rounded to ``data_type`` against torch in fp32; None for fp32.
+        notes: what differs from what was asked, a sentence each.
+    """
+
+    path: Path
+    inputs: dict[str, list[int | str]]
+    outputs: dict[str, list[int | str]]
+    opset: int
+    data_type: str = "fp32"
+    bytes: int = 0
+    max_abs_error: float = 0.0
+    max_relative_error: float = 0.0
+    precision_error: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def export_onnx(
+    student: Exportable,
+    path: str | Path,
+    *,
+    height: int,
+    width: int,
+    batch_size: int = -1,
+    opset: int = 18,
+    adaptors: Sequence[str] = (),
+    data_type: str = "fp32",
+    verbose: bool = False,
+    one_file_bytes: int = ONE_FILE_BYTES,
+) -> OnnxReport:
+    """Write ``student`` as ONNX and prove the file against torch before it gets its name.
+
+    The input is ``images``, float32 ``[B, 3, height, width]`` in [0, 1]. The outputs, float32, are ``summary``
+    ``[B, D]`` and ``spatial`` ``[B, h, w, D]``, then ``<adaptor>.summary`` and ``<adaptor>.spatial``, each where the
+    student has it.
+
+    Args:
+        batch_size: a fixed batch, or -1 for a dynamic one.
+        opset: at least 18, and 22 for bf16; a lower one is raised with a note.
+        adaptors: heads to add, from ``student.head_names``.
+        data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside.
+        verbose: let torch's exporter print.
+        one_file_bytes: beyond this size the weights go to ``<path>.data`` beside the file.
+
+    Raises:
+        EngineError: an unknown adaptor or data type, a student that cannot be traced at this size, a file that cannot
+            be written, or one that onnxruntime does not compute as torch does.
+    """
+    path = Path(path)
+    data_type = parse_data_type(data_type, "export.data_type")
+    opset, notes = _choose_opset(opset, data_type)
+    module = FlatStudent(student, _known(adaptors, student.head_names))
+    outputs = module.find_outputs(height, width)
+    folder = _aside(path)
+    try:
+        written = folder / path.name
+        program = trace(module, outputs, (batch_size, height, width), opset, verbose)
+        program.save(str(written), external_data=module.bytes > one_file_bytes)
+        report = _describe(written, path, opset, notes)
+        if batch_size <= 0 and report.inputs["images"][0] != "batch":
+            raise _fixed_batch()
+
+        def check(file: Path) -> Agreement:
+            batches = (1, 3) if batch_size <= 0 else (batch_size,)
+            return compare_with_torch(file, module, outputs, batches=batches, height=height, width=width)
+
+        agreement = check(written)
+        if not agreement.max_relative_error <= TOLERANCE:
+            raise _disagreement(agreement, path)
+        report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
+        if data_type != "fp32":
+            cost = _lower(written, data_type, check, one_file_bytes)
+            report = replace(report, data_type=data_type, precision_error=cost)
+        onnx.checker.check_model(str(written), full_check=True)
+        report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir()))
+        _publish(folder, path)
+        return report
+    except OSError as error:
+        raise EngineError(f"cannot write the ONNX file: {error.strerror}", where=str(path)) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _known(adaptors: Sequence[str], names: Sequence[str]) -> list[str]:
+    for name in adaptors:
+        if name not in names:
+            valid = f"Valid: {', '.join(names)}." if names else "This student has no heads."
+            raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
+    return list(dict.fromkeys(adaptors))
+
+
+def _choose_opset(asked: int, data_type: str) -> tuple[int, list[str]]:
+    oldest, newest = MIN_OPSET[data_type], onnx.defs.onnx_opset_version()
+    if asked > newest:
+        raise EngineError(
+            f"operator set {asked} is unknown to onnx {onnx.__version__}",
+            where="export.opset_version", hint=f"Valid: {oldest} to {newest}.",
+        )
+    if asked < oldest:
+        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {data_type} here"]
+    return asked, []
+
+
+def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_file_bytes: int) -> float:
+    """Rewrite ``file`` in ``data_type``; returns what the precision costs, relative to torch in fp32."""
+    with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
+        rounded = Path(scratch) / "rounded.onnx"
+        _save(simulate(file, data_type), rounded, one_file_bytes)
+        error = check(rounded).max_relative_error
+    if not error < float("inf"):
+        raise EngineError(
+            f"the student overflows in {data_type}: its features are not finite",
+            where="export.data_type", hint="Use bf16 or fp32.",
+        )
+    model = onnx.load(str(file))
+    retype(model, data_type)
+    for old in file.parent.iterdir():
+        old.unlink()
+    _save(model, file, one_file_bytes)
+    return error
+
+
+def _save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    onnx.save(model, str(file), save_as_external_data=size > one_file_bytes, location=f"{file.name}.data")
+
+
+def _publish(folder: Path, path: Path) -> None:
+    """Give the finished files their names, weights before the graph that needs them; drop an older export's weights."""
+    weights = f"{path.name}.data"
+    if (folder / weights).exists():
+        os.replace(folder / weights, path.with_name(weights))
+        os.replace(folder / path.name, path)
+    else:
+        os.replace(folder / path.name, path)
+        path.with_name(weights).unlink(missing_ok=True)
+
+
+def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxReport:
+    model = onnx.load(str(written), load_external_data=False)
+    found = {entry.domain: entry.version for entry in model.opset_import}.get("", 0)
+    if found != opset:
+        raise EngineError(
+            f"operator set {opset} was asked for and torch wrote {found}",
+            where="export.opset_version", hint=f"Use {found}.",
+        )
+    return OnnxReport(path, _shapes(model.graph.input), _shapes(model.graph.output), found, notes=notes)
+
+
+def _shapes(values) -> dict[str, list[int | str]]:
+    return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+
+
+def _fixed_batch() -> EngineError:
+    return EngineError(
+        "the student's forward fixes the batch size while it is traced (`len(tensor)` does that)",
+        where="export.batch_size", hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
+    )
+
+
+def _disagreement(agreement: Agreement, path: Path) -> EngineError:
+    return EngineError(
+        f"output `{agreement.output}` differs from torch by {agreement.max_relative_error:.2g} of its largest value "
+        f"(at most {TOLERANCE:g} is allowed), so the file was not written", where=str(path),
+        hint="The student computes something the exporter translates wrongly; try another export.opset_version.",
+    )
+
+
+def _aside(path: Path) -> Path:
+    """A folder beside ``path``, so that the finished file is renamed and never half there."""
+    if path.is_dir():
+        raise EngineError("this is a folder, not a file name", where=str(path), hint="Give a name that ends in .onnx.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise EngineError(f"cannot write here: {error.strerror}", where=str(path.parent)) from error

@@ -1,0 +1,92 @@
+"""Does an ONNX file compute what the torch module it came from computes?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from radioplat.errors import EngineError
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far an ONNX file is from torch, at worst over all outputs and batches.
+
+    Attributes:
+        max_abs_error: max |onnx - torch|.
+        max_relative_error: max |onnx - torch| / max |torch| of the same output.
+        output: name of the output with the largest relative error.
+    """
+
+    max_abs_error: float
+    max_relative_error: float
+    output: str
+
+
+def compare_with_torch(
+    path: Path, module: nn.Module, outputs: Sequence[str], *, batches: Sequence[int], height: int, width: int
+) -> Agreement:
+    """Run a file on onnxruntime and ``module`` on torch, both in fp32 on the CPU, on the same noise images.
+
+    Args:
+        path: an ONNX file with one input ``images``, float32 ``[B, 3, height, width]`` in [0, 1].
+        module: gives a tuple of float32 tensors, one for each name in ``outputs``.
+        batches: the batch sizes to try; each sees other images.
+
+    Raises:
+        EngineError: onnxruntime refuses the file, or torch or the file gives a number that is not finite.
+    """
+    session = _open(path)
+    generator = torch.Generator().manual_seed(0)
+    worst = Agreement(0.0, -1.0, "")
+    for batch in batches:
+        images = torch.rand(batch, 3, height, width, generator=generator)
+        with torch.no_grad():
+            wanted = [tensor.numpy() for tensor in module(images)]
+        try:
+            got = session.run(list(outputs), {"images": images.numpy()})
+        except Exception as error:  # its classes share no base but Exception
+            problem = f"onnxruntime cannot run the file on {batch} images: {_line(error)}"
+            raise EngineError(problem, where="export") from error
+        for name, a, b in zip(outputs, wanted, got, strict=True):
+            worst = _worse(worst, _difference(name, a, b))
+    return worst
+
+
+def _difference(name: str, wanted: np.ndarray, got: np.ndarray) -> Agreement:
+    if not np.isfinite(wanted).all():
+        raise EngineError(f"the student's output `{name}` is not finite", where="export.checkpoint")
+    if wanted.shape != got.shape:
+        raise EngineError(f"output `{name}` is {list(got.shape)} in the ONNX file and {list(wanted.shape)} in torch")
+    if not np.isfinite(got).all():
+        return Agreement(float("inf"), float("inf"), name)
+    error = float(np.abs(got - wanted).max())
+    return Agreement(error, error / max(float(np.abs(wanted).max()), 1e-6), name)
+
+
+def _worse(a: Agreement, b: Agreement) -> Agreement:
+    largest = max(a, b, key=lambda x: x.max_relative_error)
+    return Agreement(max(a.max_abs_error, b.max_abs_error), largest.max_relative_error, largest.output)
+
+
+def _open(path: Path):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # The file is judged as written: onnxruntime's rewrites may change numbers.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise EngineError(f"onnxruntime cannot load the file: {_line(error)}", where="export") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]

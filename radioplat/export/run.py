@@ -1,0 +1,99 @@
+"""The tasks ``export`` and ``gen_trt_engine``: paths out of the spec, and the work done elsewhere in this room."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from radioplat.errors import EngineError
+from radioplat.export.onnx import OnnxReport, export_onnx
+from radioplat.export.tensorrt import EngineReport, build_engine
+from radioplat.spec.root import Spec
+
+LATEST = "model_latest"
+
+
+def export(spec: Spec) -> OnnxReport:
+    """Task ``export``: the trained student of ``export.checkpoint`` as ONNX.
+
+    Raises:
+        EngineError: there is no checkpoint yet, or the student cannot be exported as asked.
+        WeightsError: the checkpoint cannot be read.
+    """
+    from radioplat.models.checkpoint import load_student
+
+    asked = spec.export
+    _check_channels(asked.input_channel, "export")
+    student = load_student(find_checkpoint(spec, asked.checkpoint, "export.checkpoint"), "export.checkpoint")
+    return export_onnx(
+        student, onnx_file(spec),
+        height=asked.input_height or spec.dataset.img_size,
+        width=asked.input_width or spec.dataset.img_size,
+        batch_size=asked.batch_size,
+        opset=asked.opset_version,
+        adaptors=asked.adaptors,
+        data_type=asked.data_type or spec.gen_trt_engine.tensorrt.data_type,
+        verbose=asked.verbose,
+    )
+
+
+def gen_trt_engine(spec: Spec) -> EngineReport:
+    """Task ``gen_trt_engine``: ``gen_trt_engine.onnx_file``, by default what ``export`` wrote, as an engine.
+
+    Raises:
+        EngineError: there is no ONNX file yet, it does not fit the spec, or TensorRT gives a reason.
+    """
+    asked = spec.gen_trt_engine
+    _check_channels(asked.input_channel, "gen_trt_engine")
+    config = asked.tensorrt
+    if asked.batch_size > 0:
+        one = asked.batch_size
+        config = dataclasses.replace(config, min_batch_size=one, opt_batch_size=one, max_batch_size=one)
+    return build_engine(
+        asked.onnx_file or onnx_file(spec), engine_file(spec), config,
+        height=asked.input_height, width=asked.input_width, verbose=asked.verbose,
+    )
+
+
+def onnx_file(spec: Spec) -> Path:
+    """Where task ``export`` writes."""
+    return Path(spec.export.onnx_file or task_folder(spec, "export") / "student.onnx")
+
+
+def engine_file(spec: Spec) -> Path:
+    """Where task ``gen_trt_engine`` writes."""
+    return Path(spec.gen_trt_engine.trt_engine or task_folder(spec, "gen_trt_engine") / "student.engine")
+
+
+def task_folder(spec: Spec, task: str) -> Path:
+    """``<task>.results_dir`` where the spec gives it, else ``<results_dir>/<task>``."""
+    own = getattr(getattr(spec, task), "results_dir", None)  # `train` has none, as in TAO
+    return Path(own or Path(spec.results_dir) / task)
+
+
+def find_checkpoint(spec: Spec, asked: str | None, field: str) -> Path:
+    """The checkpoint folder a task works on: the one asked for, else the latest that ``distill`` or ``train`` left.
+
+    Args:
+        asked: value of the spec's ``field``, or None.
+
+    Raises:
+        EngineError: it does not exist; says which task to run first.
+    """
+    if asked:
+        if not Path(asked).exists():
+            raise EngineError(f"there is no checkpoint {asked}", where=field, hint="Give a model_epoch_... folder.")
+        return Path(asked)
+    links = [task_folder(spec, task) / LATEST for task in ("distill", "train")]
+    found = [link for link in links if link.exists()]
+    if not found:
+        raise EngineError(
+            f"no trained student: neither {links[0]} nor {links[1]} exists", where=field,
+            hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}.",
+        )
+    return max(found, key=lambda link: link.resolve().stat().st_mtime)
+
+
+def _check_channels(channels: int, section: str) -> None:
+    if channels != 3:
+        raise EngineError(f"a student takes 3 channels, not {channels}", where=f"{section}.input_channel")
