@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 clean:
 	rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .hypothesis
-	find radioplat tests jobs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV)
