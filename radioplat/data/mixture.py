@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from math import gcd, lcm
-from typing import Sequence
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Mixture:
         return len(self.pattern)
 
     @classmethod
-    def of(cls, scale_factors: Sequence[float]) -> "Mixture":
+    def of(cls, scale_factors: Sequence[float]) -> Mixture:
         """Among the sources that are behind their share, serve the one whose next pick falls due first.
 
         Pick j of source i (from 0) is released at j*P/n_i and due at (j+1)*P/n_i: earliest deadline first among

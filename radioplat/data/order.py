@@ -8,9 +8,10 @@ weight over the largest; a pass takes the rows that hold u, u+1, u+2, ... with u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -142,7 +143,7 @@ class _Passes:
             parts.append(ids[max(0, start - bounds[w]) : stop - bounds[w]])
         return np.concatenate(parts)
 
-    def _plan_pass(self, number: int) -> "_Pass":
+    def _plan_pass(self, number: int) -> _Pass:
         keys = _random(len(self._starts), self._seed, self._number, number, 0)
         u = float(keys[-1] >> np.uint64(11)) / float(1 << 53)
         shards = np.argsort(keys[:-1], kind="stable")
@@ -158,7 +159,7 @@ class _Passes:
         ids = np.concatenate([self._picks(plan, int(shard)) for shard in shards])
         return ids[np.argsort(_random(len(ids), self._seed, self._number, number, 1 + window), kind="stable")]
 
-    def _picks(self, plan: "_Pass", shard: int) -> np.ndarray:
+    def _picks(self, plan: _Pass, shard: int) -> np.ndarray:
         """The rows of ``shard`` that hold one of the points u, u+1, u+2, ..."""
         ids, lengths = self._source.row_lengths(shard)
         ids, lengths = ids[lengths > 0], lengths[lengths > 0]

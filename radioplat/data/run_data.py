@@ -34,7 +34,7 @@ class RunData:
         self.index, self.split, self.weight, self.reasons = index, split, weight, reasons
 
     @classmethod
-    def create(cls, index: ShardIndex, split: SplitConfig, max_pixels: int) -> "RunData":
+    def create(cls, index: ShardIndex, split: SplitConfig, max_pixels: int) -> RunData:
         """Apply the filters and weights of ``split``."""
         reasons = reject_reasons(index, split, max_pixels)
         return cls(index, split, sample_weights(index, reasons == "", split.data_weight_mode), reasons)
@@ -46,7 +46,7 @@ class RunData:
         np.save(directory / _REASONS, self.reasons.astype("U"))
 
     @classmethod
-    def load(cls, directory: Path, split: SplitConfig) -> "RunData":
+    def load(cls, directory: Path, split: SplitConfig) -> RunData:
         """Read what :meth:`save` wrote.
 
         Raises:

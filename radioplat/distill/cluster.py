@@ -1,31 +1,46 @@
-"""Joining or starting a Ray cluster, and what it can offer."""
+"""Joining or starting a Ray cluster, and what it can ever offer. ``ray`` is imported only where a cluster is meant."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import ray
+import torch
 
-from radioplat.distill.prepare import Run
-from radioplat.errors import PlacementError
+from radioplat.errors import PlacementError, Problem
 from radioplat.spec.cluster import ClusterMode, Placement
+from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 
 
 @dataclass(frozen=True)
-class Demand:
-    """Logical CPUs and GPUs that a run takes."""
+class Offer:
+    """Logical CPUs and GPUs: what a cluster has, or what a run takes."""
 
     cpus: float
     gpus: float
 
+    @classmethod
+    def this_machine(cls) -> Offer:
+        """Cores and CUDA devices of this machine."""
+        return cls(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
+
+    @property
+    def device(self) -> torch.device:
+        """What teachers and workers run on."""
+        return torch.device("cuda" if self.gpus else "cpu")
+
 
 def wants_ray(spec: Spec) -> bool:
-    """Whether the run goes to a cluster: asked for, or several workers, or one is there to join."""
+    """Whether the run goes to a cluster: asked for, or several workers, or one is there to join.
+
+    Raises:
+        PlacementError: local mode with several workers.
+    """
     mode = spec.cluster.mode
     if mode is ClusterMode.local and spec.world_size > 1:
         raise PlacementError(
@@ -34,19 +49,18 @@ def wants_ray(spec: Spec) -> bool:
         )
     if mode is not ClusterMode.auto:
         return mode is ClusterMode.ray
-    return spec.world_size > 1 or bool(spec.cluster.address or os.environ.get("RAY_ADDRESS") or ray.is_initialized())
+    return spec.world_size > 1 or _address(spec) is not None or _is_joined()
 
 
-def demand(run: Run, gpus: bool) -> Demand:
-    """What training workers, decode tasks and teachers of ``run`` take together."""
-    spec = run.spec
+def demand_of(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool) -> Offer:
+    """What training workers, one decode task and the teachers take together."""
     cpus = spec.world_size * spec.cluster.cpus_per_worker + spec.cluster.cpus_per_decode
     cards = float(spec.world_size if gpus else 0)
-    for teacher in run.teachers:
+    for teacher in teachers:
         if teacher.service.placement is not Placement.inline:
             cpus += teacher.service.replicas * teacher.service.num_cpus
             cards += teacher.service.replicas * teacher_gpus(teacher.service.num_gpus, gpus)
-    return Demand(cpus, cards)
+    return Offer(cpus, cards)
 
 
 def teacher_gpus(asked: float | None, gpus: bool) -> float:
@@ -54,59 +68,102 @@ def teacher_gpus(asked: float | None, gpus: bool) -> float:
     return asked if asked is not None else float(gpus)
 
 
-@contextlib.contextmanager
-def joined(run: Run) -> Iterator[bool]:
-    """Be connected to a cluster; yields whether it has GPUs. A cluster of our own ends with the block.
+def offer(spec: Spec) -> Offer:
+    """The most that the cluster of ``spec`` can ever have; nothing is started.
 
-    Raises:
-        PlacementError: the cluster can never hold the run.
+    A cluster that is not there yet would be this machine; its logical CPUs are then as many as the run asks for.
     """
-    ours = _connect(run)
+    address = _address(spec)
+    if address is None and not _is_joined():
+        machine = Offer.this_machine()
+        return Offer(math.inf, machine.gpus)
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
     try:
-        offered = ray.cluster_resources()
-        gpus = offered.get("GPU", 0) > 0
-        needed = demand(run, gpus)
-        # An autoscaler may add nodes; without one, what there is is all there will ever be.
-        if not _can_grow():
-            for name, want, have in (("CPU", needed.cpus, offered.get("CPU", 0)), ("GPU", needed.gpus, offered.get("GPU", 0))):
-                if want > have + 1e-6:
-                    raise PlacementError(
-                        f"the run takes {want:g} {name}s and the cluster has {have:g}",
-                        where="train.num_gpus" if name == "GPU" else "cluster.cpus_per_worker",
-                        hint=_less(name),
-                    )
-        yield gpus
+        return _most()
     finally:
         if ours:
             ray.shutdown()
 
 
-def _less(name: str) -> str:
-    if name == "GPU":
-        return "Lower train.num_gpus or teachers.<name>.num_gpus (a fraction shares a card), or add nodes."
-    return "Lower cluster.cpus_per_worker, cluster.cpus_per_decode or teachers.<name>.num_cpus (fractions are fine), or add nodes."
+def shortages(needed: Offer, offered: Offer) -> list[Problem]:
+    """A problem for each resource of which the cluster can never have enough."""
+    problems = []
+    for name, want, have, where, hint in (
+        ("CPU", needed.cpus, offered.cpus, "cluster.cpus_per_worker",
+         "Lower cluster.cpus_per_worker, cluster.cpus_per_decode or teachers.<name>.num_cpus (fractions are fine), or add nodes."),
+        ("GPU", needed.gpus, offered.gpus, "train.num_gpus",
+         "Lower train.num_gpus or teachers.<name>.num_gpus (a fraction shares a card), or add nodes."),
+    ):
+        if want > have + 1e-6:
+            problems.append(Problem(f"the run takes {want:g} {name}s and the cluster can have at most {have:g}", where, hint))
+    return problems
 
 
-def _connect(run: Run) -> bool:
+@contextlib.contextmanager
+def joined(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[bool]:
+    """Be connected to a cluster; yields whether it has GPUs. A cluster of our own ends with the block.
+
+    Raises:
+        PlacementError: the cluster can never hold the run.
+    """
+    import ray
+
+    ours = _connect(spec, teachers)
+    try:
+        most = _most()
+        problems = shortages(demand_of(spec, teachers, most.gpus > 0), most)
+        if problems:
+            raise PlacementError(*problems)
+        yield most.gpus > 0
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     """Connect; True where the cluster is our own."""
+    import ray
+
     if ray.is_initialized():
         return False
-    quiet = dict(logging_level=logging.WARNING, log_to_driver=True)
-    address = run.spec.cluster.address or os.environ.get("RAY_ADDRESS")
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    address = _address(spec)
     if address:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, logging_level=logging.WARNING)
         return False
-    try:
-        ray.init(address="auto", **quiet)
-        return False
-    except ConnectionError:
-        pass
     # On one machine logical CPUs are bookkeeping: offer what the spec asks, so that a laptop runs it too.
-    cpus = max(float(os.cpu_count() or 1), demand(run, gpus=False).cpus)
     # With its dashboard, on loopback: Ray Train's clean-up and Tune ask it for the state of actors.
-    ray.init(num_cpus=int(-(-cpus // 1)), include_dashboard=True, **quiet)
+    cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False).cpus)
+    ray.init(num_cpus=math.ceil(cpus), include_dashboard=True, logging_level=logging.WARNING)
     return True
 
 
-def _can_grow() -> bool:
-    return any(node.get("Labels", {}).get("ray.io/autoscaling") for node in ray.nodes()) or "RAY_AUTOSCALER_MAX" in os.environ
+def _address(spec: Spec) -> str | None:
+    """The cluster to join: the spec's, the environment's, or the one that runs on this machine; None for none."""
+    asked = spec.cluster.address or os.environ.get("RAY_ADDRESS")
+    if asked:
+        return asked
+    from ray._private.services import find_gcs_addresses
+    from ray._private.utils import read_ray_address
+
+    current = read_ray_address()  # what `ray start` left behind; it may have died since
+    return current if current and current in find_gcs_addresses() else None
+
+
+def _is_joined() -> bool:
+    import sys
+
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+
+
+def _most() -> Offer:
+    """What the joined cluster has, or what its autoscaler may add up to."""
+    import ray
+    from ray._private.state import get_max_resources_from_cluster_config
+
+    have, most = ray.cluster_resources(), get_max_resources_from_cluster_config() or {}
+    return Offer(max(have.get("CPU", 0), most.get("CPU", 0)), max(have.get("GPU", 0), most.get("GPU", 0)))

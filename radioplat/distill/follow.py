@@ -52,7 +52,7 @@ class Follower:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
-    def __enter__(self) -> "Follower":
+    def __enter__(self) -> Follower:
         if self._progress:
             self._progress.__enter__()
         self._thread.start()

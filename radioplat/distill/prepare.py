@@ -15,10 +15,10 @@ from radioplat.data.ledger import write_rejects
 from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.views import ViewSpec
 from radioplat.errors import Problem, SpecError
-from radioplat.models.checkpoint import is_checkpoint, read_architecture, read_tensors
+from radioplat.models.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.heads import HeadArchitecture
+from radioplat.models.start import start_student
 from radioplat.models.student import Student, StudentArchitecture
-from radioplat.models.weights import load_into, read_weights
 from radioplat.spec.check import check
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
 from radioplat.spec.root import Spec
@@ -161,32 +161,13 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
 
 
 def build_student(run: Run) -> Student:
-    """The student with its starting weights; equal on every rank, because seeded."""
-    torch.manual_seed(run.spec.train.seed)
-    student = Student(run.architecture)
-    backbone = run.spec.model.backbone
-    if backbone.pretrained_backbone_path:
-        where = "model.backbone.pretrained_backbone_path"
-        tensors = _backbone_tensors(backbone.pretrained_backbone_path, where)
-        target = getattr(student.backbone, "model", student.backbone)
-        load_into(target, tensors, backbone.pretrained_backbone_path, where, getattr(student.backbone, "classifier_prefix", ()))
-    if run.spec.train.pretrained_model_path:
-        path = run.spec.train.pretrained_model_path
-        tensors = read_tensors(path, "train.pretrained_model_path")
-        load_into(student, tensors, path, "train.pretrained_model_path", ("heads.", "classifier."))
-    if backbone.freeze_backbone:
+    """The student as it enters training; equal on every rank, because seeded."""
+    student = start_student(run.spec, run.architecture)
+    if run.spec.model.backbone.freeze_backbone:
         student.backbone.requires_grad_(False)
     if run.spec.train.grad_checkpointing:
         student.backbone.set_grad_checkpointing()
     return student
-
-
-def _backbone_tensors(path: str, where: str) -> dict[str, torch.Tensor]:
-    tensors = read_weights(path, where)
-    if not is_checkpoint(path):
-        return tensors
-    inner = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
-    return {k.removeprefix("model."): v for k, v in inner.items()}
 
 
 def _student_architecture(

@@ -30,7 +30,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         PlacementError: the cluster can never hold the run.
         TrainingError, WeightsError: as raised in a worker or a teacher.
     """
-    with joined(run) as gpus, _pools(run, gpus) as pools:
+    with joined(run.spec, run.teachers) as gpus, _pools(run, gpus) as pools:
         spec = run.spec
         if not gpus:
             say(f"this cluster has no GPU: the run takes {spec.world_size} CPU worker(s)")

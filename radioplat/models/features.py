@@ -22,7 +22,7 @@ class Features:
     spatial: torch.Tensor | None = None
     named: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def map(self, function) -> "Features":
+    def map(self, function) -> Features:
         """Apply ``function`` to every tensor."""
         return Features(
             None if self.summary is None else function(self.summary),

@@ -69,5 +69,5 @@ class RadioViT(nn.Module):
         classes = tokens[:, : self.patch_generator.num_class_tokens]
         patches = tokens[:, self.patch_generator.num_prefix :]
         h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
-        spatial = patches.reshape(len(images), h, w, -1) if "spatial" in wanted else None
+        spatial = patches.reshape(images.shape[0], h, w, -1) if "spatial" in wanted else None
         return Features(classes.flatten(1), spatial, {"tokens": classes})

@@ -46,7 +46,7 @@ class StudentArchitecture:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> "StudentArchitecture":
+    def from_json(cls, text: str) -> StudentArchitecture:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
         raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])

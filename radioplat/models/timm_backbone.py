@@ -61,7 +61,7 @@ class TimmBackbone(nn.Module):
             return raw if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else raw.permute(0, 2, 3, 1)
         patches = raw[:, getattr(self.model, "num_prefix_tokens", 0) :]
         h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
-        return patches.reshape(len(images), h, w, -1)
+        return patches.reshape(images.shape[0], h, w, -1)
 
 
 def _stride(model: nn.Module) -> int:

@@ -80,7 +80,14 @@ def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
 def load_into(
     module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str, ignore: tuple[str, ...] = ()
 ) -> None:
-    """Copy ``tensors`` into ``module``; every name and shape must fit.
+    """Copy ``tensors`` into ``module``; every name and shape must fit (see :func:`fit`)."""
+    module.load_state_dict(fit(module, tensors, path, where, ignore))
+
+
+def fit(
+    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str, ignore: tuple[str, ...] = ()
+) -> dict[str, torch.Tensor]:
+    """The tensors that ``module`` (which may be on the meta device) takes, by its own names.
 
     Args:
         ignore: prefixes of tensors that may be left over (a classifier that a backbone has no use for).
@@ -104,12 +111,13 @@ def load_into(
         if k in tensors and tensors[k].shape != own[k].shape
     ]
     if missing or extra or shapes:
-        parts = [f"{what}: {_few(names)}" for what, names in (("missing", missing), ("left over", extra), ("shapes", shapes)) if names]
+        found = (("missing", missing), ("left over", extra), ("shapes", shapes))
+        parts = [f"{what}: {_few(names)}" for what, names in found if names]
         raise WeightsError(
             f"{path} does not fit the architecture ({'; '.join(parts)})", where=where,
             hint="Check that backbone.type and its kwargs are what the weights were trained as.",
         )
-    module.load_state_dict({k: v for k, v in tensors.items() if k in own})
+    return {k: v for k, v in tensors.items() if k in own}
 
 
 def _few(names: list[str], most: int = 3) -> str:

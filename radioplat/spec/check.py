@@ -1,4 +1,4 @@
-"""Contradictions inside a spec that can be found by reading it alone: no file, no model, no cluster is touched."""
+"""Contradictions inside a spec that can be found by reading it alone: no file is opened, no model built."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.train import TrainConfig
@@ -16,7 +17,7 @@ _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 def check(spec: Spec, task: str = "distill") -> list[Problem]:
     """Problems of ``spec`` for ``task`` (``distill`` or ``train``); empty when there are none."""
-    problems = [*_sizes(spec), *_optimizer(spec), *_unavailable(spec)]
+    problems = [*paths_in_copy(spec), *_sizes(spec), *_optimizer(spec), *_unavailable(spec)]
     if task == "distill":
         problems += [*_teachers(spec), *_chain(spec)]
     if task == "train" and spec.dataset.num_classes < 1:

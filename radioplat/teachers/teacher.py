@@ -12,7 +12,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models.checkpoint import is_checkpoint, load_student, read_architecture
 from radioplat.models.features import Features
 from radioplat.models.student import Student, StudentArchitecture, build_backbone
-from radioplat.models.weights import load_into, read_weights
+from radioplat.models.weights import fit, read_weights
 from radioplat.spec.cluster import TeacherPrecision
 from radioplat.spec.resolve import ResolvedTeacher
 
@@ -129,12 +129,28 @@ def _load(teacher: ResolvedTeacher) -> nn.Module:
     where = f"{teacher.where}.pretrained_teacher_model_path"
     if teacher.weights and is_checkpoint(teacher.weights):
         return _WithClassifier(load_student(teacher.weights, where))
+    backbone = build_backbone(architecture_of(teacher), f"{teacher.where}.model.backbone")
+    getattr(backbone, "model", backbone).load_state_dict(fitting_weights(teacher, backbone))
+    return backbone
+
+
+def fitting_weights(teacher: ResolvedTeacher, backbone: nn.Module | None = None) -> dict[str, torch.Tensor]:
+    """Read the teacher's weights and check that they fit, without building it unless ``backbone`` is given.
+
+    Raises:
+        WeightsError: none are named, they cannot be read, or they belong to another architecture.
+    """
+    where = f"{teacher.where}.pretrained_teacher_model_path"
     if not teacher.weights:
         raise WeightsError("a teacher needs trained weights", where=where)
-    backbone = build_backbone(architecture_of(teacher), f"{teacher.where}.model.backbone")
+    if backbone is None:
+        with torch.device("meta"):
+            backbone = build_backbone(architecture_of(teacher), f"{teacher.where}.model.backbone")
+    tensors = read_weights(teacher.weights, where)
+    if is_checkpoint(teacher.weights):
+        return tensors
     target = getattr(backbone, "model", backbone)
-    load_into(target, read_weights(teacher.weights, where), teacher.weights, where, getattr(backbone, "classifier_prefix", ()))
-    return backbone
+    return fit(target, tensors, teacher.weights, where, getattr(backbone, "classifier_prefix", ()))
 
 
 class _WithClassifier(nn.Module):

@@ -60,10 +60,6 @@ def test_checkpoint_to_onnx_to_engine_by_default_paths(spec, tmp_path):
     assert built.batch == (4, 4, 4) and built.compute_capabilities == ["SM89"] and set(built.kernels) == {"bf16"}
 
 
-@pytest.mark.xfail(
-    raises=EngineError, strict=False,
-    reason="RadioViT and TimmBackbone reshape by len(images), which fixes the batch; images.shape[0] does not",
-)
 def test_the_batch_is_dynamic_by_default_and_one_size_in_the_engine_if_asked(spec, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="the `engine` extra is not installed")
     checkpoint(tmp_path / "results" / "distill")

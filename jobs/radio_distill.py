@@ -1,0 +1,25 @@
+"""Distil a student: what `ray job submit -- python jobs/radio_distill.py -e spec.yaml key=value` runs.
+
+Without -e it runs specs/quickstart.yaml, and packs that spec's corpora and weights first where they are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from radioplat import cli
+from radioplat.quickstart import defaults
+
+
+def main(arguments: list[str]) -> int:
+    """As `radioplat distill`; returns the exit status."""
+    if not {"-e", "--experiment_spec"} & set(arguments):
+        status = cli.guarded(lambda: defaults.ensure_inputs(arguments))
+        if status:
+            return status
+        arguments = ["-e", str(defaults.SPEC), *arguments]
+    return cli.main(["distill", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

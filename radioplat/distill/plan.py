@@ -1,0 +1,191 @@
+"""``radioplat plan``: everything that can go wrong is looked for, and what the run will take is told, before any actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from radioplat.data.index import build_index
+from radioplat.data.run_data import RunData
+from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.distill.prepare import Models, design_models, steps_per_epoch
+from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.spec.check import check
+from radioplat.spec.root import Spec
+from radioplat.spec.train import Precision
+from radioplat.teachers.teacher import compute_dtype, fitting_weights
+
+
+@dataclass(frozen=True)
+class ModelLine:
+    """One model: parameters, what its weights (and optimizer) take in bytes, where it runs."""
+
+    name: str
+    role: str
+    parameters: int
+    memory: int
+    placement: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One source: images indexed and kept, its share of the mixture and what that means in an epoch."""
+
+    path: str
+    images: int
+    kept: int
+    rejected: dict[str, int]
+    share: float
+    samples_per_epoch: int
+
+
+@dataclass
+class Plan:
+    """What `plan` found.
+
+    Attributes:
+        problems: what must be mended; empty if the run can start.
+        warnings: what is odd but runs.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    models: list[ModelLine] = field(default_factory=list)
+    sources: list[SourceLine] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def plan(spec: Spec, task: str = "distill") -> Plan:
+    """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem."""
+    result = Plan(problems=check(spec, task))
+    models = _models(spec, task, result)
+    data = _data(spec, result)
+    _validation(spec, result)
+    if models is not None:
+        _placement(spec, models, result)
+    if data is not None:
+        _length(spec, data, result)
+    result.problems = list(dict.fromkeys(result.problems))
+    return result
+
+
+def _models(spec: Spec, task: str, result: Plan) -> Models | None:
+    try:
+        models = design_models(spec, task)
+    except RadioplatError as error:
+        result.problems += error.problems
+        return None
+    for teacher in models.teachers:
+        if teacher.weights:
+            try:
+                fitting_weights(teacher)
+            except RadioplatError as error:
+                result.problems += error.problems
+    for name in ("model.backbone.pretrained_backbone_path", "train.pretrained_model_path", "train.resume_training_checkpoint_path"):
+        section, *rest = name.split(".")
+        value = getattr(spec, section)
+        for part in rest:
+            value = getattr(value, part)
+        if value and not Path(value).exists():
+            result.problems.append(Problem(f"no such file: {value}", name))
+    return models
+
+
+def _data(spec: Spec, result: Plan) -> RunData | None:
+    index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
+    split = spec.dataset.train_dataset
+    try:
+        index = build_index(split, "dataset.train_dataset", index_dir / "train", max_pixels=spec.dataset.max_pixels)
+        data = RunData.create(index, split, spec.dataset.max_pixels)
+        order = data.order
+    except RadioplatError as error:
+        result.problems += error.problems
+        return None
+    if len(index.faults):
+        reasons, counts = np.unique(index.faults["reason"].to_pylist(), return_counts=True)
+        result.warnings.append("unusable members in the shards: " + ", ".join(f"{c} {r}" for r, c in zip(reasons, counts, strict=True)))
+    _check_samples_per_file(spec, data, result)
+    steps = steps_per_epoch(spec, data)
+    shares = order.mixture.shares
+    paths = [s.root_dir for s in split.tar_data_sources] + ([split.images_dir] if split.images_dir else [])
+    for i, path in enumerate(paths):
+        rows = data.index.source == i
+        names, counts = np.unique(data.reasons[rows].astype(str), return_counts=True)
+        share = shares[i] / sum(shares)
+        result.sources.append(SourceLine(
+            str(path), int(rows.sum()), int((data.reasons[rows] == "").sum()),
+            {n: int(c) for n, c in zip(names, counts, strict=True) if n}, share, round(share * steps * spec.global_batch_size),
+        ))
+    result.facts["mixture"] = " : ".join(str(s) for s in shares)
+    return data
+
+
+def _check_samples_per_file(spec: Spec, data: RunData, result: Plan) -> None:
+    for i, source in enumerate(spec.dataset.train_dataset.tar_data_sources):
+        shards = data.index.shard[data.index.source == i]
+        largest = int(np.bincount(shards).max()) if len(shards) else 0
+        if largest > source.samples_per_file:
+            result.warnings.append(
+                f"dataset.train_dataset.tar_data_sources[{i}].samples_per_file is {source.samples_per_file}, "
+                f"and a shard holds {largest} images; the index counts, the field is not used"
+            )
+
+
+def _validation(spec: Spec, result: Plan) -> None:
+    split = spec.dataset.val_dataset
+    wanted = "evaluate" in spec.distill.then or spec.dataset.knn_validation
+    if not (split.tar_data_sources or split.images_dir):
+        if wanted:
+            result.problems.append(Problem("an evaluation needs held-out images", "dataset.val_dataset.tar_data_sources"))
+        return
+    try:
+        index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
+        build_index(split, "dataset.val_dataset", index_dir / "val", max_pixels=spec.dataset.max_pixels)
+    except DataError as error:
+        result.problems += error.problems
+
+
+def _placement(spec: Spec, models: Models, result: Plan) -> None:
+    try:
+        on_ray = wants_ray(spec)
+    except RadioplatError as error:
+        result.problems += error.problems
+        return
+    there = offer(spec) if on_ray else Offer.this_machine()
+    gpus = there.gpus > 0
+    world = spec.world_size
+    if on_ray:
+        result.problems += shortages(demand_of(spec, models.teachers, gpus), there)
+    device = "GPU" if gpus else "CPU"
+    master = 4 + 8 // (world if spec.train.zero_stage else 1)
+    compute = 2 if spec.train.precision is Precision.bf16 else 0
+    result.models.append(ModelLine(
+        "student", "student and heads", models.student_parameters, models.student_parameters * (master + compute + 4),
+        f"{world} {device} worker(s)" if on_ray else f"this process, {device}",
+        f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}, stride {models.student_stride}",
+    ))
+    for teacher in models.teachers:
+        info, service = models.infos[teacher.name], teacher.service
+        size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
+        inline = not on_ray or service.placement.value == "inline"
+        where = "inside each worker" if inline else f"{service.replicas} actor(s), {service.placement.value}"
+        result.models.append(ModelLine(
+            teacher.name, "teacher", info.parameters, info.parameters * size, where,
+            f"{'+'.join(sorted(teacher.wanted))} at {teacher.input_size} px, map {info.grid[0]}x{info.grid[1]} "
+            f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}",
+        ))
+    if not gpus:
+        result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
+    result.facts["decode"] = f"{spec.dataset.workers * world} decode task(s) on {there.cpus:g} CPUs"
+
+
+def _length(spec: Spec, data: RunData, result: Plan) -> None:
+    steps = steps_per_epoch(spec, data)
+    total = min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62)
+    batch = spec.global_batch_size
+    result.facts["global batch"] = f"{batch} samples = {batch // spec.dataset.batch_size} micro-batches of {spec.dataset.batch_size}"
+    result.facts["length"] = f"{steps} steps an epoch, {total} steps in all, {total * batch} samples"
+

@@ -1,0 +1,67 @@
+"""The images a metric is measured on: labelled training images as the bank, held-out images as the queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from radioplat.data.batch import Batch
+from radioplat.data.index import build_index
+from radioplat.data.loader import load_batches
+from radioplat.data.reader import GrainReader
+from radioplat.data.run_data import RunData
+from radioplat.data.views import ViewSpec
+from radioplat.spec.root import Spec
+
+
+@dataclass(frozen=True)
+class Images:
+    """Rows of one split as evaluation views.
+
+    Attributes:
+        rows: sample ids, int64.
+        reader: decodes them.
+    """
+
+    rows: np.ndarray
+    reader: GrainReader
+    batch_size: int
+    threads: int
+
+    def batches(self) -> Iterator[Batch]:
+        """In order; unreadable samples are left out by weight 0."""
+        parts = [self.rows[i : i + self.batch_size] for i in range(0, len(self.rows), self.batch_size)]
+        return load_batches(self.reader.read_rows, parts, threads=self.threads, prefetch=4)
+
+
+def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]:
+    """Bank (train split), queries (val split) and the class names.
+
+    Args:
+        sizes: of the views, in pixels.
+
+    Raises:
+        DataError: a split cannot be read.
+    """
+    index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
+    dataset, views = spec.dataset, [ViewSpec(str(size), size) for size in sorted(sizes)]
+    batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
+    found: list[Images] = []
+    classes: list[str] | None = None
+    for name, split in (("train", dataset.train_dataset), ("val", dataset.val_dataset)):
+        index = build_index(split, f"dataset.{name}_dataset", index_dir / name, max_pixels=dataset.max_pixels, classes=classes)
+        classes = index.classes if classes is None else classes
+        rows = RunData.create(index, split, dataset.max_pixels).kept()
+        reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)
+        found.append(Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, dataset.workers))
+    return found[0], found[1], classes or []
+
+
+def _at_most(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
+    """A seeded subset, in index order, where there are more rows than asked for."""
+    if limit is None or len(rows) <= limit:
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))

@@ -1,0 +1,22 @@
+"""Exports and engines in the terminal."""
+
+from __future__ import annotations
+
+from radioplat import terminal
+from radioplat.export.onnx import OnnxReport
+from radioplat.export.tensorrt import EngineReport
+
+
+def show_onnx(report: OnnxReport) -> None:
+    """Print what was exported."""
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}, opset {report.opset}, {report.data_type})")
+    terminal.say(f"outputs: {', '.join(report.outputs)}; largest difference from torch {report.max_abs_error:.2e}")
+    for line in report.notes:
+        terminal.say(line)
+
+
+def show_engine(report: EngineReport) -> None:
+    """Print what was built."""
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}) for {', '.join(report.compute_capabilities)}")
+    kernels = ", ".join(f"{n} {kind}" for kind, n in (report.kernels or {}).items()) or "not told by this version"
+    terminal.say(f"built in {report.seconds:.1f} s by {report.library} {report.version}; kernels: {kernels}")

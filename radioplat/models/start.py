@@ -1,0 +1,38 @@
+"""The student before its first step."""
+
+from __future__ import annotations
+
+import torch
+
+from radioplat.models.checkpoint import is_checkpoint, read_tensors
+from radioplat.models.student import Student, StudentArchitecture
+from radioplat.models.weights import load_into, read_weights
+from radioplat.spec.root import Spec
+
+
+def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
+    """A student with its starting weights: seeded by ``train.seed``, then what the spec names as pretrained.
+
+    Raises:
+        WeightsError: pretrained weights cannot be read or do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.train.seed)
+        student = Student(architecture)
+    path = spec.model.backbone.pretrained_backbone_path
+    if path:
+        where = "model.backbone.pretrained_backbone_path"
+        target = getattr(student.backbone, "model", student.backbone)
+        load_into(target, _backbone_tensors(path, where), path, where, getattr(student.backbone, "classifier_prefix", ()))
+    path = spec.train.pretrained_model_path
+    if path:
+        load_into(student, read_tensors(path, "train.pretrained_model_path"), path, "train.pretrained_model_path", ("heads.", "classifier."))
+    return student
+
+
+def _backbone_tensors(path: str, where: str) -> dict[str, torch.Tensor]:
+    tensors = read_weights(path, where)
+    if not is_checkpoint(path):
+        return tensors
+    inner = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
+    return {k.removeprefix("model."): v for k, v in inner.items()}

@@ -1,0 +1,31 @@
+"""The quickstart's spec, and the making of what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radioplat.errors import SpecError
+from radioplat.quickstart.corpora import Corpora, pack_corpora
+from radioplat.quickstart.weights import teacher_weights
+from radioplat.spec.load import load_spec
+from radioplat.spec.paths import paths_in_copy
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = ROOT / "specs" / "quickstart.yaml"
+TEACHERS = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
+
+
+def ensure_inputs(overrides: list[str]) -> Corpora:
+    """Pack the corpora and convert the teachers' weights below ``results_dir``, where they are missing.
+
+    Args:
+        overrides: of the quickstart's spec; only ``results_dir`` matters here.
+    """
+    spec = load_spec(SPEC, overrides)
+    problems = paths_in_copy(spec)
+    if problems:
+        raise SpecError(*problems)
+    folder = Path(spec.results_dir)
+    for name in TEACHERS:
+        teacher_weights(name, folder / "weights")
+    return pack_corpora(folder / "corpora")

@@ -1,0 +1,53 @@
+"""What a person reads in a terminal: plans, evaluations, errors."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from radioplat.errors import RadioplatError
+from radioplat.track.redact import redact
+
+
+def show_error(error: RadioplatError) -> None:
+    """One line a problem on stderr, secrets masked."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for problem in error.problems:
+        console.print(f"[bold red]error[/] {escape(redact(str(problem)))}")
+
+
+def show_table(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
+    """A table on stdout."""
+    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    _stdout().print(table)
+
+
+def say(line: str) -> None:
+    """A line on stdout."""
+    _stdout().print(line, markup=False)
+
+
+def note(line: str) -> None:
+    """A line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``12.3 MB``."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _stdout() -> Console:
+    # A pipe has no width: tables then keep the width they need instead of being folded to 80 columns.
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 140)
