@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from radioplat.errors import Problem
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
@@ -27,36 +29,76 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
 
 def _sizes(spec: Spec) -> Iterator[Problem]:
     train, dataset = spec.train, spec.dataset
-    for where, value in {
-        "dataset.batch_size": dataset.batch_size, "dataset.img_size": dataset.img_size, "train.num_gpus": train.num_gpus,
-        "train.num_nodes": train.num_nodes, "train.num_epochs": train.num_epochs, "dataset.workers": dataset.workers,
-        "dataset.prefetch_batches": dataset.prefetch_batches, "train.checkpoint_interval": train.checkpoint_interval,
-    }.items():
-        if value < 1:
-            yield Problem(f"must be at least 1, not {value}", where)
-            return
-    if spec.global_batch_size % dataset.batch_size:
+    at_least_one = {
+        "dataset": ("batch_size", "img_size", "workers", "prefetch_batches", "max_pixels"),
+        "train": (
+            "num_gpus", "num_nodes", "num_epochs", "checkpoint_interval", "log_interval", "max_non_finite_steps",
+            "global_batch_size", "max_steps",
+        ),
+    }
+    small = [
+        Problem(f"must be at least 1, not {value}", f"{section}.{name}")
+        for section, names in at_least_one.items()
+        for name in names
+        if (value := getattr(getattr(spec, section), name)) is not None and value < 1
+    ]
+    yield from small
+    if not small and spec.global_batch_size % dataset.batch_size:
         yield Problem(
             f"{spec.global_batch_size} is not a multiple of dataset.batch_size {dataset.batch_size}",
             "train.global_batch_size", "The global batch is cut into whole micro-batches.",
         )
     if not 0 <= train.zero_stage <= 3:
         yield Problem(f"must be 0, 1, 2 or 3, not {train.zero_stage}", "train.zero_stage")
-    for name, values in (("mean", dataset.augmentation.mean), ("std", dataset.augmentation.std)):
+    if not train.clip_grad_norm >= 0:
+        yield Problem(f"must not be negative, not {train.clip_grad_norm}", "train.clip_grad_norm", "0: no clipping.")
+    backbone, augmentation = spec.model.backbone, dataset.augmentation
+    yield from _normalisation(augmentation.mean, augmentation.std, "dataset.augmentation.")
+    if backbone.student_norm_mean or backbone.student_norm_std:
+        mean, std = backbone.student_norm_mean or augmentation.mean, backbone.student_norm_std or augmentation.std
+        yield from _normalisation(mean, std, "model.backbone.student_norm_")
+
+
+def _normalisation(mean: Sequence[float], std: Sequence[float], where: str) -> Iterator[Problem]:
+    for name, values in (("mean", mean), ("std", std)):
         if len(values) != 3:
-            yield Problem(f"three numbers are needed (R, G, B), not {len(values)}", f"dataset.augmentation.{name}")
+            yield Problem(f"three numbers are needed (R, G, B), not {len(values)}", where + name)
+    if not all(value > 0 for value in std):
+        yield Problem(f"must be positive, not {list(std)}", where + "std")
 
 
 def _optimizer(spec: Spec) -> Iterator[Problem]:
     optim = spec.train.optim
-    if optim.lr <= 0:
-        yield Problem(f"must be positive, not {optim.lr}", "train.optim.lr")
-    valid = {"linear": {"min_lr"}, "cosine": {"min_lr"}, "step": {"step_size", "gamma"}, "multistep": {"milestones", "gamma"}}
-    for key in sorted(set(optim.policy_params) - valid[optim.policy.value]):
-        yield Problem(
-            f"unknown for policy {optim.policy.value}", f"train.optim.policy_params.{key}",
-            f"Valid: {', '.join(sorted(valid[optim.policy.value]))}.",
-        )
+    for name in ("lr", "warmup_epochs", "momentum", "weight_decay"):
+        value = getattr(optim, name)
+        if not 0 <= value < math.inf or (name == "lr" and not value):
+            rule = "must be positive" if name == "lr" else "must not be negative"
+            yield Problem(f"{rule}, not {value}", f"train.optim.{name}")
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        yield Problem(f"two numbers in [0, 1) are needed, not {optim.betas}", "train.optim.betas")
+    valid = {
+        "linear": {"min_lr": _number}, "cosine": {"min_lr": _number},
+        "step": {"step_size": _positive, "gamma": _number},
+        "multistep": {"milestones": _numbers, "gamma": _number},
+    }[optim.policy.value]
+    for key, value in sorted(optim.policy_params.items(), key=str):
+        where = f"train.optim.policy_params.{key}"
+        if key not in valid:
+            yield Problem(f"unknown for policy {optim.policy.value}", where, f"Valid: {', '.join(sorted(valid))}.")
+        elif (wanted := valid[key](value)) is not None:
+            yield Problem(f"{wanted} is needed, not {value!r}", where)
+
+
+def _number(value: Any) -> str | None:
+    return None if isinstance(value, (int, float)) and not isinstance(value, bool) else "a number"
+
+
+def _positive(value: Any) -> str | None:
+    return None if _number(value) is None and value > 0 else "a positive number"
+
+
+def _numbers(value: Any) -> str | None:
+    return None if isinstance(value, list) and all(_number(v) is None for v in value) else "a list of numbers"
 
 
 def _teachers(spec: Spec) -> Iterator[Problem]:
@@ -73,9 +115,13 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
                 "a teacher needs trained weights", f"{teacher.where}.pretrained_teacher_model_path",
                 "Give the path of a local .safetensors, .pth or .pt file.",
             )
-        for field, values in (("norm_mean", teacher.norm_mean), ("norm_std", teacher.norm_std)):
-            if len(values) != 3:
-                yield Problem(f"three numbers are needed (R, G, B), not {len(values)}", f"{teacher.where}.{field}")
+        if teacher.input_size < 1:
+            yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
+        yield from _normalisation(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
+        if teacher.service.replicas < 1:
+            yield Problem(f"must be at least 1, not {teacher.service.replicas}", f"teachers.{teacher.name}.replicas")
+        if teacher.service.compile:
+            yield _not_yet(f"teachers.{teacher.name}.compile")
         for term in teacher.terms:
             if term.kind == "logits" and term.loss not in _LOGIT_LOSSES:
                 yield Problem(f"mode logits needs loss KL or CE, not {term.loss.value}", f"{teacher.where}.loss_type")
@@ -89,7 +135,8 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
 def _chain(spec: Spec) -> Iterator[Problem]:
     for i, task in enumerate(spec.distill.then):
         if task not in _CHAIN:
-            yield Problem(f"{task!r} cannot follow a distillation", f"distill.then[{i}]", f"Tasks: {', '.join(_CHAIN)}.")
+            where, hint = f"distill.then[{i}]", f"Tasks: {', '.join(_CHAIN)}."
+            yield Problem(f"{task!r} cannot follow a distillation", where, hint)
 
 
 def _unavailable(spec: Spec) -> Iterator[Problem]:
@@ -99,6 +146,8 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     for name in ("enable_ema", "offload", "compile", "min_workers", "max_workers", "regularizer", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
+    if spec.model.backbone.freeze_norm:
+        yield _not_yet("model.backbone.freeze_norm")
     if train.precision.value == "fp16":
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):

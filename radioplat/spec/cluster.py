@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class ClusterMode(str, Enum):
-    """``local``: one process, no Ray. ``ray``: join or start a cluster. ``auto``: local for one worker and no cluster."""
+    """``local``: one process, no Ray; ``ray``: join or start a cluster; ``auto``: local for one worker, no cluster."""
 
     auto = "auto"
     local = "local"

@@ -6,30 +6,18 @@ The user's file is only ever read. Interpolations (``${...}``) are resolved; ``?
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import types
+import functools
 import typing
 from pathlib import Path
-from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from radioplat.errors import Problem, SpecError
+from radioplat.errors import SpecError
+from radioplat.spec.fields import faults, first_line, is_secret
+from radioplat.spec.overrides import apply_override
 from radioplat.spec.root import Spec
-
-# Fields by which the `distill.teacher` blocks of TAO's other tasks are recognised.
-_OTHER_TASKS = {
-    "num_queries": "DINO or RT-DETR (object detection)",
-    "dec_layers": "DINO (object detection)",
-    "enc_layers": "DINO (object detection)",
-    "num_feature_levels": "DINO (object detection)",
-    "train_backbone": "DINO (object detection)",
-    "hidden_dim": "RT-DETR (object detection)",
-    "num_decoder_layers": "RT-DETR (object detection)",
-    "decoder": "SegFormer (segmentation)",
-}
 
 
 def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
@@ -46,27 +34,24 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
         SpecError: with one problem for each unknown, missing or mistyped field.
     """
     name, tree = _read(source)
-    config = OmegaConf.create(tree)
     for override in overrides:
-        _apply(config, override)
-    try:
-        plain = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise SpecError(_first_line(error), where=getattr(error, "full_key", None) or name) from None
-    _accept_single_teacher(plain)
-    problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in _unknown(plain, Spec, "")]
+        apply_override(tree, override, Spec)
+    _accept_single_teacher(tree)
+    problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in faults(tree, Spec, "", Spec)]
     if problems:
         raise SpecError(*problems)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Spec), plain)
+        merged = OmegaConf.merge(_defaults(), tree)
+        OmegaConf.resolve(merged)
+        return typing.cast(Spec, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
-        raise SpecError(_first_line(error), where=_at(name, getattr(error, "full_key", "") or "")) from None
-    missing = sorted(OmegaConf.missing_keys(merged))
-    if missing:
-        raise SpecError(
-            *[Problem("a value is required here", _at(name, key), f"Give it in the file or as {key}=...") for key in missing]
-        )
-    return typing.cast(Spec, OmegaConf.to_object(merged))
+        raise _unresolved(error, name) from None
+
+
+@functools.cache
+def _defaults() -> DictConfig:
+    """The schema; making it takes longer than all the rest of a load."""
+    return OmegaConf.structured(Spec)
 
 
 def to_yaml(spec: Spec) -> str:
@@ -80,48 +65,41 @@ def _read(source: str | Path | dict | Spec | None) -> tuple[str, dict]:
     if isinstance(source, Spec):
         return "", typing.cast(dict, OmegaConf.to_container(OmegaConf.structured(source)))
     if isinstance(source, (dict, DictConfig)):
-        return "", typing.cast(dict, OmegaConf.to_container(OmegaConf.create(source)))
+        return "", _plain(source, "")
     path = Path(source)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise SpecError(f"cannot read the spec: {error.strerror}", where=str(path), hint="Give an existing file to -e.") from None
+        raise SpecError(
+            f"cannot read the spec: {error.strerror}", where=str(path), hint="Give an existing file to -e."
+        ) from None
     except UnicodeDecodeError:
         raise SpecError("this is not a text file", where=str(path), hint="Give a YAML file to -e.") from None
+    return str(path), _plain(text, str(path))
+
+
+def _plain(source: str | dict | DictConfig, name: str) -> dict:
     try:
-        tree = OmegaConf.create(text)
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise SpecError(f"not valid YAML: {' '.join(str(error).split())}", where=str(path)) from None
+        tree = OmegaConf.create(source)
+    except yaml.YAMLError as error:
+        raise SpecError(f"not valid YAML{_place(error)}", where=name) from None
+    except OmegaConfBaseException as error:
+        raise _unresolved(error, name) from None
     if not isinstance(tree, DictConfig):
-        raise SpecError("the top level must be a mapping of sections", where=str(path))
-    return str(path), typing.cast(dict, OmegaConf.to_container(tree))
+        raise SpecError("the top level must be a mapping of sections", where=name)
+    return typing.cast(dict, OmegaConf.to_container(tree))
 
 
-def _apply(config: DictConfig, override: str) -> None:
-    key, equals, text = override.partition("=")
-    key = key.lstrip("+").strip()
-    if not equals or not key:
-        raise SpecError("an override must read key=value", where=override, hint="For example train.num_epochs=2.")
-    # Overrides inside a single mapping of `distill.teacher` must land where the list will be.
-    if key.startswith("distill.teacher") and isinstance(OmegaConf.select(config, "distill.teacher"), DictConfig):
-        config.distill.teacher = [config.distill.teacher]
-    try:
-        value = yaml.safe_load(text) if text.strip() else (None if text == "" else text)
-        if isinstance(value, str) and value.count("e") == 1:
-            value = _scientific(value)
-        OmegaConf.update(config, key, value, merge=True, force_add=True)
-    except yaml.YAMLError:
-        raise SpecError(f"the value {text!r} is not valid YAML", where=key) from None
-    except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
-        raise SpecError(f"cannot set this field: {_first_line(error)}", where=key) from None
+def _unresolved(error: OmegaConfBaseException, name: str) -> SpecError:
+    key = getattr(error, "full_key", "") or ""
+    return SpecError("this interpolation cannot be read" if is_secret(key) else first_line(error), where=_at(name, key))
 
 
-def _scientific(text: str) -> str | float:
-    """YAML 1.1 reads 1e-3 as text; the field's readers mean a number."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _place(error: yaml.YAMLError) -> str:
+    """Line and column; never the text around them, which may hold a secret."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or ""
+    what = f": {problem}" if problem and not any(word in problem for word in ("alias", "tag")) else ""
+    return f" at line {mark.line + 1}, column {mark.column + 1}{what}" if mark else ""
 
 
 def _accept_single_teacher(plain: dict) -> None:
@@ -130,52 +108,5 @@ def _accept_single_teacher(plain: dict) -> None:
         distill["teacher"] = [distill["teacher"]]
 
 
-def _unknown(value: Any, kind: Any, path: str) -> typing.Iterator[Problem]:
-    """Walk ``value`` beside the dataclass ``kind`` and yield a problem for each key the dataclass lacks."""
-    kind = _strip_optional(kind)
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            if value is not None:
-                yield Problem(f"a section is expected here, not {value!r}", path)
-            return
-        hints = typing.get_type_hints(kind)
-        for key, inner in value.items():
-            at = f"{path}.{key}" if path else str(key)
-            if key in hints:
-                yield from _unknown(inner, hints[key], at)
-            elif path.startswith("distill.teacher") and key in _OTHER_TASKS:
-                yield Problem(
-                    f"this block belongs to another task: {_OTHER_TASKS[key]}", at,
-                    "A `radio` teacher has model.backbone.type and pretrained_teacher_model_path.",
-                )
-            else:
-                yield Problem("unknown field", at, _nearest(str(key), hints, path))
-    elif origin is list and isinstance(value, list):
-        for i, inner in enumerate(value):
-            yield from _unknown(inner, args[0], f"{path}[{i}]")
-    elif origin is dict and isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _unknown(inner, args[1], f"{path}.{key}")
-
-
-def _strip_optional(kind: Any) -> Any:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        inner = [a for a in typing.get_args(kind) if a is not type(None)]
-        return inner[0] if len(inner) == 1 else kind
-    return kind
-
-
-def _nearest(key: str, hints: dict[str, Any], path: str) -> str:
-    close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-    if close:
-        return f"Did you mean {path + '.' if path else ''}{close[0]}?"
-    return "Valid here: " + ", ".join(sorted(hints)) + "."
-
-
 def _at(name: str, key: str) -> str:
     return f"{name}: {key}" if name and key else name or key
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0].rstrip(".")

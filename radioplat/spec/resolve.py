@@ -24,7 +24,7 @@ _AUTO = {
 
 @dataclass(frozen=True)
 class Term:
-    """One loss term of a teacher: ``kind`` is summary, spatial or logits; ``weight`` multiplies it inside the teacher."""
+    """One loss term of a teacher: ``kind`` is summary, spatial or logits; ``weight`` multiplies it in the teacher."""
 
     kind: str
     loss: LossType | SummaryLoss
@@ -71,8 +71,8 @@ class ResolvedTeacher:
 
 def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
     """All teachers of ``spec``, in its order, with distinct names."""
-    names = teacher_names(spec.distill.teacher)
-    return [_resolve(spec, teacher, i, name) for i, (teacher, name) in enumerate(zip(spec.distill.teacher, names))]
+    teachers = spec.distill.teacher
+    return [_resolve(spec, teachers[i], i, name) for i, name in enumerate(teacher_names(teachers))]
 
 
 def teacher_names(teachers: list[TeacherConfig]) -> list[str]:

@@ -1,0 +1,118 @@
+"""Every rule of ``check`` by an example that breaks it, and only it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from radioplat.spec.check import check
+from radioplat.spec.load import load_spec
+
+EXAMPLE = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
+T = "distill.teacher[0]"
+
+
+def test_the_published_example_has_no_problem():
+    assert check(load_spec(EXAMPLE)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "where"),
+    [
+        ("dataset.batch_size=0", "dataset.batch_size"),
+        ("dataset.max_pixels=0", "dataset.max_pixels"),
+        ("dataset.workers=0", "dataset.workers"),
+        ("dataset.prefetch_batches=0", "dataset.prefetch_batches"),
+        ("train.num_gpus=0", "train.num_gpus"),
+        ("train.num_nodes=-1", "train.num_nodes"),
+        ("train.num_epochs=0", "train.num_epochs"),
+        ("train.checkpoint_interval=0", "train.checkpoint_interval"),
+        ("train.log_interval=0", "train.log_interval"),
+        ("train.max_steps=0", "train.max_steps"),
+        ("train.max_non_finite_steps=0", "train.max_non_finite_steps"),
+        ("train.global_batch_size=33", "train.global_batch_size"),
+        ("train.global_batch_size=-32", "train.global_batch_size"),
+        ("train.global_batch_size=0", "train.global_batch_size"),
+        ("train.zero_stage=4", "train.zero_stage"),
+        ("train.clip_grad_norm=-1", "train.clip_grad_norm"),
+        ("dataset.augmentation.std=[1, 0, 1]", "dataset.augmentation.std"),
+        ("dataset.augmentation.mean=[0.5]", "dataset.augmentation.mean"),
+        ("model.backbone.student_norm_std=[1, 1]", "model.backbone.student_norm_std"),
+        ("model.backbone.freeze_norm=true", "model.backbone.freeze_norm"),
+        ("train.optim.lr=0", "train.optim.lr"),
+        ("train.optim.lr=.nan", "train.optim.lr"),
+        ("train.optim.warmup_epochs=-1", "train.optim.warmup_epochs"),
+        ("train.optim.betas=[0.9]", "train.optim.betas"),
+        ("train.optim.betas=[0.9, 1.0]", "train.optim.betas"),
+        ("train.optim.policy_params.gamma=2", "train.optim.policy_params.gamma"),
+        ("train.optim.policy_params.min_lr=low", "train.optim.policy_params.min_lr"),
+        ("train.optim.optim=lamb", "train.optim.optim"),
+        ("train.precision=fp16", "train.precision"),
+        ("train.enable_ema=true", "train.enable_ema"),
+        ("train.offload=true", "train.offload"),
+        ("train.min_workers=1", "train.min_workers"),
+        ("train.regularizer.weight=1", "train.regularizer"),
+        ("train.tensorboard.enabled=true", "train.tensorboard"),
+        ("distill.vitdet.prob=0.5", "distill.vitdet"),
+        ("distill.then=[export, fly]", "distill.then[1]"),
+        ("teachers.nobody.replicas=2", "teachers.nobody"),
+        ("teachers.vit_h_14_siglip_clipa_224.replicas=0", "teachers.vit_h_14_siglip_clipa_224.replicas"),
+        ("teachers.vit_h_14_siglip_clipa_224.compile=true", "teachers.vit_h_14_siglip_clipa_224.compile"),
+        (f"{T}.pretrained_teacher_model_path=null", f"{T}.pretrained_teacher_model_path"),
+        (f"{T}.norm_mean=[0.5, 0.5]", f"{T}.norm_mean"),
+        (f"{T}.norm_std=[1, 1, 0]", f"{T}.norm_std"),
+        (f"{T}.input_size=-3", f"{T}.input_size"),
+        (f"{T}.mode=logits", f"{T}.loss_type"),
+        (f"{T}.loss_type=KL", f"{T}.loss_type"),
+        (f"{T}.upsample_factor=2", f"{T}.upsample_factor"),
+        (f"{T}.adaptor=featsharp", f"{T}.adaptor"),
+        (f"{T}.summary_token_idx=1", f"{T}.summary_token_idx"),
+        (f"{T}.stochastic_resolutions.224=1", f"{T}.stochastic_resolutions"),
+        ("dataset.augmentation.random_color.enable=true", "dataset.augmentation.random_color.enable"),
+        ("dataset.augmentation.multi_scales=[224]", "dataset.augmentation.multi_scales"),
+        ("dataset.train_dataset.shift_equivariance=true", "dataset.train_dataset.shift_equivariance"),
+    ],
+)
+def test_rule(override, where):
+    assert [p.where for p in check(load_spec(EXAMPLE, [override]))] == [where]
+
+
+def test_summary_losses_that_are_not_there_yet_matter_only_in_combo():
+    asked = f"{T}.summary_loss_type=angle"
+    assert check(load_spec(EXAMPLE, [asked])) == []
+    assert [p.where for p in check(load_spec(EXAMPLE, [asked, f"{T}.mode=combo"]))] == [f"{T}.summary_loss_type"]
+
+
+def test_no_teacher():
+    assert [p.where for p in check(load_spec(EXAMPLE, ["distill.teacher=[]"]))] == ["distill.teacher"]
+
+
+def test_fine_tuning_needs_classes_and_no_teacher():
+    assert [p.where for p in check(load_spec(), "train")] == ["dataset.num_classes"]
+    assert check(load_spec({"dataset": {"num_classes": 3}}), "train") == []
+
+
+def test_several_problems_come_together():
+    found = check(
+        load_spec(EXAMPLE, ["train.num_epochs=0", "dataset.batch_size=0", "train.optim.lr=-1", f"{T}.mode=logits"])
+    )
+    assert {p.where for p in found} == {"train.num_epochs", "dataset.batch_size", "train.optim.lr", f"{T}.loss_type"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "params"),
+    [
+        ("cosine", {"min_lr": 1e-6}),
+        ("linear", {}),
+        ("step", {"step_size": 2, "gamma": 0.5}),
+        ("multistep", {"milestones": [1, 2.5]}),
+    ],
+)
+def test_policy_parameters(policy, params):
+    assert check(load_spec(EXAMPLE, [f"train.optim.policy={policy}", f"train.optim.policy_params={params}"])) == []
+
+
+def test_policy_parameters_of_the_wrong_kind():
+    spec = load_spec(EXAMPLE, ["train.optim.policy=multistep", "train.optim.policy_params={milestones: 3, gamma: x}"])
+    assert len(check(spec)) == 2

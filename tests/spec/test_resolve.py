@@ -1,0 +1,126 @@
+"""What each teacher is asked for once the global fields have been inherited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.load import load_spec
+from radioplat.spec.model import BackboneConfig, ModelConfig
+from radioplat.spec.resolve import resolve_teachers, teacher_names
+from radioplat.spec.root import Spec
+
+EXAMPLE = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
+
+
+def one(distill: dict | None = None, **teacher):
+    spec = load_spec({"distill": {**(distill or {}), "teacher": [teacher]}})
+    return resolve_teachers(spec)[0]
+
+
+def test_the_published_example():
+    first, second = resolve_teachers(load_spec(EXAMPLE))
+    assert (first.input_size, second.input_size) == (432, 224)
+    assert (first.view, second.view) == ("432", "224")
+    assert first.wanted == {"spatial"} and second.wanted == {"summary"}
+    assert first.terms[0].loss is LossType.BALANCED and first.loss_lambda == second.loss_lambda == 0.5
+    assert second.norm_mean == (0.5, 0.5, 0.5)
+    assert first.weights == "/weights/teacher_dinov2.pth"
+    assert (first.hidden, first.num_inner) == (1024, 0)
+    assert first.where == "distill.teacher[0]"
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode"),
+    [
+        ("CE", "logits"),
+        ("KL", "logits"),
+        ("BALANCED", "spatial"),
+        ("MSE", "spatial"),
+        ("L1", "summary"),
+        ("L2", "summary"),
+        ("FD", "summary"),
+        ("CS", "summary"),
+    ],
+)
+def test_auto_mode_follows_the_loss(loss, mode):
+    assert one({"loss_type": loss}).mode.value == mode
+    # The teacher's own loss decides, not the global one.
+    assert one({"loss_type": "KL"}, loss_type=loss).mode.value == mode
+
+
+def test_unset_fields_inherit_and_set_ones_win():
+    globally = {"loss_type": "CS", "mode": "combo", "loss_lambda": 0.25, "mlp_num_inner": 2}
+    plain = one(globally)
+    assert plain.mode is Mode.combo and plain.loss_lambda == 0.25 and plain.num_inner == 2
+    own = one(globally, mode="summary", loss_lambda=0.0, loss_type="L1", spatial_num_inner=0)
+    assert own.mode is Mode.summary and own.loss_lambda == 0.0 and own.num_inner == 0
+    assert [(t.kind, t.loss) for t in own.terms] == [("summary", LossType.L1)]
+    assert one({"use_mlp": False}).hidden == 0
+
+
+def test_combo_has_two_weighted_terms():
+    terms = one(
+        mode="combo", loss_type="MSE", summary_loss_type="cosine", summary_loss_weight=3, fd_loss_weight=0.5
+    ).terms
+    assert [(t.kind, t.loss, t.weight) for t in terms] == [
+        ("summary", SummaryLoss.cosine, 3.0),
+        ("spatial", LossType.MSE, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "size"),
+    [
+        ({}, 96),
+        ({"input_size": 432}, 432),
+        ({"input_size": 432, "match_student_resolution": True}, 96),
+        ({"input_size": 432, "match_student_resolution": False}, 432),
+        ({"match_student_resolution": False}, 96),
+    ],
+)
+def test_input_size(teacher, size):
+    spec = load_spec({"dataset": {"img_size": 96}, "distill": {"teacher": [teacher]}})
+    assert resolve_teachers(spec)[0].input_size == size
+
+
+def test_empty_normalisation_is_the_datasets():
+    augmentation = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    spec = load_spec({"dataset": {"augmentation": augmentation}, "distill": {"teacher": [{}, {"norm_std": [1, 2, 3]}]}})
+    first, second = resolve_teachers(spec)
+    assert (first.norm_mean, first.norm_std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert (second.norm_mean, second.norm_std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+
+
+def test_weights_from_either_field():
+    backbone = {"backbone": {"pretrained_backbone_path": "/b.pth"}}
+    assert one(model=backbone).weights == "/b.pth"
+    assert one(model=backbone, pretrained_teacher_model_path="/a.pth").weights == "/a.pth"
+    assert one().weights is None
+
+
+def test_service_by_name():
+    spec = load_spec({"distill": {"teacher": [{"name": "a"}, {"name": "b"}]}, "teachers": {"b": {"replicas": 3}}})
+    assert [t.service.replicas for t in resolve_teachers(spec)] == [1, 3]
+
+
+@given(
+    st.lists(st.sampled_from(["a", "a_2", "a.b", "a b", "", "...", None]), max_size=8),
+    st.sampled_from([None, "resnet18", "a"]),
+)
+def test_names_are_distinct_and_plain(names, kind):
+    found = teacher_names([TeacherConfig(name=n, model=ModelConfig(BackboneConfig(type=kind))) for n in names])
+    assert len(set(found)) == len(found) == len(names)
+    assert all(name and "." not in name and " " not in name for name in found)
+
+
+def test_global_batch():
+    spec = Spec()
+    spec.dataset.batch_size, spec.train.num_gpus, spec.train.num_nodes = 4, 2, 3
+    assert spec.global_batch_size == 24 and spec.world_size == 6
+    spec.train.global_batch_size = 8
+    assert spec.global_batch_size == 8
