@@ -138,7 +138,11 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     # On one machine logical CPUs are bookkeeping: offer what the spec asks, so that a laptop runs it too.
     # With its dashboard, on loopback: Ray Train's clean-up and Tune ask it for the state of actors.
     cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False).cpus)
-    ray.init(num_cpus=math.ceil(cpus), include_dashboard=True, logging_level=logging.WARNING)
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine's only node away
+    ray.init(
+        num_cpus=math.ceil(cpus), include_dashboard=True, logging_level=logging.WARNING,
+        logging_config=ray.LoggingConfig(log_level="WARNING"),
+    )
     return True
 
 
@@ -163,7 +167,7 @@ def _is_joined() -> bool:
 def _most() -> Offer:
     """What the joined cluster has, or what its autoscaler may add up to."""
     import ray
-    from ray._private.state import get_max_resources_from_cluster_config
+    from ray._private.state import state
 
-    have, most = ray.cluster_resources(), get_max_resources_from_cluster_config() or {}
+    have, most = ray.cluster_resources(), state.get_max_resources_from_cluster_config() or {}
     return Offer(max(have.get("CPU", 0), most.get("CPU", 0)), max(have.get("GPU", 0), most.get("GPU", 0)))

@@ -26,6 +26,7 @@ class StepProgress:
     ) -> None:
         self._total, self._first, self._label, self._every = total, start, label, every
         self._stream = stream if stream is not None else sys.stderr
+        self._timed = False
         self._began = time.monotonic()
         self._spoke = float("-inf")
         self._step = start
@@ -42,6 +43,8 @@ class StepProgress:
         self, step: int, *, loss: float | None = None, images_per_s: float | None = None, note: str = ""
     ) -> None:
         """Say that ``step`` steps of the run are done."""
+        if not self._timed:  # what came before the first step is start-up and says nothing of the rest
+            self._timed, self._first, self._began = True, step, time.monotonic()
         self._step = step
         parts = [] if loss is None else [f"loss {loss:.4f}"]
         if images_per_s is not None:
