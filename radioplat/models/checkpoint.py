@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.errors import WeightsError
 from radioplat.models.student import Student, StudentArchitecture
+from radioplat.models.weights import load_into, require_finite
 
 STUDENT_FILE, HEADS_FILE = "student.safetensors", "heads.safetensors"
 _KEY = "radioplat.student"
@@ -18,9 +19,9 @@ _KEY = "radioplat.student"
 def save_student(student: Student, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write fp32 ``tensors`` (names as in ``student.state_dict()``) into ``folder``."""
     heads = {k: v.float().contiguous() for k, v in tensors.items() if k.startswith("heads.")}
-    body = {k: (v.float() if v.is_floating_point() else v).contiguous() for k, v in tensors.items() if not k.startswith("heads.")}
+    body = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items() if not k.startswith("heads.")}
     metadata = {_KEY: student.architecture.to_json(), "format": "pt"}
-    save_file(body, folder / STUDENT_FILE, metadata)
+    save_file({k: v.contiguous() for k, v in body.items()}, folder / STUDENT_FILE, metadata)
     save_file(heads, folder / HEADS_FILE, metadata)
 
 
@@ -46,7 +47,10 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
         raise WeightsError(f"{file} is not a whole safetensors file: {error}", where=where) from None
     if _KEY not in metadata:
         raise WeightsError(f"{file} does not say which architecture it holds", where=where)
-    return StudentArchitecture.from_json(metadata[_KEY])
+    try:
+        return StudentArchitecture.from_json(metadata[_KEY])
+    except (ValueError, KeyError, TypeError):
+        raise WeightsError(f"{file} describes an architecture that this version cannot read", where=where) from None
 
 
 def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
@@ -70,11 +74,10 @@ def load_student(path: str | Path, where: str = "") -> Student:
         The student in fp32 and evaluation mode, on the CPU.
 
     Raises:
-        WeightsError: the folder is no checkpoint, or is torn.
+        WeightsError: the folder is no checkpoint, is torn, or holds a NaN.
     """
     student = Student(read_architecture(path, where))
     tensors = read_tensors(path, where)
-    missing, unexpected = student.load_state_dict(tensors, strict=False)
-    if missing or unexpected:
-        raise WeightsError(f"{path} does not match its own architecture (missing {missing[:3]}, left over {unexpected[:3]})", where=where)
+    require_finite(tensors, path, where)
+    load_into(student, tensors, path, where)
     return student.eval()

@@ -70,7 +70,8 @@ class TeacherHead(nn.Module):
         self.logits = nn.Linear(token_dim, a.logits_dim) if a.logits_dim else None
 
     def forward(self, features: Features) -> Features:
-        """Student features to this teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``."""
+        """Student features to this teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``.
+        """
         tokens = features.named.get("tokens")
         token = features.summary if tokens is None else tokens[:, self.architecture.token_slot]
         return Features(

@@ -22,7 +22,18 @@ VIT_SIZES: dict[str, dict[str, Any]] = {
     "giant": dict(embed_dim=1536, depth=40, num_heads=24),
 }
 
-_RADIO = re.compile(r"(?:c_)?radio(?:_v\d(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)(?:_reg(?P<reg>\d+))?(?:_dinov2)?")
+_RADIO = re.compile(
+    r"(?:c_)?radio(?:_v\d(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
+    r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?:_dinov2)?"  # 224, the size it was trained at, says nothing of its structure
+)
+# What the nearest name is looked for among, beside timm's own.
+_TAO = [
+    *(f"c_radio_v{v}_vit_{size}_patch16_{tail}" for v, tail in ((2, "224"), (3, "reg4_dinov2"), (4, "reg4_dinov2"))
+      for size in ("base", "large", "huge")),
+    "vit_l_14_siglip_clipa_224", "vit_h_14_siglip_clipa_224",
+    *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base")),
+    *(f"resnet_{depth}" for depth in (18, 34, 50, 101, 152)),
+]
 
 # TAO's spelling -> timm's, tried in order.
 _RENAMES: list[tuple[str, str]] = [
@@ -70,12 +81,12 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
     for pattern, replacement in _RENAMES:
         match = re.fullmatch(pattern, name)
         if match:
-            target = re.sub(r"\\(\d)", lambda g: match[int(g[1])] or "", replacement)
+            target = match.expand(replacement)
             if timm.is_model(target):
                 return Architecture(False, target, kwargs)
     if timm.is_model(name.split(".")[0]):
         return Architecture(False, name.split(".")[0], kwargs)
-    near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*_TAO, *timm.list_models()], n=5, cutoff=0.4)
     raise SpecError(
         f"no backbone is called {name!r}", where=where,
         hint=f"Nearest available: {', '.join(near)}." if near else "Any timm model name works, see timm.list_models().",

@@ -61,7 +61,7 @@ class PatchGenerator(nn.Module):
         else:
             longest = max(h, w)
             if longest != self.side:
-                table = F.interpolate(table, size=(longest, longest), mode="bilinear", align_corners=False, antialias=False)
+                table = F.interpolate(table, size=(longest, longest), mode="bilinear", align_corners=False)
             crops = table[:, :, :h, :w]
         return crops.flatten(2).transpose(1, 2).to(self.pos_embed.dtype)
 

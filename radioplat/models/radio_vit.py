@@ -38,12 +38,17 @@ class RadioViT(nn.Module):
         super().__init__()
         if num_registers is None:
             num_registers = -num_class_tokens % (register_multiple or DEFAULT_REGISTER_MULTIPLE)
+        if cpe_max_size < patch_size:
+            raise SpecError(
+                f"must hold at least one patch of {patch_size} pixels, not {cpe_max_size}",
+                where="model.backbone.cpe_max_size",
+            )
         try:
             vit = VisionTransformer(
                 img_size=patch_size, patch_size=patch_size, class_token=False, pos_embed="none", num_classes=0,
                 global_pool="", **kwargs,
             )
-        except (TypeError, AssertionError) as error:
+        except (TypeError, AssertionError, ValueError) as error:
             raise SpecError(f"cannot build this ViT: {error}", where="model.backbone.kwargs") from None
         self.blocks, self.norm = vit.blocks, vit.norm
         self.patch_generator = PatchGenerator(patch_size, vit.embed_dim, cpe_max_size, num_class_tokens, num_registers)
@@ -58,7 +63,7 @@ class RadioViT(nn.Module):
         self.grad_checkpointing = enable
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
-        """Normalised ``[B, 3, H, W]`` to summary ``[B, T*D]``, spatial ``[B, H/p, W/p, D]`` and ``tokens [B, T, D]``."""
+        """Normalised ``[B, 3, H, W]`` to summary ``[B, T*D]``, spatial ``[B, H/p, W/p, D]``, ``tokens [B, T, D]``."""
         tokens = self.patch_generator(images)
         for block in self.blocks:
             if self.grad_checkpointing and self.training:

@@ -23,10 +23,14 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
     if path:
         where = "model.backbone.pretrained_backbone_path"
         target = getattr(student.backbone, "model", student.backbone)
-        load_into(target, _backbone_tensors(path, where), path, where, getattr(student.backbone, "classifier_prefix", ()))
+        # Another set of labels needs another classifier.
+        fresh = getattr(student.backbone, "classifier_prefix", ())
+        load_into(target, _backbone_tensors(path, where), path, where, fresh=fresh)
     path = spec.train.pretrained_model_path
     if path:
-        load_into(student, read_tensors(path, "train.pretrained_model_path"), path, "train.pretrained_model_path", ("heads.", "classifier."))
+        where = "train.pretrained_model_path"
+        classifier = tuple(f"backbone.model.{name}" for name in getattr(student.backbone, "classifier_prefix", ()))
+        load_into(student, read_tensors(path, where), path, where, fresh=("heads.", "classifier.", *classifier))
     return student
 
 

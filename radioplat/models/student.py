@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radioplat.errors import SpecError
 from radioplat.models import names
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
@@ -61,8 +62,11 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
     """
     resolved = names.resolve(architecture.type, architecture.kwargs, f"{where}.type")
     kwargs = dict(resolved.kwargs)
+    if "num_classes" in kwargs:
+        raise SpecError("the number of classes is not an argument of a backbone", where=f"{where}.kwargs.num_classes",
+                        hint="Fine-tuning takes dataset.num_classes.")
     if not resolved.radio:
-        return TimmBackbone(resolved.name, architecture.num_classes, where, **kwargs)
+        return TimmBackbone(resolved.name, architecture.num_classes, where, architecture.img_size, **kwargs)
     registers = architecture.num_registers
     named_registers = kwargs.pop("num_registers", None)
     if registers is None and architecture.register_multiple is None:
@@ -87,6 +91,9 @@ class Student(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.backbone = build_backbone(architecture)
+        for h in architecture.heads:
+            if hasattr(nn.ModuleDict(), h.name):
+                raise SpecError(f"no teacher can be called {h.name!r}", where="distill.teacher", hint="Give it a name.")
         self.heads = nn.ModuleDict(
             {h.name: TeacherHead(h, self.backbone.token_dim, self.backbone.spatial_dim) for h in architecture.heads}
         )
@@ -107,8 +114,8 @@ class Student(nn.Module):
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
         """Images to backbone features; see :class:`~radioplat.models.features.Features`."""
-        scale = 1.0 if images.is_floating_point() else 1 / 255
-        normalised = (images.float() * scale - self.mean.float()) / self.std.float()
+        unit = images.float() if images.is_floating_point() else images.float() / 255
+        normalised = (unit - self.mean.float()) / self.std.float()
         dtype = next(self.backbone.parameters()).dtype
         features = self.backbone(normalised.to(dtype), wanted)
         if "logits" in wanted and self.classifier is not None:

@@ -12,6 +12,9 @@ from torch import nn
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
 
+# Families whose position embeddings are resized to the image in forward.
+_ANY_SIZE = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
+
 
 class TimmBackbone(nn.Module):
     """A timm CNN, ViT or hierarchical model.
@@ -19,16 +22,23 @@ class TimmBackbone(nn.Module):
     Args:
         name: timm's model name, without a weights tag.
         num_classes: of the classifier; 0 for none.
+        where: the spec field of the backbone, for messages.
+        input_size: side in pixels of its images; matters to models that are built for one size (Swin, MaxViT).
         kwargs: passed to ``timm.create_model``.
 
     Raises:
-        SpecError: the model refuses ``kwargs``.
+        SpecError: the model refuses ``kwargs``, or gives no features in a form that is known here.
     """
 
-    def __init__(self, name: str, num_classes: int = 0, where: str = "model.backbone", **kwargs: Any) -> None:
+    def __init__(
+        self, name: str, num_classes: int = 0, where: str = "model.backbone", input_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
-        if timm.models.model_entrypoint(name).__module__.endswith(".vision_transformer"):
+        if timm.models.model_entrypoint(name).__module__.rpartition(".")[2] in _ANY_SIZE:
             kwargs.setdefault("dynamic_img_size", True)
+        elif input_size and getattr(timm.get_pretrained_cfg(name, allow_unregistered=True), "fixed_input_size", False):
+            kwargs.setdefault("img_size", input_size)
         try:
             self.model = timm.create_model(name, pretrained=False, num_classes=num_classes, **kwargs)
         except (TypeError, AssertionError, ValueError) as error:
@@ -37,47 +47,57 @@ class TimmBackbone(nn.Module):
         self.spatial_dim: int = self.model.num_features
         self.summary_dim: int = getattr(self.model, "head_hidden_size", None) or self.model.num_features
         self.token_dim = self.summary_dim
-        self.stride = _stride(self.model)
+        self.stride = _stride(self.model, where)
         # A plain ViT cuts its input into whole patches; CNNs and hierarchical models pad.
         self.needs_multiple = hasattr(self.model, "patch_embed") and hasattr(self.model, "blocks")
         self.classifier_prefix: tuple[str, ...] = _classifier(self.model)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As timm's."""
-        self.model.set_grad_checkpointing(enable)
+        """As timm's.
+
+        Raises:
+            SpecError: the model cannot.
+        """
+        try:
+            self.model.set_grad_checkpointing(enable)
+        except (AssertionError, AttributeError):
+            name = type(self.model).__name__
+            raise SpecError(f"timm's {name} has no gradient checkpointing", where="train.grad_checkpointing") from None
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
-        """Normalised ``[B, 3, H, W]`` to summary ``[B, D]``, spatial ``[B, h, w, D]`` and, if wanted, ``logits [B, C]``."""
+        """Normalised ``[B, 3, H, W]`` to summary ``[B, D]``, spatial ``[B, h, w, D]``, if wanted ``logits [B, C]``."""
         raw = self.model.forward_features(images)
-        summary = self.model.forward_head(raw, pre_logits=True) if wanted & {"summary", "logits"} else None
-        named = {}
-        if "logits" in wanted:
-            named["logits"] = self.model.get_classifier()(summary)
-        spatial = self._spatial(raw, images) if "spatial" in wanted else None
-        return Features(summary if "summary" in wanted else None, spatial, named)
+        summary = self.model.forward_head(raw, pre_logits=True) if "summary" in wanted else None
+        # Not the classifier on the summary: some models average two, or pool and classify in one.
+        named = {"logits": self.model.forward_head(raw)} if "logits" in wanted else {}
+        return Features(summary, self._spatial(raw, images) if "spatial" in wanted else None, named)
 
     def _spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         if raw.ndim == 4:
             return raw if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else raw.permute(0, 2, 3, 1)
         patches = raw[:, getattr(self.model, "num_prefix_tokens", 0) :]
-        h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
-        return patches.reshape(images.shape[0], h, w, -1)
+        count, size = patches.shape[1], images.shape[-2:]
+        grids = [tuple(side // self.stride for side in size), tuple(-(-side // self.stride) for side in size)]
+        for h, w in grids:  # cut to whole patches, or padded
+            if h * w == count:
+                return patches.reshape(patches.shape[0], h, w, patches.shape[2])
+        raise ValueError(f"its {count} tokens are no map of {grids[0][0]} x {grids[0][1]} positions")
 
 
-def _stride(model: nn.Module) -> int:
-    if isinstance(model, VisionTransformer):
-        return int(model.patch_embed.patch_size[0])
+def _stride(model: nn.Module, where: str) -> int:
+    patch_embed = getattr(model, "patch_embed", None)
+    if isinstance(model, VisionTransformer) and hasattr(patch_embed, "feat_ratio"):
+        return int(patch_embed.feat_ratio())  # of a hybrid: the CNN's stride times the patch
     info = getattr(model, "feature_info", None)
     if info:
         last = info[-1] if isinstance(info, list) else info.info[-1]
         return int(last["reduction"])
-    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    patch = getattr(patch_embed, "patch_size", None)
     if patch is None:
-        raise SpecError(f"the stride of {type(model).__name__} is not known", where="model.backbone.type")
+        raise SpecError(f"the stride of {type(model).__name__} is not known", where=f"{where}.type")
     return int(patch[0])
 
 
 def _classifier(model: nn.Module) -> tuple[str, ...]:
     names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
+    return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))

@@ -34,14 +34,24 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     if path.is_dir():
         path = path / "student.safetensors"
     if not path.exists():
-        raise WeightsError(f"no such file: {path}", where=where, hint="Give the path of local weights; nothing is downloaded.")
+        hint = "Give the path of local weights; nothing is downloaded."
+        raise WeightsError(f"no such file: {path}", where=where, hint=hint)
     tensors = _read_safetensors(path, where) if path.suffix == ".safetensors" else _read_pickle(path, where)
+    require_finite(tensors, path, where)
+    return tensors
+
+
+def require_finite(tensors: dict[str, torch.Tensor], path: str | Path, where: str) -> None:
+    """Refuse a NaN or an infinity.
+
+    Raises:
+        WeightsError: with the name of the first such tensor.
+    """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise WeightsError(
                 f"{path}: tensor {name!r} holds NaN or infinite values", where=where, hint="Take an earlier checkpoint."
             )
-    return tensors
 
 
 def _read_safetensors(path: Path, where: str) -> dict[str, torch.Tensor]:
@@ -63,34 +73,49 @@ def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
             hint="Save only tensors: torch.save(model.state_dict(), path), or a .safetensors file.",
         ) from None
     except Exception as error:  # torch raises RuntimeError, EOFError, OSError, KeyError... for what is no checkpoint
-        raise WeightsError(f"{path} is not a whole checkpoint: {str(error).splitlines()[0]}", where=where) from None
-    while isinstance(content, dict) and not any(isinstance(v, torch.Tensor) for v in content.values()):
-        inner = next((content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)), None)
-        if inner is None:
-            break
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise WeightsError(f"{path} is not a whole checkpoint: {reason}", where=where) from None
+    # A wrapper may hold tensors of its own (a best accuracy) beside the weights.
+    while isinstance(content, dict) and (inner := next((content[k] for k in _WRAPPERS if _is_dict(content, k)), None)):
         content = inner
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__}, not tensors by name", where=where)
-    tensors = {k.removeprefix("module."): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+    tensors = {_bare(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise WeightsError(f"{path} holds no tensors", where=where)
     return tensors
 
 
+def _is_dict(content: dict, key: str) -> bool:
+    return isinstance(content.get(key), dict)
+
+
+def _bare(name: object) -> str:
+    """A tensor's name without what DistributedDataParallel and torch.compile put before it."""
+    text = str(name)
+    while text.startswith(("module.", "_orig_mod.")):
+        text = text.removeprefix("module.").removeprefix("_orig_mod.")
+    return text
+
+
 def load_into(
-    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str, ignore: tuple[str, ...] = ()
+    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str,
+    ignore: tuple[str, ...] = (), fresh: tuple[str, ...] = (),
 ) -> None:
     """Copy ``tensors`` into ``module``; every name and shape must fit (see :func:`fit`)."""
-    module.load_state_dict(fit(module, tensors, path, where, ignore))
+    module.load_state_dict(fit(module, tensors, path, where, ignore, fresh), strict=not fresh)
 
 
 def fit(
-    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str, ignore: tuple[str, ...] = ()
+    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str,
+    ignore: tuple[str, ...] = (), fresh: tuple[str, ...] = (),
 ) -> dict[str, torch.Tensor]:
     """The tensors that ``module`` (which may be on the meta device) takes, by its own names.
 
     Args:
         ignore: prefixes of tensors that may be left over (a classifier that a backbone has no use for).
+        fresh: prefixes of the module's own tensors that may be missing or of another shape (a classifier to be
+            trained on other labels); those are left out of the answer.
 
     Raises:
         WeightsError: tensors are missing, left over or of another shape; the first few of each are named.
@@ -103,12 +128,12 @@ def fit(
             if set(own) & set(stripped):
                 tensors = stripped
                 break
+    unlike = {k for k in own if k in tensors and tensors[k].shape != own[k].shape}
+    own = {k: v for k, v in own.items() if not (k.startswith(fresh) and (k in unlike or k not in tensors))}
     missing = [k for k in own if k not in tensors]
-    extra = [k for k in tensors if k not in own and not k.startswith(ignore or ("\0",))]
+    extra = [k for k in tensors if k not in own and not k.startswith(ignore + fresh)]
     shapes = [
-        f"{k} is {list(tensors[k].shape)} there and {list(own[k].shape)} here"
-        for k in own
-        if k in tensors and tensors[k].shape != own[k].shape
+        f"{k} is {list(tensors[k].shape)} there and {list(v.shape)} here" for k, v in own.items() if k in unlike
     ]
     if missing or extra or shapes:
         found = (("missing", missing), ("left over", extra), ("shapes", shapes))

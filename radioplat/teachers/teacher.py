@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models import names
 from radioplat.models.checkpoint import is_checkpoint, load_student, read_architecture
 from radioplat.models.features import Features
-from radioplat.models.student import Student, StudentArchitecture, build_backbone
+from radioplat.models.probe import probe
+from radioplat.models.radio_vit import RadioViT
+from radioplat.models.student import StudentArchitecture, build_backbone
 from radioplat.models.weights import fit, read_weights
 from radioplat.spec.cluster import TeacherPrecision
 from radioplat.spec.resolve import ResolvedTeacher
@@ -57,7 +60,7 @@ def architecture_of(teacher: ResolvedTeacher) -> StudentArchitecture:
         raise SpecError("a value is required here", where=f"{teacher.where}.model.backbone.type")
     return StudentArchitecture(
         type=backbone.type,
-        kwargs=backbone.kwargs,
+        kwargs={k: v for k, v in backbone.kwargs.items() if k != "num_classes"},
         cpe_max_size=backbone.cpe_max_size,
         num_registers=backbone.cpe_num_registers,
         register_multiple=backbone.register_multiple,
@@ -70,28 +73,40 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     """Widths, stride and size of a teacher, from its structure alone (no memory is taken).
 
     Raises:
-        SpecError: an unknown name, arguments that it refuses, or an input size its patches do not divide.
+        SpecError: an unknown name, arguments that it refuses, an input size that it cannot take, or class scores
+            wanted of a teacher without a classifier.
     """
     architecture = architecture_of(teacher)
     with torch.device("meta"):
-        backbone = build_backbone(architecture, f"{teacher.where}.model.backbone")
+        model = _build(architecture, f"{teacher.where}.model.backbone")
+    backbone = model.backbone
     if teacher.patch_size and teacher.patch_size != backbone.stride:
-        raise SpecError(f"the backbone's patch is {backbone.stride}, not {teacher.patch_size}", where=f"{teacher.where}.patch_size")
+        raise SpecError(
+            f"the backbone's patch is {backbone.stride}, not {teacher.patch_size}", where=f"{teacher.where}.patch_size"
+        )
     if backbone.needs_multiple and teacher.input_size % backbone.stride:
         nearest = max(1, round(teacher.input_size / backbone.stride)) * backbone.stride
         raise SpecError(
-            f"{teacher.input_size} is not a multiple of the patch {backbone.stride}", where=f"{teacher.where}.input_size",
-            hint=f"Take {nearest}.",
+            f"{teacher.input_size} is not a multiple of the patch {backbone.stride}",
+            where=f"{teacher.where}.input_size", hint=f"Take {nearest}.",
         )
-    side = -(-teacher.input_size // backbone.stride)
+    if "logits" in teacher.wanted and not architecture.num_classes:
+        where = f"{teacher.where}.mode"
+        raise SpecError("this teacher has no classifier", where=where, hint="Take summary or spatial.")
+    # Asked of the model, not computed from the stride: some round up, some round down.
+    found = probe(model, teacher.input_size, frozenset({"summary", "spatial"}), f"{teacher.where}.input_size")
     return TeacherInfo(
-        teacher.name, backbone.summary_dim, backbone.spatial_dim, architecture.num_classes, backbone.stride, (side, side),
-        sum(p.numel() for p in backbone.parameters()),
+        teacher.name, found.summary.shape[-1], found.spatial.shape[-1], architecture.num_classes, backbone.stride,
+        (found.spatial.shape[1], found.spatial.shape[2]), sum(p.numel() for p in model.parameters()),
     )
 
 
 def _classes(teacher: ResolvedTeacher) -> int:
-    return teacher.backbone.output_dim[0] if teacher.backbone.output_dim else int(teacher.backbone.kwargs.get("num_classes", 1000))
+    """Of a classifier inside the weights file; 0 where the architecture has none."""
+    backbone = teacher.backbone
+    if names.resolve(backbone.type or "", where=f"{teacher.where}.model.backbone.type").radio:
+        return 0
+    return backbone.output_dim[0] if backbone.output_dim else int(backbone.kwargs.get("num_classes", 1000))
 
 
 class FrozenTeacher(nn.Module):
@@ -108,11 +123,11 @@ class FrozenTeacher(nn.Module):
     def __init__(self, teacher: ResolvedTeacher, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.name, self.wanted = teacher.name, teacher.wanted
-        self.backbone = _load(teacher)
+        self.model = _load(teacher)
         self.dtype = compute_dtype(teacher.service.precision, torch.device(device))
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
-        self.backbone.requires_grad_(False).eval().to(self.dtype)
+        self.model.requires_grad_(False).eval().to(self.dtype)
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
@@ -122,16 +137,17 @@ class FrozenTeacher(nn.Module):
         """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``."""
         images = images.to(self.mean.device).float()
         normalised = ((images - self.mean) / self.std).to(self.dtype).contiguous(memory_format=torch.channels_last)
-        return self.backbone(normalised, wanted).map(lambda t: t.to(torch.bfloat16))
+        return self.model(normalised, wanted).map(lambda t: t.to(torch.bfloat16))
 
 
-def _load(teacher: ResolvedTeacher) -> nn.Module:
+def _load(teacher: ResolvedTeacher) -> _Model:
     where = f"{teacher.where}.pretrained_teacher_model_path"
     if teacher.weights and is_checkpoint(teacher.weights):
-        return _WithClassifier(load_student(teacher.weights, where))
-    backbone = build_backbone(architecture_of(teacher), f"{teacher.where}.model.backbone")
-    getattr(backbone, "model", backbone).load_state_dict(fitting_weights(teacher, backbone))
-    return backbone
+        student = load_student(teacher.weights, where)
+        return _Model(student.backbone, student.classifier)
+    model = _build(architecture_of(teacher), f"{teacher.where}.model.backbone")
+    getattr(model.backbone, "model", model.backbone).load_state_dict(fitting_weights(teacher, model.backbone))
+    return model
 
 
 def fitting_weights(teacher: ResolvedTeacher, backbone: nn.Module | None = None) -> dict[str, torch.Tensor]:
@@ -153,18 +169,29 @@ def fitting_weights(teacher: ResolvedTeacher, backbone: nn.Module | None = None)
     return fit(target, tensors, teacher.weights, where, getattr(backbone, "classifier_prefix", ()))
 
 
-class _WithClassifier(nn.Module):
-    """A radioplat student taught on labels, as a teacher: its normalisation is the caller's, its classifier its own."""
+class _Model(nn.Module):
+    """A backbone with the classifier that a RADIO student taught on labels has beside it; gives only what is wanted."""
 
-    def __init__(self, student: Student) -> None:
+    def __init__(self, backbone: nn.Module, classifier: nn.Module | None) -> None:
         super().__init__()
-        self.backbone, self.classifier = student.backbone, student.classifier
+        self.backbone, self.classifier = backbone, classifier
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        features = self.backbone(images, wanted)
-        if "logits" in wanted and self.classifier is not None:
-            features.named["logits"] = self.classifier(features.summary)
-        return features
+        own = self.classifier is not None and "logits" in wanted
+        found = self.backbone(images, wanted - {"logits"} | {"summary"} if own else wanted)
+        named = {name: value for name, value in found.named.items() if name in wanted}
+        if own:
+            named["logits"] = self.classifier(found.summary)
+        return Features(
+            found.summary if "summary" in wanted else None, found.spatial if "spatial" in wanted else None, named
+        )
+
+
+def _build(architecture: StudentArchitecture, where: str) -> _Model:
+    """Without weights. A timm model brings its own classifier."""
+    backbone = build_backbone(architecture, where)
+    apart = architecture.num_classes and isinstance(backbone, RadioViT)
+    return _Model(backbone, nn.Linear(backbone.summary_dim, architecture.num_classes) if apart else None)
 
 
 def compute_dtype(precision: TeacherPrecision, device: torch.device) -> torch.dtype:
@@ -178,8 +205,9 @@ def has_native_bf16(device: torch.device) -> bool:
     """Whether ``device`` multiplies bf16 matrices in hardware (on a CPU: AMX or AVX512-BF16)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = torch.backends.cpu.get_cpu_capability()
-    return "AVX512" in capabilities and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and _cpu_flag("avx512_bf16", "amx_bf16")
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and _cpu_flag("avx512_bf16", "amx_bf16")
 
 
 def _cpu_flag(*flags: str) -> bool:

@@ -1,0 +1,38 @@
+"""What a backbone says at a size, found without weights, memory or arithmetic."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radioplat.errors import RadioplatError, SpecError
+from radioplat.models.features import Features
+
+
+def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str) -> Features:
+    """Run ``backbone``, which must be on the meta device, on one image; every output has a shape and no values.
+
+    Args:
+        backbone: takes ``(images, wanted)``.
+        size: side of the image in pixels.
+        where: the spec field of the size, for messages.
+
+    Raises:
+        SpecError: the backbone cannot take such an image, or its output has another form than ``Features`` says.
+    """
+    training = backbone.training
+    try:
+        with torch.device("meta"), torch.no_grad():
+            features = backbone.eval()(torch.empty(1, 3, size, size), wanted)
+    except RadioplatError:
+        raise
+    except Exception as error:  # models refuse a size by whatever their layers raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise SpecError(f"this backbone cannot take images of {size} x {size} pixels: {reason}", where=where) from None
+    finally:
+        backbone.train(training)
+    if (features.summary is not None and features.summary.ndim != 2) or (
+        features.spatial is not None and features.spatial.ndim != 4
+    ):
+        raise SpecError("this backbone gives no summary vector or no map of features", where=where)
+    return features
