@@ -15,6 +15,7 @@ from radioplat.data.run_data import open_reader
 from radioplat.distill import ds_compat
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
+from radioplat.cores import decode_threads, torch_beside
 from radioplat.teachers.client import InlineTeacher
 
 
@@ -29,12 +30,15 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     grains = run.grains(1)
     dataset = run.spec.dataset
 
+    threads = decode_threads(dataset.workers)
+
     def batches(start: int) -> Iterator[Batch]:
         wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, run.total_steps))
-        threads = min(dataset.workers, os.cpu_count() or 1)
-        return load_grains(open_reader(*run.reader_arguments), wanted, threads=threads, prefetch=dataset.prefetch_batches)
+        reader = open_reader(*run.reader_arguments)
+        return load_grains(reader, wanted, threads=threads, prefetch=dataset.prefetch_batches)
 
-    run_worker(run, Seat(0, 1, device), clients, batches)
+    with torch_beside(threads):
+        run_worker(run, Seat(0, 1, device), clients, batches)
 
 
 def _alone_in_the_world() -> None:

@@ -14,6 +14,7 @@ from radioplat.data.loader import load_batches
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import RunData
 from radioplat.data.views import ViewSpec
+from radioplat.cores import decode_threads
 from radioplat.spec.root import Spec
 
 
@@ -56,7 +57,7 @@ def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]
         classes = index.classes if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
         reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)
-        found.append(Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, dataset.workers))
+        found.append(Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers)))
     return found[0], found[1], classes or []
 
 

@@ -17,6 +17,7 @@ from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.measure import Subject, measure
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student
+from radioplat.cores import torch_beside
 from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import resolve_teachers
@@ -88,7 +89,8 @@ def _evaluate(spec: Spec, path: Path, folder: TaskFolder, progress: Callable[[in
         subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.input_size, None)
     bank, queries, classes = open_images(spec, {s.size for s in subjects.values()})
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    found = measure(subjects, kinds, bank, queries, spec.evaluate, progress)
+    with torch_beside(bank.threads):
+        found = measure(subjects, kinds, bank, queries, spec.evaluate, progress)
     report = write_summary(spec, folder, path, found, classes)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report)
     folder.write_experiment(to_yaml(spec))

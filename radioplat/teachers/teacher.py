@@ -12,6 +12,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models import names
 from radioplat.models.checkpoint import is_checkpoint, load_student, read_architecture
 from radioplat.models.features import Features
+from radioplat.models.fold import fold_batch_norm
 from radioplat.models.probe import probe
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import StudentArchitecture, build_backbone
@@ -123,7 +124,9 @@ class FrozenTeacher(nn.Module):
     def __init__(self, teacher: ResolvedTeacher, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.name, self.wanted = teacher.name, teacher.wanted
-        self.model = _load(teacher)
+        self.model = _load(teacher).eval()
+        size = teacher.input_size
+        self.model.backbone = fold_batch_norm(self.model.backbone, torch.zeros(1, 3, size, size))
         self.dtype = compute_dtype(teacher.service.precision, torch.device(device))
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
