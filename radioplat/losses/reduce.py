@@ -9,18 +9,21 @@ import torch.nn.functional as F
 def masked_mean(values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
     """Weighted mean over samples of the mean over valid positions; 0 where all weights are 0.
 
+    What has no weight may be NaN: it changes neither the value nor any gradient.
+
     Args:
         values: ``[B]`` or ``[B, h, w]``.
         weight: ``[B]``, 0 for a sample that proved unreadable.
-        valid: ``[B, h, w]`` in [0, 1], or None.
+        valid: ``[B, h, w]`` in [0, 1], or None; a sample without a valid position counts as one of weight 0.
     """
-    if values.ndim > 1:
-        if valid is None:
-            values = values.flatten(1).mean(1)
-        else:
-            values = (values * valid).flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1e-6)
-    # where, not a product: a dead sample's value may be anything.
-    values = torch.where(weight > 0, values, torch.zeros_like(values))
+    # where, not a product: 0 * NaN is NaN.
+    if valid is not None:
+        seen = valid.flatten(1).sum(1)
+        values = (torch.where(valid > 0, values, 0.0) * valid).flatten(1).sum(1) / seen.clamp(min=1e-6)
+        weight = torch.where(seen > 0, weight, 0.0)
+    elif values.ndim > 1:
+        values = values.flatten(1).mean(1)
+    values = torch.where(weight > 0, values, 0.0)
     return (values * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
