@@ -1,0 +1,38 @@
+"""Teachers of a few thousand weights, written to disk as a user would have them."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from radioplat.spec.load import load_spec
+from radioplat.spec.resolve import resolve_teachers
+
+
+@pytest.fixture
+def timm_teacher(tmp_path):
+    """timm_teacher(name, size=64, classes=0, **teacher) -> (resolved teacher, timm's own model with its weights)."""
+
+    def make(name: str, size: int = 64, classes: int = 0, **teacher):
+        torch.manual_seed(0)
+        model = timm.create_model(name, num_classes=classes).eval()
+        path = tmp_path / f"{name}.safetensors"
+        save_file(model.state_dict(), path)
+        backbone = {"type": name, "output_dim": [classes] if classes else []}
+        entry = {"model": {"backbone": backbone}, "pretrained_teacher_model_path": str(path), "input_size": size}
+        return resolved(**entry, **teacher), model
+
+    return make
+
+
+def resolved(precision: str = "fp32", **teacher):
+    spec = load_spec({"distill": {"teacher": [{"name": "t", **teacher}]}, "teachers": {"t": {"precision": precision}}})
+    return resolve_teachers(spec)[0]
+
+
+@pytest.fixture
+def resolve():
+    """resolve(**fields of one teacher) -> its resolved form."""
+    return resolved
