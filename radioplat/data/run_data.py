@@ -85,12 +85,13 @@ class RunData:
         """Sample ids that the filters leave, int64."""
         return np.flatnonzero(self.reasons == "").astype(np.int64)
 
-    def order_fields(self, global_batch: int) -> dict[str, str]:
+    def order_fields(self, global_batch: int, max_pixels: int) -> dict[str, str]:
         """What the order depends on, by name: a resumed run compares them one by one."""
         split = self.split
         return {
             "sources": json.dumps(self.scale_factors),
             "filters": json.dumps([asdict(split.native_resolution_filter), split.dedup]),
+            "max_pixels": str(max_pixels),
             "weights": split.data_weight_mode.value if split.data_weight_mode else "uniform",
             "seed": str(split.seed),
             "global_batch": str(global_batch),

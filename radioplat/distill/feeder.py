@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,10 +37,11 @@ class Feeder:
                 raise item
             yield item
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, patience: float = 10.0) -> None:
+        """End the thread; one that its stream still holds up after ``patience`` seconds is left behind as a daemon."""
         self._stop.set()
-        while self._thread.is_alive():
+        deadline = time.monotonic() + patience
+        while self._thread.is_alive() and time.monotonic() < deadline:
             try:
                 self._queue.get(timeout=0.1)
             except queue.Empty:

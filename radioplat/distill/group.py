@@ -1,4 +1,4 @@
-"""Small conversations between the ranks of a run."""
+"""Small conversations between the ranks of a run; one thread a process group."""
 
 from __future__ import annotations
 
@@ -11,13 +11,34 @@ def alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
-def agree(value):
-    """Rank 0's ``value`` (picklable) on every rank."""
+def agree(value, channel: dist.ProcessGroup | None = None):
+    """Rank 0's ``value`` (picklable) on every rank.
+
+    Args:
+        channel: from :func:`open_channel`, where another thread than the training one speaks.
+    """
     if alone():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=channel)
     return box[0]
+
+
+def gather(value) -> list:
+    """Every rank's ``value`` (picklable), by rank."""
+    if alone():
+        return [value]
+    box = [None] * dist.get_world_size()
+    dist.all_gather_object(box, value)
+    return box
+
+
+def open_channel() -> dist.ProcessGroup | None:
+    """A group of its own for a second thread: two threads in one group would take each other's messages.
+
+    Every rank calls it, in the training thread.
+    """
+    return None if alone() else dist.new_group(backend="gloo")
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:

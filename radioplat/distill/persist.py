@@ -73,20 +73,31 @@ class Persistence:
         return self._run.folder / name
 
     def _choose(self) -> tuple[Path | None, RunState]:
-        explicit = self._run.spec.train.resume_training_checkpoint_path
-        found = newest(self._run.folder)
+        found = starting_point(self._run)
         attempt = _attempts(self._run.folder) + 1
-        if found is None and explicit:
-            state = verified_state(Path(explicit))
-            if state is None:
-                raise WeightsError(f"{explicit} is not a whole checkpoint", where="train.resume_training_checkpoint_path")
-            found = Path(explicit), state
         if found is None:
             return None, RunState(order_hash=self._run.order_hash, order_fields=self._run.order_fields, attempt=attempt)
         path, state = found
         state.attempt = attempt
         state.order_hash, state.order_fields = self._run.order_hash, self._run.order_fields
         return path, state
+
+
+def starting_point(run: Run) -> tuple[Path, RunState] | None:
+    """The checkpoint that a start of ``run`` goes on from: its own newest, else the one that the spec names, else None.
+
+    Raises:
+        WeightsError: ``train.resume_training_checkpoint_path`` names no whole checkpoint.
+    """
+    explicit = run.spec.train.resume_training_checkpoint_path
+    found = newest(run.folder)
+    if found is not None or not explicit:
+        return found
+    state = verified_state(Path(explicit))
+    if state is None:
+        raise WeightsError(f"{explicit} is not a whole checkpoint", where="train.resume_training_checkpoint_path",
+                           hint="Give a model_epoch_... folder or the model_latest link.")
+    return Path(explicit), state
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

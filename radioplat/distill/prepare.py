@@ -143,7 +143,7 @@ def prepare(spec: Spec, task: str, folder: Path, progress: Callable[[int, int], 
         architecture=models.architecture, views=tuple(ViewSpec(str(size), size) for size in sizes),
         student_view=str(spec.dataset.img_size), steps_per_epoch=steps,
         total_steps=min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62),
-        order_fields=data.order_fields(spec.global_batch_size),
+        order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
     )
     data.save(run.data_dir)
     write_rejects(folder / "ledger", data.index, data.reasons)

@@ -10,6 +10,7 @@ import ray
 import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from torch.distributed import ProcessGroup
 
 from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_stream, steps_per_dataset
@@ -80,11 +81,15 @@ def _train_function(config: dict[str, Any]) -> None:
     for teacher in run.teachers:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))
-    run_worker(run, seat, clients, lambda start: _stream(run, seat, start))
+    channel = group.open_channel()
+    run_worker(run, seat, clients, lambda start: _stream(run, seat, start, channel))
 
 
-def _stream(run: Run, seat: Seat, start: int) -> Iterator[Batch]:
-    """This rank's micro-batches from step ``start`` on; rank 0 makes each dataset and sends every rank its iterator."""
+def _stream(run: Run, seat: Seat, start: int, channel: ProcessGroup | None) -> Iterator[Batch]:
+    """This rank's micro-batches from step ``start`` on; rank 0 makes each dataset and sends every rank its iterator.
+
+    Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
+    """
     grains, dataset = run.grains(seat.world_size), run.spec.dataset
     span = steps_per_dataset(grains)
     for first in range(start, run.total_steps, span):
@@ -95,7 +100,7 @@ def _stream(run: Run, seat: Seat, start: int) -> Iterator[Batch]:
                 run.reader_arguments, grains, first, last,
                 tasks=dataset.workers * seat.world_size, cpus_per_task=run.spec.cluster.cpus_per_decode,
             )
-        iterators = group.agree(iterators)
+        iterators = group.agree(iterators, channel)
         yield from read_stream(iterators[seat.rank], dataset.prefetch_batches)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from radioplat.distill.checkpoint import RunState, newest
 from radioplat.distill.follow import Callback, Follower
+from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, prepare
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.load import load_spec, to_yaml
@@ -80,7 +81,8 @@ def train(
 
 
 def _run(
-    spec: Spec, task: str, override: str | None, callbacks: Sequence[Callback], progress: bool, say: Callable[[str], None]
+    spec: Spec, task: str, override: str | None, callbacks: Sequence[Callback], progress: bool,
+    say: Callable[[str], None],
 ) -> RunResult:
     folder = TaskFolder(spec.results_dir, task, override)
     status = StatusLog(folder.status_path)
@@ -95,8 +97,7 @@ def _run(
             with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
                 _train(run, say)
     except BaseException as error:
-        status.write(f"{task} failed: {error}" if str(error) else f"{task} failed: {type(error).__name__}", Status.FAILURE,
-                     verbosity="ERROR")
+        status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")
         raise
     finally:
         status.close()
@@ -125,33 +126,45 @@ def _beginning(run: Run, folder: TaskFolder) -> tuple[int, str]:
     """The step the run begins at, and the line that says why.
 
     Raises:
-        SpecError: the newest checkpoint belongs to another order of samples.
+        SpecError: the checkpoint to go on from belongs to another order of samples.
+        WeightsError: the checkpoint that the spec names is not whole.
     """
-    found = newest(folder.path)
+    found = starting_point(run)
     if found is None:
         # A checkpoint that does not verify is there but cannot be used: the user must know before it starts over.
         torn = [p.name for p in folder.checkpoints()]
         why = f"{', '.join(torn)} is not whole" if torn else "it holds no checkpoint"
         return 0, f"{folder.path}: starts fresh, {why}"
     path, state = found
+    name = path.name if path.parent == run.folder else str(path)
     if state.order_hash != run.order_hash and not run.spec.train.restart_order:
         raise SpecError(
-            f"{path.name} was trained on another order of samples ({_differing(state, run)} differ)", where=str(folder.path),
+            f"{name} was trained on another order of samples; what differs: {_differing(state, run)}",
+            where=str(folder.path),
             hint="Undo the change, choose another results_dir, or accept it with train.restart_order=true.",
         )
     changes = folder.spec_changes(to_yaml(run.spec))
     changed = f"; changed in the spec since: {', '.join(changes)}" if changes else "; the spec is unchanged"
-    if state.global_step >= run.total_steps:
-        return state.global_step, f"{folder.path}: {path.name} has all {run.total_steps} steps, nothing is left to do{changed}"
-    return state.global_step, (
-        f"{folder.path}: goes on from {path.name} at step {state.global_step} of {run.total_steps}{changed}"
-    )
+    done, total = state.global_step, run.total_steps
+    if done >= total:
+        return done, f"{folder.path}: {name} has all {total} steps, nothing is left to do{changed}"
+    return done, f"{folder.path}: goes on from {name} at step {done} of {total}{changed}"
+
+
+_ORDER_FIELDS = {
+    "sources": "dataset.train_dataset.tar_data_sources.scale_factor",
+    "filters": "dataset.train_dataset.native_resolution_filter or dedup",
+    "max_pixels": "dataset.max_pixels",
+    "weights": "dataset.train_dataset.data_weight_mode",
+    "seed": "dataset.train_dataset.seed",
+    "global_batch": "train.global_batch_size",
+    "index_rows": "the shards",
+}
 
 
 def _differing(state: RunState, run: Run) -> str:
-    names = {"global_batch": "train.global_batch_size", "filters": "native_resolution_filter", "weights": "data_weight_mode",
-             "index_rows": "the shards", "sources": "scale_factor", "seed": "train_dataset.seed"}
-    return ", ".join(names[k] for k, v in run.order_fields.items() if state.order_fields.get(k) != v)
+    names = [name for name, value in run.order_fields.items() if state.order_fields.get(name) != value]
+    return ", ".join(_ORDER_FIELDS[name] for name in names)
 
 
 def _then(spec: Spec) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""When too many images prove unreadable while training, the run stops with a report instead of learning from zeros."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.data.shard_index import ShardIndex
+from radioplat.distill import group
+from radioplat.errors import DataError
+
+FEWEST = 1000  # the share is taken of at least so many samples, so that one bad image does not end a small run
+EXAMPLES = 3
+
+
+class BadSamples:
+    """Counts this start's samples of weight zero; all ranks judge at one step.
+
+    Args:
+        index: the run's own copy, to name the samples.
+        most: the share that is tolerated (``dataset.max_bad_fraction``).
+        device: of this rank's messages.
+    """
+
+    def __init__(self, index: ShardIndex, most: float, device: torch.device) -> None:
+        self._index, self._most, self._device = index, most, device
+        self._seen = self._bad = 0
+        self._fresh = [0, 0]  # seen and bad of this rank since the last judgement
+        self._reasons: Counter[str] = Counter()
+        self._examples: dict[int, str] = {}
+
+    def see(self, batch: Batch) -> None:
+        """Count a real micro-batch."""
+        self._fresh[0] += len(batch)
+        self._fresh[1] += len(batch.faults)
+        for row, reason in batch.faults.items():
+            self._reasons[reason.partition(":")[0]] += 1
+            if len(self._examples) < EXAMPLES:
+                self._examples[row] = reason
+
+    def judge(self, step: int) -> None:
+        """Add up all ranks; every rank calls this at each step.
+
+        Raises:
+            DataError: on every rank, with counts by reason and a few names.
+        """
+        seen, bad = group.total(torch.tensor(self._fresh, dtype=torch.int64, device=self._device)).tolist()
+        self._fresh = [0, 0]
+        self._seen, self._bad = self._seen + seen, self._bad + bad
+        if self._bad <= self._most * max(FEWEST, self._seen):
+            return
+        reasons, named = Counter(), []
+        for counts, examples in group.gather((self._reasons, self._names())):
+            reasons += counts
+            named += examples
+        raise DataError(
+            f"step {step}: {self._bad} of {self._seen} samples proved unreadable "
+            f"({', '.join(f'{count} {reason}' for reason, count in reasons.most_common())}), more than the share of "
+            f"{self._most:g} that is allowed; first: {'; '.join(named[:EXAMPLES])}",
+            where="dataset.max_bad_fraction", hint="All are in the ledger; mend the shards or raise the share.",
+        )
+
+    def _names(self) -> list[str]:
+        paths, shards = self._index.shard_paths, self._index.shard
+        return [f"{paths[int(shards[row])]} {self._index.key(row)} {why}" for row, why in self._examples.items()]

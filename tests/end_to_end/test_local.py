@@ -1,0 +1,196 @@
+"""One machine, one process: what a run writes, and that breaking it off and going on changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from radioplat.data.ledger import summary
+from radioplat.data.run_data import RunData
+from radioplat.distill.checkpoint import verified_state
+from radioplat.errors import SpecError
+from radioplat.spec.load import load_spec
+from radioplat.track.results import TaskFolder
+from radioplat.track.status import read_status
+
+EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
+
+
+@pytest.fixture
+def broken_off(quiet_run, tmp_path):
+    """broken_off(steps) -> overrides for a results folder as a run that died after ``steps`` steps leaves it."""
+
+    def make(steps: int) -> list[str]:
+        folder = tmp_path / "run" / "distill"
+        shutil.copytree(quiet_run.folder, folder, symlinks=True)
+        keep = {2: "model_epoch_000_step_00002", 4: "model_epoch_001", 6: "model_epoch_001_step_00006"}
+        for path in TaskFolder(folder.parent, "distill").checkpoints():
+            if verified_state(path).global_step > steps:
+                shutil.rmtree(path)
+        TaskFolder(folder.parent, "distill").point_latest(keep[steps])
+        return [f"results_dir={folder.parent}", *EVERY_SECOND]
+
+    return make
+
+
+def test_results_folder(quiet_run):
+    folder = quiet_run.folder
+    assert {path.name for path in folder.glob("model_*")} == {
+        "model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002",
+        "model_latest",
+    }
+    assert (folder / "model_latest").resolve() == quiet_run.result.checkpoint == folder / "model_epoch_002"
+    assert (quiet_run.result.global_step, quiet_run.result.resumed_from) == (8, 0)
+    for path in TaskFolder(folder.parent, "distill").checkpoints():
+        assert verified_state(path) is not None
+        assert {f.name for f in path.iterdir()} >= {"student.safetensors", "heads.safetensors", "state.json"}
+    state = verified_state(quiet_run.result.checkpoint)
+    assert (state.global_step, state.samples_consumed, state.epoch) == (8, 48, 2)
+
+
+def test_experiment_yaml_is_the_spec_that_ran(quiet_run):
+    assert load_spec(quiet_run.folder / "experiment.yaml") == load_spec(quiet_run.file, EVERY_SECOND)
+
+
+def test_the_users_file_is_untouched(quiet_run, make_spec):
+    spec = make_spec(quiet_run.file.parent)
+    assert quiet_run.file.read_text() == yaml.safe_dump(spec)
+
+
+def test_status_lines(quiet_run):
+    lines = read_status(quiet_run.folder / "status.json")
+    assert all({"date", "time", "status", "verbosity", "message", "kpi"} <= line.keys() for line in lines)
+    assert [line["status"] for line in (lines[0], lines[-1])] == ["STARTED", "SUCCESS"]
+    assert {line["status"] for line in lines[1:-1]} == {"RUNNING"}
+    progress = [line for line in lines if "max_step" in line]
+    assert [line["step"] for line in progress] == list(range(1, 9))
+    assert [line["epoch"] for line in progress] == [0] * 4 + [1] * 4
+    for line in progress:
+        assert (line["max_epoch"], line["max_step"]) == (2, 8)
+        assert line["time_per_step"] and line["time_per_epoch"] and line["eta"]
+        assert {"loss", "loss/lite0/summary", "loss/lite0/spatial", "loss/vit/spatial", "lr", "images_per_s",
+                "seconds/teacher/lite0", "seconds/teacher/vit"} <= line["kpi"].keys()
+
+
+def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
+    assert quiet_run.losses[8] < 0.9 * quiet_run.losses[1]
+    for event in (e for e in quiet_run.events if hasattr(e, "metrics")):
+        m = event.metrics
+        terms = m["loss/lite0/summary"] + m["loss/lite0/spatial"] + m["loss/vit/spatial"]
+        assert m["loss"] == pytest.approx(terms, rel=1e-5)
+
+
+def test_consumed_ids_are_the_orders(quiet_run, ids_by_step):
+    spec = load_spec(quiet_run.folder / "experiment.yaml")
+    order = RunData.load(quiet_run.folder / "data", spec.dataset.train_dataset).order
+    found = ids_by_step(quiet_run.folder)
+    assert found == {step: order.slice(6 * step, 6 * step + 6).sample_id.tolist() for step in range(8)}
+    books = summary(quiet_run.folder / "ledger")
+    assert (books.consumed, books.replayed, books.repeated, books.missing) == (48, 0, 0, 0)
+
+
+def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step, student_tensors):
+    steps = 2
+    again = distil(quiet_run.file, *broken_off(steps))
+    assert again.result.resumed_from == steps
+    assert sorted(again.losses) == list(range(steps + 1, 9))
+    for step, loss in again.losses.items():
+        assert loss == pytest.approx(quiet_run.losses[step], rel=1e-6), step
+    assert ids_by_step(again.folder) == ids_by_step(quiet_run.folder)
+    assert summary(again.folder / "ledger").replayed == 6 * (8 - steps)
+    mine, theirs = student_tensors(again.result.checkpoint), student_tensors(quiet_run.result.checkpoint)
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_the_same_run_twice_is_the_same_run(quiet_run, distil, tmp_path):
+    again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.max_steps=8")
+    assert again.losses == quiet_run.losses
+
+
+def test_one_line_says_what_goes_on_and_what_changed(quiet_run, broken_off, distil):
+    again = distil(quiet_run.file, *broken_off(4), "train.optim.weight_decay=0.02")
+    line = again.lines[0]
+    assert "\n" not in line
+    assert f"{again.folder}: goes on from model_epoch_001 at step 4 of 8" in line
+    assert "train.optim.weight_decay: 0.01 -> 0.02" in line
+    assert any(line == entry["message"] for entry in read_status(again.folder / "status.json"))
+
+
+def test_a_fresh_run_says_so(quiet_run):
+    assert quiet_run.lines[0] == f"{quiet_run.folder}: starts fresh, it holds no checkpoint"
+    assert any("no GPU" in line and "one CPU worker" in line for line in quiet_run.lines)
+
+
+def test_a_finished_run_has_nothing_to_do(quiet_run, distil, tmp_path):
+    shutil.copytree(quiet_run.folder, tmp_path / "distill", symlinks=True)
+    again = distil(quiet_run.file, f"results_dir={tmp_path}", *EVERY_SECOND)
+    assert "nothing is left to do" in again.lines[0] and not again.events
+    assert again.result.checkpoint.name == "model_epoch_002" and again.result.global_step == 8
+
+
+@pytest.mark.parametrize(
+    "change, field",
+    [
+        ("dataset.train_dataset.seed=7", "dataset.train_dataset.seed"),
+        ("dataset.train_dataset.native_resolution_filter.min_short_side=1", "native_resolution_filter"),
+        ("dataset.train_dataset.tar_data_sources[0].scale_factor=3", "scale_factor"),
+        ("dataset.train_dataset.data_weight_mode=inv_frequency", "data_weight_mode"),
+        ("dataset.max_pixels=1000000", "dataset.max_pixels"),
+        ("train.global_batch_size=8", "train.global_batch_size"),
+    ],
+)
+def test_another_order_is_refused(quiet_run, broken_off, distil, change, field):
+    overrides = broken_off(4)
+    with pytest.raises(SpecError, match="another order of samples") as caught:
+        distil(quiet_run.file, *overrides, change)
+    assert field in str(caught.value) and "train.restart_order=true" in str(caught.value)
+    results = Path(overrides[0].partition("=")[2])
+    assert read_status(results / "distill" / "status.json")[-1]["status"] == "FAILURE"
+    assert load_spec(results / "distill" / "experiment.yaml").dataset == load_spec(quiet_run.file).dataset
+
+
+def test_a_refused_change_undone_goes_on(quiet_run, broken_off, distil):
+    overrides = broken_off(6)
+    with pytest.raises(SpecError):
+        distil(quiet_run.file, *overrides, "dataset.train_dataset.tar_data_sources[1].scale_factor=5")
+    again = distil(quiet_run.file, *overrides)
+    assert again.losses == pytest.approx({s: quiet_run.losses[s] for s in (7, 8)}, rel=1e-6)
+
+
+def test_another_order_is_accepted_when_asked_for(quiet_run, broken_off, distil, ids_by_step):
+    again = distil(quiet_run.file, *broken_off(4), "dataset.train_dataset.seed=7", "train.restart_order=true")
+    assert again.result.resumed_from == 4 and again.result.global_step == 8
+    found, before = ids_by_step(again.folder), ids_by_step(quiet_run.folder)
+    assert [found[s] for s in range(4)] == [before[s] for s in range(4)]
+    assert [found[s] for s in range(4, 8)] != [before[s] for s in range(4, 8)]
+
+
+def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):
+    overrides = broken_off(4)
+    torn = Path(overrides[0].partition("=")[2]) / "distill" / "model_epoch_001" / "heads.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    again = distil(quiet_run.file, *overrides)
+    assert again.result.resumed_from == 2
+    assert again.losses[8] == pytest.approx(quiet_run.losses[8], rel=1e-5)
+    assert verified_state(again.folder / "model_epoch_001") is not None  # written anew on the way
+
+
+def test_from_a_named_checkpoint(quiet_run, distil, tmp_path, ids_by_step):
+    start = quiet_run.folder / "model_epoch_001"
+    again = distil(quiet_run.file, f"results_dir={tmp_path}", f"train.resume_training_checkpoint_path={start}")
+    assert again.result.resumed_from == 4 and str(start) in again.lines[0]
+    assert again.losses == pytest.approx({s: quiet_run.losses[s] for s in range(5, 9)}, rel=1e-6)
+    assert sorted(ids_by_step(again.folder)) == [4, 5, 6, 7]
+
+
+def test_a_named_checkpoint_of_another_order_is_refused(quiet_run, distil, tmp_path):
+    start = quiet_run.folder / "model_epoch_001"
+    with pytest.raises(SpecError, match="dataset.train_dataset.seed"):
+        distil(quiet_run.file, f"results_dir={tmp_path}", f"train.resume_training_checkpoint_path={start}",
+               "dataset.train_dataset.seed=7")
