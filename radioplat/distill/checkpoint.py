@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from radioplat.models.checkpoint import read_tensors, save_student
+from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, read_tensors, save_student
 from radioplat.models.student import Student
 
 SCHEMA = 1
 STATE, MANIFEST, OPTIMIZER = "state.json", "manifest.json", "optimizer.safetensors"
+_FILES = {STATE, OPTIMIZER, STUDENT_FILE, HEADS_FILE}
 
 
 @dataclass
@@ -47,7 +48,8 @@ class RunState:
 
 
 def write_checkpoint(
-    folder: Path, name: str, student: Student, tensors: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: RunState
+    folder: Path, name: str, student: Student, tensors: dict[str, torch.Tensor], moments: dict[str, torch.Tensor],
+    state: RunState,
 ) -> Path:
     """Write ``folder/name``; rank 0 only.
 
@@ -65,10 +67,13 @@ def write_checkpoint(
     (aside / MANIFEST).write_text(json.dumps(sums, indent=1))
     for file in [*aside.iterdir(), aside]:
         _sync(file)
+    old = folder / f".{name}.old"
+    shutil.rmtree(old, ignore_errors=True)
     if final.exists():
-        shutil.rmtree(final)
+        os.rename(final, old)  # two renames: a crash between them costs this name, not half of its files
     os.rename(aside, final)
     _sync(folder)
+    shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -76,14 +81,12 @@ def verified_state(folder: Path) -> RunState | None:
     """The state of a checkpoint whose files all match its manifest; None for anything else."""
     try:
         sums = json.loads((folder / MANIFEST).read_text())
-        if any(_sha256(folder / name) != digest for name, digest in sums.items()):
+        if not _FILES <= set(sums) or any(_sha256(folder / name) != digest for name, digest in sums.items()):
             return None
         raw = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError):
+        return RunState(**raw) if raw.get("schema") == SCHEMA else None
+    except (OSError, ValueError, TypeError, AttributeError):  # missing, torn, or JSON of another form
         return None
-    if raw.get("schema") != SCHEMA:
-        return None
-    return RunState(**raw)
 
 
 def newest(folder: Path) -> tuple[Path, RunState] | None:
@@ -91,7 +94,7 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
     def step(path: Path) -> int:
         try:
             return int(json.loads((path / STATE).read_text())["global_step"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return -1
 
     for path in sorted(folder.glob("model_epoch_*"), key=step, reverse=True):

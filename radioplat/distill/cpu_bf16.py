@@ -23,7 +23,7 @@ class CpuBf16(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Intercept one call of a torch function."""
         kwargs = kwargs or {}
-        if function not in _MULTIPLIES or not any(_is_bf16(a) for a in args):
+        if function not in _MULTIPLIES or not any(_is_bf16(a) for a in (*args, *kwargs.values())):
             return function(*args, **kwargs)
         result = function(*map(_up, args), **{name: _up(value) for name, value in kwargs.items()})
         return result.to(torch.bfloat16)

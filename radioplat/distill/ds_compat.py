@@ -22,6 +22,8 @@ def init_distributed(backend: str) -> None:
     import deepspeed
 
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    # Stage 1 in bf16 prints memory reports whatever the log level, and collects garbage for each (0.7 s a time).
+    importlib.import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None
     deepspeed.init_distributed(backend, verbose=False)
 
 
@@ -86,9 +88,12 @@ def discard_gradients(engine: Any) -> None:
         optimizer.clear_lp_grads()
         return
     engine.zero_grad()
-    if hasattr(optimizer, "averaged_gradients"):
-        optimizer.averaged_gradients = {}
     optimizer.zero_grad(set_to_none=True)
+    for name in ("averaged_gradients", "all_grad_tensors"):  # sums of earlier micro-batches, kept apart from `grad`
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, {})
+    if hasattr(optimizer, "_release_preflattened_grad_buffers"):
+        optimizer._release_preflattened_grad_buffers()
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

@@ -35,8 +35,8 @@ class MicroBatch:
 class DistillModule(nn.Module):
     """One student taught by several teachers.
 
-    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms) and
-    each unweighted term as ``loss/<teacher>/<summary|spatial|logits>``.
+    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms)
+    and each unweighted term as ``loss/<teacher>/<summary|spatial|logits>``.
     """
 
     def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
@@ -54,11 +54,10 @@ class DistillModule(nn.Module):
         for teacher in self.teachers:
             if teacher.name in self.quarantined:
                 continue
-            mine, theirs = self.student.head(teacher.name, features), batch.targets[teacher.name]
+            mine = self.student.head(teacher.name, features)
+            theirs = batch.targets[teacher.name].map(lambda t: _living(t, batch.weight))
             for term in teacher.terms:
-                value = masked_mean(
-                    LOSSES[term.loss](*_pair(term.kind, mine, theirs)), batch.weight
-                )
+                value = masked_mean(LOSSES[term.loss](*_pair(term.kind, mine, theirs)), batch.weight)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
         return {"loss": total, **losses}
@@ -80,6 +79,11 @@ class ClassifyModule(nn.Module):
         loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
         accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
         return {"loss": loss, "accuracy": accuracy.detach()}
+
+
+def _living(target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Zeros for samples of weight 0: what a teacher said of them may be NaN, and 0 * NaN is NaN in a gradient."""
+    return torch.where((weight > 0).view(-1, *[1] * (target.ndim - 1)), target, 0.0)
 
 
 def _pair(kind: str, mine: Features, theirs: Features) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,5 @@
-"""What happens when a loss term is NaN or infinite: counted, recorded with its samples, decided by all ranks at once."""
+"""What happens when a loss term is NaN or infinite: counted, recorded with its samples, decided by all ranks at once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import torch
 
 from radioplat.data.batch import Batch
 from radioplat.distill import group
+from radioplat.distill.module import ClassifyModule, DistillModule
 from radioplat.errors import TrainingError
 from radioplat.spec.train import NonFinitePolicy, TrainConfig
 
@@ -19,7 +21,7 @@ class NonFiniteGuard:
         events: what this rank saw, for the report: (step, term, sample ids).
     """
 
-    def __init__(self, config: TrainConfig, module, rank: int) -> None:
+    def __init__(self, config: TrainConfig, module: DistillModule | ClassifyModule, rank: int) -> None:
         self._config, self._module, self._rank = config, module, rank
         self.tripped = False
         self.events: list[tuple[int, str, list[int]]] = []
@@ -57,7 +59,8 @@ class NonFiniteGuard:
                                 hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.")
         if policy is NonFinitePolicy.quarantine_teacher:
             self._module.quarantined |= {t.split("/")[1] for t in self._terms if t.startswith("loss/")}
-            if len(self._module.quarantined) == len(getattr(self._module, "teachers", [])):
+            teachers = getattr(self._module, "teachers", ())  # training on labels has none: the step is just skipped
+            if teachers and len(self._module.quarantined) == len(teachers):
                 raise TrainingError(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")
         if self._in_a_row >= self._config.max_non_finite_steps:
             raise TrainingError(

@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 import torch
 from torch import nn
 
+from radioplat.errors import SpecError
 from radioplat.spec.train import OptimConfig, OptimizerName, Policy
 
 MOMENTS = {OptimizerName.adamw: ("exp_avg", "exp_avg_sq"), OptimizerName.adam: ("exp_avg", "exp_avg_sq"),
@@ -15,7 +16,11 @@ MOMENTS = {OptimizerName.adamw: ("exp_avg", "exp_avg_sq"), OptimizerName.adam: (
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters; vectors (biases, norms, tokens) and ``skip_names`` get no decay."""
+    """The optimizer over the trainable parameters; vectors (biases, norms, tokens) and ``skip_names`` get no decay.
+
+    Raises:
+        SpecError: no parameter is trainable.
+    """
     decayed, plain = [], []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -24,6 +29,8 @@ def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optim
             (plain if skip else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise SpecError("everything is frozen, nothing is left to train", where="model.backbone.freeze_backbone")
     if config.optim is OptimizerName.sgd:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     kind = torch.optim.AdamW if config.optim is OptimizerName.adamw else torch.optim.Adam

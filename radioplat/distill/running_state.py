@@ -14,15 +14,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class RunningState:
-    """Watches every BatchNorm of a module that tracks running statistics."""
+    """Watches every BatchNorm of a module that tracks running statistics.
+
+    Per step, with the mean over its micro-batches of their means and unbiased variances:
+    ``new = (1 - momentum) * old + momentum * mean``; a momentum of None gives the average over all steps.
+    The values are kept here in fp32, whatever the dtype of the buffers.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-        self._momentum = [0.1 if m.momentum is None else m.momentum for m in self._layers]
+        found = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+        self._names, self._layers = list(found), list(found.values())
+        self._momentum = [m.momentum for m in self._layers]
         self._sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in self._layers]
-        self._seen = 0.0
+        # How often each layer ran: recomputation in backward runs some twice, and a branch may not run at all.
+        self._runs = torch.zeros(len(self._layers), dtype=torch.float64)
         self._counts = True
-        self._saved = [torch.stack([m.running_mean, m.running_var]).clone() for m in self._layers]
+        self._saved = [_buffers(m).float() for m in self._layers]
+        self._steps = [int(m.num_batches_tracked) for m in self._layers]
         for i, layer in enumerate(self._layers):
             layer.momentum = 1.0
             layer.register_forward_hook(self._collect(i))
@@ -31,7 +39,8 @@ class RunningState:
         def hook(layer: _BatchNorm, inputs, output) -> None:
             if layer.training:
                 if self._counts:
-                    self._sums[i] += torch.stack([layer.running_mean, layer.running_var]).double().cpu()
+                    self._sums[i] += _buffers(layer).double().cpu()
+                    self._runs[i] += 1
                 self._restore(i)
 
         return hook
@@ -40,32 +49,51 @@ class RunningState:
         layer = self._layers[i]
         layer.running_mean.copy_(self._saved[i][0])
         layer.running_var.copy_(self._saved[i][1])
+        layer.num_batches_tracked.fill_(self._steps[i])
 
     def sync(self) -> None:
-        """Take the present buffers as the state, after a checkpoint was loaded or a dtype changed."""
-        self._saved = [torch.stack([m.running_mean, m.running_var]).float().clone() for m in self._layers]
+        """Take the present buffers as the state, after a checkpoint was loaded or a dtype or device changed."""
+        for i, layer in enumerate(self._layers):
+            present, saved = _buffers(layer), self._saved[i].to(layer.running_mean.device)
+            # Where a buffer is only our value rounded to its dtype, ours is the better one.
+            self._saved[i] = torch.where(saved.to(present.dtype) == present, saved, present.float())
+            self._steps[i] = int(layer.num_batches_tracked)
+
+    def exact(self) -> dict[str, torch.Tensor]:
+        """The statistics in fp32 by buffer name, for a checkpoint: a bf16 engine's own buffers are rounded."""
+        return {
+            f"{name}.{kind}": value.cpu().clone()
+            for name, saved in zip(self._names, self._saved, strict=True)
+            for kind, value in zip(("running_mean", "running_var"), saved, strict=True)
+        }
 
     def micro_batch(self, counts: bool) -> None:
         """Announce a micro-batch; padding does not count."""
         self._counts = counts
-        self._seen += float(counts)
 
     def step(self, commit: bool = True) -> None:
         """End of an optimizer step: all ranks' sums into the buffers, or dropped where the step was skipped."""
         if not self._layers:
             return
-        packed = torch.cat([s.flatten() for s in self._sums] + [torch.tensor([self._seen], dtype=torch.float64)])
+        packed = torch.cat([s.flatten() for s in self._sums] + [self._runs])
         if dist.is_initialized() and dist.get_world_size() > 1:
             packed = packed.to(self._layers[0].running_mean.device)
             dist.all_reduce(packed)
             packed = packed.cpu()
-        count, offset = packed[-1].clamp(min=1), 0
-        for i, (layer, momentum) in enumerate(zip(self._layers, self._momentum)):
+        runs, offset = packed[-len(self._layers) :].tolist(), 0
+        for i, layer in enumerate(self._layers):
             size = 2 * layer.num_features
-            mean = (packed[offset : offset + size].view(2, -1) / count).to(self._saved[i])
-            if commit:
+            if commit and runs[i]:
+                mean = (packed[offset : offset + size].view(2, -1) / runs[i]).to(self._saved[i])
+                self._steps[i] += 1
+                momentum = 1 / self._steps[i] if self._momentum[i] is None else self._momentum[i]
                 self._saved[i] = (1 - momentum) * self._saved[i] + momentum * mean
             self._restore(i)
             self._sums[i].zero_()
             offset += size
-        self._seen = 0.0
+        self._runs.zero_()
+
+
+def _buffers(layer: _BatchNorm) -> torch.Tensor:
+    """Mean and variance, ``[2, C]``, a copy."""
+    return torch.stack([layer.running_mean, layer.running_var])
