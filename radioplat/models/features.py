@@ -13,7 +13,8 @@ class Features:
 
     Attributes:
         summary: ``[B, D]``, or None where it was not asked for. A RADIO student has one class token a teacher:
-            its ``summary`` is ``[B, T * D]`` with the tokens side by side, and ``named["tokens"]`` is ``[B, T, D]``.
+            ``named["tokens"]`` is ``[B, T, D]``, and its ``summary`` holds, side by side, those tokens that a summary
+            loss has taught (all of them where none was).
         spatial: ``[B, H, W, D]``, or None.
         named: what a loss wants beyond the two, e.g. ``logits`` ``[B, C]``.
     """

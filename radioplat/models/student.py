@@ -97,6 +97,9 @@ class Student(nn.Module):
         self.heads = nn.ModuleDict(
             {h.name: TeacherHead(h, self.backbone.token_dim, self.backbone.spatial_dim) for h in architecture.heads}
         )
+        # A teacher without a summary loss keeps its class token, but nothing ever taught that token to sum up an image
+        # (RADIO's `use_summary: false`): it stays out of the summary.
+        self._summary_slots = [h.token_slot for h in architecture.heads if h.summary_dim or h.logits_dim]
         needs_classifier = architecture.num_classes and isinstance(self.backbone, RadioViT)
         self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if needs_classifier else None
         self.register_buffer("mean", torch.tensor(architecture.mean).view(1, 3, 1, 1), persistent=False)
@@ -120,6 +123,8 @@ class Student(nn.Module):
         features = self.backbone(normalised.to(dtype), wanted)
         if "logits" in wanted and self.classifier is not None:
             features.named["logits"] = self.classifier(features.summary)
+        if self._summary_slots and "tokens" in features.named:
+            features.summary = features.named["tokens"][:, self._summary_slots].flatten(1)
         return features
 
     def head(self, name: str, features: Features) -> Features:

@@ -179,3 +179,16 @@ class TestStart:
         save_student(old, old.state_dict(), tmp_path)
         with pytest.raises(WeightsError, match="does not fit"):
             start_student(load_spec(None, [f"model.backbone.pretrained_backbone_path={tmp_path}"]), RADIO)
+
+
+def test_only_the_tokens_that_a_summary_loss_taught_make_the_summary():
+    heads = (HeadArchitecture("a", 5, 6, token_slot=0), HeadArchitecture("b", None, 6, token_slot=1))
+    architecture = StudentArchitecture(
+        type="radio_vit_tiny_patch16", kwargs={"embed_dim": 24, "depth": 1, "num_heads": 2}, num_class_tokens=2, img_size=32,
+        heads=heads,
+    )
+    student = Student(architecture).eval()
+    features = student(torch.rand(2, 3, 32, 32))
+    assert torch.equal(features.summary, features.named["tokens"][:, 0])
+    bare = Student(dataclasses.replace(architecture, heads=())).eval()
+    assert bare(torch.rand(2, 3, 32, 32)).summary.shape == (2, 48)
