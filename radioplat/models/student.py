@@ -42,6 +42,15 @@ class StudentArchitecture:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     heads: tuple[HeadArchitecture, ...] = ()
 
+    @property
+    def summary_slots(self) -> list[int]:
+        """Class tokens that make the summary; empty for all of them.
+
+        A teacher without a summary loss keeps its class token, but nothing ever taught that token to sum up an image
+        (RADIO's ``use_summary: false``): it stays out.
+        """
+        return [head.token_slot for head in self.heads if head.summary_dim or head.logits_dim]
+
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -97,9 +106,6 @@ class Student(nn.Module):
         self.heads = nn.ModuleDict(
             {h.name: TeacherHead(h, self.backbone.token_dim, self.backbone.spatial_dim) for h in architecture.heads}
         )
-        # A teacher without a summary loss keeps its class token, but nothing ever taught that token to sum up an image
-        # (RADIO's `use_summary: false`): it stays out of the summary.
-        self._summary_slots = [h.token_slot for h in architecture.heads if h.summary_dim or h.logits_dim]
         needs_classifier = architecture.num_classes and isinstance(self.backbone, RadioViT)
         self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if needs_classifier else None
         self.register_buffer("mean", torch.tensor(architecture.mean).view(1, 3, 1, 1), persistent=False)
@@ -123,10 +129,15 @@ class Student(nn.Module):
         features = self.backbone(normalised.to(dtype), wanted)
         if "logits" in wanted and self.classifier is not None:
             features.named["logits"] = self.classifier(features.summary)
-        if self._summary_slots and "tokens" in features.named:
-            features.summary = features.named["tokens"][:, self._summary_slots].flatten(1)
+        features.summary = taught_summary(features, self.architecture.summary_slots)
         return features
 
     def head(self, name: str, features: Features) -> Features:
         """Features in the space of teacher ``name``."""
         return self.heads[name](features)
+
+
+def taught_summary(features: Features, slots: list[int]) -> torch.Tensor | None:
+    """The summary of ``features`` from the class tokens in ``slots`` alone, ``[B, len(slots) * D]``."""
+    tokens = features.named.get("tokens")
+    return features.summary if tokens is None or not slots else tokens[:, slots].flatten(1)

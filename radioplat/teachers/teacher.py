@@ -15,7 +15,7 @@ from radioplat.models.features import Features
 from radioplat.models.fold import fold_batch_norm
 from radioplat.models.probe import probe
 from radioplat.models.radio_vit import RadioViT
-from radioplat.models.student import StudentArchitecture, build_backbone
+from radioplat.models.student import StudentArchitecture, build_backbone, taught_summary
 from radioplat.models.weights import fit, read_weights
 from radioplat.spec.cluster import TeacherPrecision
 from radioplat.spec.resolve import ResolvedTeacher
@@ -147,7 +147,7 @@ def _load(teacher: ResolvedTeacher) -> _Model:
     where = f"{teacher.where}.pretrained_teacher_model_path"
     if teacher.weights and is_checkpoint(teacher.weights):
         student = load_student(teacher.weights, where)
-        return _Model(student.backbone, student.classifier)
+        return _Model(student.backbone, student.classifier, student.architecture.summary_slots)
     model = _build(architecture_of(teacher), f"{teacher.where}.model.backbone")
     getattr(model.backbone, "model", model.backbone).load_state_dict(fitting_weights(teacher, model.backbone))
     return model
@@ -175,9 +175,9 @@ def fitting_weights(teacher: ResolvedTeacher, backbone: nn.Module | None = None)
 class _Model(nn.Module):
     """A backbone with the classifier that a RADIO student taught on labels has beside it; gives only what is wanted."""
 
-    def __init__(self, backbone: nn.Module, classifier: nn.Module | None) -> None:
+    def __init__(self, backbone: nn.Module, classifier: nn.Module | None, slots: list[int]) -> None:
         super().__init__()
-        self.backbone, self.classifier = backbone, classifier
+        self.backbone, self.classifier, self.slots = backbone, classifier, slots
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
         own = self.classifier is not None and "logits" in wanted
@@ -185,16 +185,16 @@ class _Model(nn.Module):
         named = {name: value for name, value in found.named.items() if name in wanted}
         if own:
             named["logits"] = self.classifier(found.summary)
-        return Features(
-            found.summary if "summary" in wanted else None, found.spatial if "spatial" in wanted else None, named
-        )
+        summary = taught_summary(found, self.slots) if "summary" in wanted else None
+        return Features(summary, found.spatial if "spatial" in wanted else None, named)
 
 
 def _build(architecture: StudentArchitecture, where: str) -> _Model:
     """Without weights. A timm model brings its own classifier."""
     backbone = build_backbone(architecture, where)
     apart = architecture.num_classes and isinstance(backbone, RadioViT)
-    return _Model(backbone, nn.Linear(backbone.summary_dim, architecture.num_classes) if apart else None)
+    classifier = nn.Linear(backbone.summary_dim, architecture.num_classes) if apart else None
+    return _Model(backbone, classifier, architecture.summary_slots)
 
 
 def compute_dtype(precision: TeacherPrecision, device: torch.device) -> torch.dtype:
