@@ -50,7 +50,8 @@ class RemoteTeacher:
                 return ray.get(reference, timeout=self.timeout_s)
             except ray.exceptions.GetTimeoutError:
                 raise TrainingError(
-                    f"teacher {self.name} gave no answer within {self.timeout_s:g} s", where=f"teachers.{self.name}.timeout_s"
+                    f"teacher {self.name} gave no answer within {self.timeout_s:g} s",
+                    where=f"teachers.{self.name}.timeout_s",
                 ) from None
 
         return wait
