@@ -1,0 +1,135 @@
+"""On a real Ray cluster: what a run computes depends neither on the number of workers nor on who dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import ray
+from ray.util.state import list_actors
+
+import radioplat
+from radioplat.data.ledger import summary
+from radioplat.distill.checkpoint import verified_state
+from radioplat.distill.follow import CheckpointEvent, StepEvent
+
+pytestmark = pytest.mark.timeout(240)
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_environment):
+    """One small cluster of this module's own, with its dashboard, which answers for the state of actors."""
+
+    def short_datasets() -> None:
+        # In every process of the cluster: a dataset covers five steps, so that each run crosses from one to the next.
+        import radioplat.data.stream
+
+        radioplat.data.stream.MAX_GRAINS = 20
+
+    before = dict(os.environ)
+    os.environ.update(ray_environment)
+    ray.init(
+        address="local", num_cpus=6, num_gpus=0, include_dashboard=True, log_to_driver=False, logging_level="ERROR",
+        runtime_env={"worker_process_setup_hook": short_datasets},
+    )
+    yield
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def workers(make_spec):
+    """workers(results_dir, count, **train) -> a spec for that many workers on the cluster."""
+
+    def make(results_dir, count: int, **train) -> dict:
+        return make_spec(results_dir, {"train": {"num_gpus": count, **train}, "cluster": {"mode": "ray"}})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def local_run(make_spec, distil, tmp_path_factory):
+    """The reference: ZeRO-2, fp32, one process."""
+    return distil(make_spec(tmp_path_factory.mktemp("local"), {"train": {"zero_stage": 2}}))
+
+
+@pytest.fixture(scope="module")
+def two_workers(cluster, workers, distil, tmp_path_factory):
+    """The same spec on two workers: 3 micro-batches a step, so one rank gets a padded one."""
+    return distil(workers(tmp_path_factory.mktemp("two"), 2, zero_stage=2))
+
+
+def test_same_ids_at_one_and_two_workers(local_run, two_workers, ids_by_step):
+    ids = ids_by_step(two_workers.folder)
+    assert ids == ids_by_step(local_run.folder)
+    assert sorted(ids) == list(range(STEPS)) and all(len(step) == 6 for step in ids.values())
+    books = summary(two_workers.folder / "ledger")
+    assert (books.repeated, books.missing, books.replayed) == (0, 0, 0)
+
+
+def test_same_losses_at_one_and_two_workers(local_run, two_workers):
+    assert two_workers.losses.keys() == local_run.losses.keys() == set(range(1, STEPS + 1))
+    assert two_workers.losses[1] == pytest.approx(local_run.losses[1], rel=1e-5)
+    for step, loss in local_run.losses.items():
+        assert two_workers.losses[step] == pytest.approx(loss, rel=1e-3), step
+
+
+def test_the_group_said_what_it_runs_on(two_workers):
+    assert any("no GPU" in line and "2 CPU worker" in line for line in two_workers.lines)
+    assert verified_state(two_workers.result.checkpoint).world_size == 2
+
+
+def test_bf16_on_two_workers_goes_on_with_one(cluster, workers, make_spec, distil, ids_by_step, local_run, tmp_path):
+    bf16 = {"zero_stage": 2, "precision": "bf16"}
+    first = distil(workers(tmp_path, 2, max_steps=5, **bf16))
+    assert first.result.global_step == 5
+    then = distil(make_spec(tmp_path, {"train": bf16}))
+    assert then.result.resumed_from == 5 and sorted(then.losses) == [6, 7, 8]
+    assert "train.num_gpus: 2 -> 1" in then.lines[0]
+    assert ids_by_step(then.folder) == ids_by_step(local_run.folder)
+    for step, loss in {**first.losses, **then.losses}.items():  # max_steps shortened the first schedule
+        assert loss == pytest.approx(local_run.losses[step], rel=0.05), step
+
+
+class Chaos:
+    """A callback that kills a teacher after the first step, and a training worker after a checkpoint behind that."""
+
+    def __init__(self) -> None:
+        self.dead: dict[str, int] = {}  # class of the actor: step
+        self.attempt_after_teacher = 0
+
+    def __call__(self, event: StepEvent | CheckpointEvent) -> None:
+        if "TeacherActor" not in self.dead:
+            self._kill("TeacherActor", event.step)
+        elif isinstance(event, CheckpointEvent) and event.step >= self.dead["TeacherActor"] + 2 and len(self.dead) == 1:
+            self.attempt_after_teacher = verified_state(event.path).attempt
+            self._kill("RayTrainWorker", event.step)
+
+    def _kill(self, kind: str, step: int) -> None:
+        alive = [a for a in list_actors(detail=True) if a.class_name == kind and a.state == "ALIVE"]
+        self.dead[kind] = step
+        os.kill(alive[-1].pid, signal.SIGKILL)
+
+
+def test_dead_teachers_and_workers_lose_no_sample(
+    cluster, workers, ids_by_step, make_spec, distil, student_tensors, tmp_path
+):
+    longer = {"zero_stage": 2, "num_epochs": 4, "checkpoint_interval": 2, "checkpoint_interval_unit": "step"}
+    chaos, events = Chaos(), []
+    spec = workers(tmp_path / "chaos", 2, **longer)
+    result = radioplat.distill(spec, callbacks=[chaos, events.append], say=lambda line: None)
+    assert chaos.dead.keys() == {"TeacherActor", "RayTrainWorker"} and result.global_step == 16
+    assert chaos.attempt_after_teacher == 1, "a dead teacher must not restart the workers"
+    assert verified_state(result.checkpoint).attempt == 2
+    quiet = distil(make_spec(tmp_path / "quiet", {"train": longer}))
+    assert ids_by_step(result.folder) == ids_by_step(quiet.folder)
+    books = summary(result.folder / "ledger")
+    assert (books.consumed, books.repeated, books.missing) == (6 * 16, 0, 0)
+    for event in events:
+        if isinstance(event, StepEvent):
+            assert event.metrics["loss"] == pytest.approx(quiet.losses[event.step], rel=1e-3), event.step
+    mine, theirs = student_tensors(result.checkpoint), student_tensors(quiet.result.checkpoint)
+    assert mine.keys() == theirs.keys()
