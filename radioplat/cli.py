@@ -11,7 +11,7 @@ from radioplat.errors import RadioplatError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``radioplat``; returns the exit status: 0, 1 for a problem that was named, 130 when interrupted."""
+    """Entry point of ``radioplat``. Exit status: 0, 1 for a problem that was named, 130 when interrupted."""
     return _run(_parser("radioplat", _TASKS), argv)
 
 
@@ -99,13 +99,17 @@ _WITHOUT_SPEC = ("default_specs", "quickstart", "index")
 
 
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(program, description=sys.modules["radioplat"].__doc__, epilog="A task's fields: radioplat default_specs.")
+    parser = argparse.ArgumentParser(
+        program, description=sys.modules["radioplat"].__doc__, epilog="A task's fields: radioplat default_specs."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="task", required=True, metavar="task")
     for name, task in tasks.items():
         sub = subparsers.add_parser(name, help=task.__doc__, description=task.__doc__)
         if name not in _WITHOUT_SPEC:
-            sub.add_argument("-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec, a YAML file")
+            sub.add_argument(
+                "-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec, a YAML file"
+            )
         if name == "index":
             sub.add_argument("folder", help="a folder of tar shards or of images")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")

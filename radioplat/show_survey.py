@@ -8,15 +8,19 @@ from radioplat.data.survey import SIDES, Survey
 
 def show(found: Survey) -> None:
     """Print a survey."""
-    terminal.show_table(found.folder, ["", ""], [
-        ["shards", str(found.shards)],
-        ["images", f"{found.images} ({', '.join(f'{n} {f}' for f, n in found.formats.items())})"],
-        ["bytes", terminal.size(found.image_bytes)],
-        ["labelled", f"{found.labelled} images, {found.classes} classes"],
-        ["duplicates", str(found.duplicates)],
-        ["rejected by the filter", _counts(found.rejected)],
-        ["unusable", _counts(found.faults)],
-    ])
+    terminal.show_table(
+        found.folder,
+        ["", ""],
+        [
+            ["shards", str(found.shards)],
+            ["images", f"{found.images} ({', '.join(f'{n} {f}' for f, n in found.formats.items())})"],
+            ["bytes", terminal.size(found.image_bytes)],
+            ["labelled", f"{found.labelled} images, {found.classes} classes"],
+            ["duplicates", str(found.duplicates)],
+            ["rejected by the filter", _counts(found.rejected)],
+            ["unusable", _counts(found.faults)],
+        ],
+    )
     rows = []
     for low, count in found.short_sides.items():
         place = SIDES.index(low)

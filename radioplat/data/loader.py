@@ -15,7 +15,9 @@ from radioplat.data.reader import GrainReader
 Item = TypeVar("Item")
 
 
-def load_batches(read: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, prefetch: int) -> Iterator[Batch]:
+def load_batches(
+    read: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, prefetch: int
+) -> Iterator[Batch]:
     """Yield ``read(item)`` of each item in order, ``prefetch`` of them read ahead.
 
     Decoding and resizing release the interpreter lock, so threads use every core that they are given.

@@ -47,7 +47,7 @@ class ArraySource:
         _, starts = np.unique(shard, return_index=True)
         self._bounds = np.append(np.sort(starts), len(sample_id))
         self.shard_lengths = np.array(
-            [self._length[a:b].sum() for a, b in zip(self._bounds[:-1], self._bounds[1:])], np.float64
+            [self._length[a:b].sum() for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)], np.float64
         )
 
     def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:

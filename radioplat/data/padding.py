@@ -17,8 +17,13 @@ def padding_batch(views: Iterable[ViewSpec], size: int) -> Batch:
     return Batch(
         PADDING,
         {
-            v.name: View(np.zeros((size, 3, v.size, v.size), np.uint8), np.tile(np.eye(3, dtype=np.float32), (size, 1, 1)))
+            v.name: View(
+                np.zeros((size, 3, v.size, v.size), np.uint8), np.tile(np.eye(3, dtype=np.float32), (size, 1, 1))
+            )
             for v in views
         },
-        nothing, nothing, np.zeros(size, np.float32), nothing,
+        nothing,
+        nothing,
+        np.zeros(size, np.float32),
+        nothing,
     )

@@ -104,7 +104,8 @@ class RunData:
         tars = self.split.tar_data_sources
         folder = tars[source].root_dir if source < len(tars) else self.split.images_dir
         return Problem(
-            f"no image of {folder} is left after the filters ({why})", "dataset.train_dataset.native_resolution_filter",
+            f"no image of {folder} is left after the filters ({why})",
+            "dataset.train_dataset.native_resolution_filter",
             "Loosen the filter or remove the source.",
         )
 
@@ -127,7 +128,13 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple[str, int],
     data = RunData.load(Path(directory), dataset.train_dataset)
     specs = [ViewSpec(name, size) for name, size in views]
     return GrainReader(
-        data.index, data.order, specs, dataset.augmentation, dataset.train_dataset.seed, dataset.batch_size, dataset.max_pixels
+        data.index,
+        data.order,
+        specs,
+        dataset.augmentation,
+        dataset.train_dataset.seed,
+        dataset.batch_size,
+        dataset.max_pixels,
     )
 
 

@@ -46,7 +46,7 @@ def open_stream(
     tasks: int,
     cpus_per_task: float,
 ) -> list[ray.data.DataIterator]:
-    """One iterator a rank over the grains of steps ``start`` to ``stop``; call it on one process and send the iterators.
+    """One iterator a rank over the grains of steps ``start`` to ``stop``; made by one process and sent to the others.
 
     Args:
         reader: the arguments of :func:`radioplat.data.run_data.open_reader`.
@@ -60,7 +60,11 @@ def open_stream(
     dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
     spans = pa.table({"grains": [dealt[i : i + SPAN] for i in range(0, len(dealt), SPAN)]})
     dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
-        _ReadSpan(*reader), batch_size=None, batch_format="pyarrow", zero_copy_batch=True, num_cpus=cpus_per_task,
+        _ReadSpan(*reader),
+        batch_size=None,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        num_cpus=cpus_per_task,
         compute=ray.data.TaskPoolStrategy(size=tasks),
     )
     return dataset.streaming_split(grains.world_size)
@@ -76,5 +80,3 @@ def read_stream(iterator: ray.data.DataIterator, prefetch: int) -> Iterator[Batc
     for block in iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch):
         for i in range(block.num_rows):
             yield table_to_batch(block.slice(i, 1))
-
-

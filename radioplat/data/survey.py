@@ -55,7 +55,11 @@ def survey(folder: str | Path, overrides: list[str] | None = None) -> Survey:
     own = [o for o in overrides or [] if not o.startswith("index_dir=")]
     index_dir = next((o.partition("=")[2] for o in overrides or [] if o.startswith("index_dir=")), None)
     tars = next(folder.rglob("*.tar"), None)
-    source = {"tar_data_sources": [{"root_dir": str(folder)}]} if tars or not folder.is_dir() else {"images_dir": str(folder)}
+    source = (
+        {"tar_data_sources": [{"root_dir": str(folder)}]}
+        if tars or not folder.is_dir()
+        else {"images_dir": str(folder)}
+    )
     dataset: DatasetConfig = load_spec(
         {"dataset": {"train_dataset": source}}, [f"dataset.train_dataset.{o}" for o in own]
     ).dataset
@@ -69,9 +73,15 @@ def _sum_up(folder: str, index: ShardIndex, reasons: np.ndarray) -> Survey:
     places = np.searchsorted(SIDES, short, side="right") - 1
     hashes = [h for h in index.samples["hash"].to_pylist() if h]
     return Survey(
-        folder, index.shards.num_rows, len(index), int(index.length.sum()), dict(Counter(index.samples["format"].to_pylist())),
-        int((index.label >= 0).sum()), len(set(index.label[index.label >= 0].tolist())),
+        folder,
+        index.shards.num_rows,
+        len(index),
+        int(index.length.sum()),
+        dict(Counter(index.samples["format"].to_pylist())),
+        int((index.label >= 0).sum()),
+        len(set(index.label[index.label >= 0].tolist())),
         {SIDES[p]: int((places == p).sum()) for p in sorted(set(places.tolist()))},
-        len(hashes) - len(set(hashes)), dict(Counter(r for r in reasons.tolist() if r)),
+        len(hashes) - len(set(hashes)),
+        dict(Counter(r for r in reasons.tolist() if r)),
         dict(Counter(index.faults["reason"].to_pylist())),
     )

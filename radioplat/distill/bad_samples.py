@@ -59,7 +59,8 @@ class BadSamples:
             f"step {step}: {self._bad} of {self._seen} samples proved unreadable "
             f"({', '.join(f'{count} {reason}' for reason, count in reasons.most_common())}), more than the share of "
             f"{self._most:g} that is allowed; first: {'; '.join(named[:EXAMPLES])}",
-            where="dataset.max_bad_fraction", hint="All are in the ledger; mend the shards or raise the share.",
+            where="dataset.max_bad_fraction",
+            hint="All are in the ledger; mend the shards or raise the share.",
         )
 
     def _names(self) -> list[str]:

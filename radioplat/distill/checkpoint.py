@@ -48,7 +48,11 @@ class RunState:
 
 
 def write_checkpoint(
-    folder: Path, name: str, student: Student, tensors: dict[str, torch.Tensor], moments: dict[str, torch.Tensor],
+    folder: Path,
+    name: str,
+    student: Student,
+    tensors: dict[str, torch.Tensor],
+    moments: dict[str, torch.Tensor],
     state: RunState,
 ) -> Path:
     """Write ``folder/name``; rank 0 only.
@@ -91,6 +95,7 @@ def verified_state(folder: Path) -> RunState | None:
 
 def newest(folder: Path) -> tuple[Path, RunState] | None:
     """The checkpoint in ``folder`` with the most steps whose manifest verifies."""
+
     def step(path: Path) -> int:
         try:
             return int(json.loads((path / STATE).read_text())["global_step"])

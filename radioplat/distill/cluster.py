@@ -44,7 +44,8 @@ def wants_ray(spec: Spec) -> bool:
     mode = spec.cluster.mode
     if mode is ClusterMode.local and spec.world_size > 1:
         raise PlacementError(
-            f"local mode is one process and cannot hold {spec.world_size} workers", where="cluster.mode",
+            f"local mode is one process and cannot hold {spec.world_size} workers",
+            where="cluster.mode",
             hint="Set train.num_gpus=1, or cluster.mode=ray.",
         )
     if mode is not ClusterMode.auto:
@@ -93,13 +94,26 @@ def shortages(needed: Offer, offered: Offer) -> list[Problem]:
     """A problem for each resource of which the cluster can never have enough."""
     problems = []
     for name, want, have, where, hint in (
-        ("CPU", needed.cpus, offered.cpus, "cluster.cpus_per_worker",
-         "Lower cluster.cpus_per_worker, cluster.cpus_per_decode or teachers.<name>.num_cpus (fractions are fine), or add nodes."),
-        ("GPU", needed.gpus, offered.gpus, "train.num_gpus",
-         "Lower train.num_gpus or teachers.<name>.num_gpus (a fraction shares a card), or add nodes."),
+        (
+            "CPU",
+            needed.cpus,
+            offered.cpus,
+            "cluster.cpus_per_worker",
+            "Lower cluster.cpus_per_worker, cluster.cpus_per_decode or teachers.<name>.num_cpus (fractions are "
+            "fine), or add nodes.",
+        ),
+        (
+            "GPU",
+            needed.gpus,
+            offered.gpus,
+            "train.num_gpus",
+            "Lower train.num_gpus or teachers.<name>.num_gpus (a fraction shares a card), or add nodes.",
+        ),
     ):
         if want > have + 1e-6:
-            problems.append(Problem(f"the run takes {want:g} {name}s and the cluster can have at most {have:g}", where, hint))
+            problems.append(
+                Problem(f"the run takes {want:g} {name}s and the cluster can have at most {have:g}", where, hint)
+            )
     return problems
 
 
@@ -140,7 +154,9 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False).cpus)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine's only node away
     ray.init(
-        num_cpus=math.ceil(cpus), include_dashboard=True, logging_level=logging.WARNING,
+        num_cpus=math.ceil(cpus),
+        include_dashboard=True,
+        logging_level=logging.WARNING,
         logging_config=ray.LoggingConfig(log_level="WARNING"),
     )
     return True

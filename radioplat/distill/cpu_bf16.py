@@ -12,8 +12,18 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 _MULTIPLIES = {
-    F.linear, F.conv2d, F.conv1d, F.scaled_dot_product_attention, torch.matmul, torch.Tensor.matmul, torch.bmm,
-    torch.Tensor.__matmul__, torch.conv2d, torch.baddbmm, torch.addmm, torch.mm,
+    F.linear,
+    F.conv2d,
+    F.conv1d,
+    F.scaled_dot_product_attention,
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.bmm,
+    torch.Tensor.__matmul__,
+    torch.conv2d,
+    torch.baddbmm,
+    torch.addmm,
+    torch.mm,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from radioplat.data.batch import Batch
 from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.root import Spec
 from radioplat.teachers.client import Pending, TeacherClient
 
 _END = object()
@@ -76,3 +77,8 @@ class Feeder:
             except queue.Full:
                 continue
         return False
+
+
+def prefetch_depth(spec: Spec) -> int:
+    """Micro-batches that are decoded and asked of the teachers ahead of the student."""
+    return spec.dataset.prefetch_batches if spec.dataset.train_dataset.prefetch else 1

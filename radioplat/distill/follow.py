@@ -45,7 +45,9 @@ class Follower:
         show: whether to draw progress.
     """
 
-    def __init__(self, path: Path, callbacks: Sequence[Callback], total: int, start: int, label: str, show: bool) -> None:
+    def __init__(
+        self, path: Path, callbacks: Sequence[Callback], total: int, start: int, label: str, show: bool
+    ) -> None:
         self._path, self._callbacks = path, list(callbacks)
         self._offset = path.stat().st_size if path.exists() else 0
         self._progress = StepProgress(total, start=start, label=label) if show else None

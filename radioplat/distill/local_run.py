@@ -9,13 +9,14 @@ from itertools import chain
 
 import torch
 
+from radioplat.cores import decode_threads, torch_beside
 from radioplat.data.batch import Batch
 from radioplat.data.loader import load_grains
 from radioplat.data.run_data import open_reader
 from radioplat.distill import ds_compat
+from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
-from radioplat.cores import decode_threads, torch_beside
 from radioplat.teachers.client import InlineTeacher
 
 
@@ -32,10 +33,10 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
 
     threads = decode_threads(dataset.workers)
 
-    def batches(start: int) -> Iterator[Batch]:
-        wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, run.total_steps))
+    def batches(start: int, stop: int) -> Iterator[Batch]:
+        wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, stop))
         reader = open_reader(*run.reader_arguments)
-        return load_grains(reader, wanted, threads=threads, prefetch=dataset.prefetch_batches)
+        return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
     with torch_beside(threads):
         run_worker(run, Seat(0, 1, device), clients, batches)

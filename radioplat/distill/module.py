@@ -57,7 +57,9 @@ class DistillModule(nn.Module):
             mine = self.student.head(teacher.name, features)
             theirs = batch.targets[teacher.name].map(lambda t: _living(t, batch.weight))
             for term in teacher.terms:
-                value = masked_mean(LOSSES[term.loss](*_pair(term.kind, mine, theirs)), batch.weight)
+                head = self.student.heads[teacher.name]
+                pair = (head.standardize(term.kind, x) for x in _pair(term.kind, mine, theirs))
+                value = masked_mean(LOSSES[term.loss](*pair), batch.weight)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
         return {"loss": total, **losses}

@@ -1,5 +1,4 @@
-"""What happens when a loss term is NaN or infinite: counted, recorded with its samples, decided by all ranks at once.
-"""
+"""What happens when a loss term is NaN or infinite: counted, recorded, decided by all ranks at once."""
 
 from __future__ import annotations
 
@@ -55,8 +54,11 @@ class NonFiniteGuard:
         terms = ", ".join(self._terms)
         policy = self._config.non_finite
         if policy is NonFinitePolicy.fail:
-            raise TrainingError(f"step {step}: not finite: {terms}", where="train.non_finite",
-                                hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.")
+            raise TrainingError(
+                f"step {step}: not finite: {terms}",
+                where="train.non_finite",
+                hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.",
+            )
         if policy is NonFinitePolicy.quarantine_teacher:
             self._module.quarantined |= {t.split("/")[1] for t in self._terms if t.startswith("loss/")}
             teachers = getattr(self._module, "teachers", ())  # training on labels has none: the step is just skipped
@@ -65,7 +67,8 @@ class NonFiniteGuard:
         if self._in_a_row >= self._config.max_non_finite_steps:
             raise TrainingError(
                 f"{self._in_a_row} steps in a row were not finite, the last at step {step}: {terms}",
-                where="train.max_non_finite_steps", hint="Lower train.optim.lr, or check the teacher that is named.",
+                where="train.max_non_finite_steps",
+                hint="Lower train.optim.lr, or check the teacher that is named.",
             )
 
     def passed(self) -> None:

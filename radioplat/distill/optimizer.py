@@ -11,8 +11,11 @@ from torch import nn
 from radioplat.errors import SpecError
 from radioplat.spec.train import OptimConfig, OptimizerName, Policy
 
-MOMENTS = {OptimizerName.adamw: ("exp_avg", "exp_avg_sq"), OptimizerName.adam: ("exp_avg", "exp_avg_sq"),
-           OptimizerName.sgd: ("momentum_buffer",)}
+MOMENTS = {
+    OptimizerName.adamw: ("exp_avg", "exp_avg_sq"),
+    OptimizerName.adam: ("exp_avg", "exp_avg_sq"),
+    OptimizerName.sgd: ("momentum_buffer",),
+}
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

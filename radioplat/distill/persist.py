@@ -56,8 +56,12 @@ class Persistence:
             every *= self._run.steps_per_epoch
         return steps % every == 0 or steps == self._run.total_steps
 
-    def save(self, engine: Any, module: nn.Module, state: RunState) -> Path:
-        """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link."""
+    def save(self, engine: Any, module: nn.Module, state: RunState, exact: dict[str, torch.Tensor]) -> Path:
+        """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link.
+
+        Args:
+            exact: buffers in fp32, by the module's names, where the engine's own are rounded.
+        """
         whole = ds_compat.full_state(engine, trainable(module), self._moments)
         folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
         inside = state.global_step % self._run.steps_per_epoch
@@ -66,6 +70,7 @@ class Persistence:
             names = trainable(module)
             tensors = {k: v.detach().cpu() for k, v in module.student.state_dict().items()}
             tensors.update({k: whole[k] for k in names})
+            tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
             moments = {k: v for k, v in whole.items() if k not in names}
             write_checkpoint(self._run.folder, name, module.student, tensors, moments, state)
             folder.point_latest(name)
@@ -95,8 +100,11 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
         return found
     state = verified_state(Path(explicit))
     if state is None:
-        raise WeightsError(f"{explicit} is not a whole checkpoint", where="train.resume_training_checkpoint_path",
-                           hint="Give a model_epoch_... folder or the model_latest link.")
+        raise WeightsError(
+            f"{explicit} is not a whole checkpoint",
+            where="train.resume_training_checkpoint_path",
+            hint="Give a model_epoch_... folder or the model_latest link.",
+        )
     return Path(explicit), state
 
 

@@ -1,4 +1,4 @@
-"""``radioplat plan``: everything that can go wrong is looked for, and what the run will take is told, before any actor."""
+"""``radioplat plan``: look for what can go wrong, and tell what the run will take, before any actor starts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,11 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
                 fitting_weights(teacher)
             except RadioplatError as error:
                 result.problems += error.problems
-    for name in ("model.backbone.pretrained_backbone_path", "train.pretrained_model_path", "train.resume_training_checkpoint_path"):
+    for name in (
+        "model.backbone.pretrained_backbone_path",
+        "train.pretrained_model_path",
+        "train.resume_training_checkpoint_path",
+    ):
         section, *rest = name.split(".")
         value = getattr(spec, section)
         for part in rest:
@@ -106,7 +110,9 @@ def _data(spec: Spec, result: Plan) -> RunData | None:
         return None
     if len(index.faults):
         reasons, counts = np.unique(index.faults["reason"].to_pylist(), return_counts=True)
-        result.warnings.append("unusable members in the shards: " + ", ".join(f"{c} {r}" for r, c in zip(reasons, counts, strict=True)))
+        result.warnings.append(
+            "unusable members in the shards: " + ", ".join(f"{c} {r}" for r, c in zip(reasons, counts, strict=True))
+        )
     _check_samples_per_file(spec, data, result)
     steps = steps_per_epoch(spec, data)
     shares = order.mixture.shares
@@ -115,10 +121,16 @@ def _data(spec: Spec, result: Plan) -> RunData | None:
         rows = data.index.source == i
         names, counts = np.unique(data.reasons[rows].astype(str), return_counts=True)
         share = shares[i] / sum(shares)
-        result.sources.append(SourceLine(
-            str(path), int(rows.sum()), int((data.reasons[rows] == "").sum()),
-            {n: int(c) for n, c in zip(names, counts, strict=True) if n}, share, round(share * steps * spec.global_batch_size),
-        ))
+        result.sources.append(
+            SourceLine(
+                str(path),
+                int(rows.sum()),
+                int((data.reasons[rows] == "").sum()),
+                {n: int(c) for n, c in zip(names, counts, strict=True) if n},
+                share,
+                round(share * steps * spec.global_batch_size),
+            )
+        )
     result.facts["mixture"] = " : ".join(str(s) for s in shares)
     return data
 
@@ -139,7 +151,9 @@ def _validation(spec: Spec, result: Plan) -> None:
     wanted = "evaluate" in spec.distill.then or spec.dataset.knn_validation
     if not (split.tar_data_sources or split.images_dir):
         if wanted:
-            result.problems.append(Problem("an evaluation needs held-out images", "dataset.val_dataset.tar_data_sources"))
+            result.problems.append(
+                Problem("an evaluation needs held-out images", "dataset.val_dataset.tar_data_sources")
+            )
         return
     try:
         index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
@@ -162,21 +176,32 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
     device = "GPU" if gpus else "CPU"
     master = 4 + 8 // (world if spec.train.zero_stage else 1)
     compute = 2 if spec.train.precision is Precision.bf16 else 0
-    result.models.append(ModelLine(
-        "student", "student and heads", models.student_parameters, models.student_parameters * (master + compute + 4),
-        f"{world} {device} worker(s)" if on_ray else f"this process, {device}",
-        f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}, stride {models.student_stride}",
-    ))
+    result.models.append(
+        ModelLine(
+            "student",
+            "student and heads",
+            models.student_parameters,
+            models.student_parameters * (master + compute + 4),
+            f"{world} {device} worker(s)" if on_ray else f"this process, {device}",
+            f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}, stride {models.student_stride}",
+        )
+    )
     for teacher in models.teachers:
         info, service = models.infos[teacher.name], teacher.service
         size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
         inline = not on_ray or service.placement.value == "inline"
         where = "inside each worker" if inline else f"{service.replicas} actor(s), {service.placement.value}"
-        result.models.append(ModelLine(
-            teacher.name, "teacher", info.parameters, info.parameters * size, where,
-            f"{'+'.join(sorted(teacher.wanted))} at {teacher.input_size} px, map {info.grid[0]}x{info.grid[1]} "
-            f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}",
-        ))
+        result.models.append(
+            ModelLine(
+                teacher.name,
+                "teacher",
+                info.parameters,
+                info.parameters * size,
+                where,
+                f"{'+'.join(sorted(teacher.wanted))} at {teacher.input_size} px, map {info.grid[0]}x{info.grid[1]} "
+                f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}",
+            )
+        )
     if not gpus:
         result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
     result.facts["decode"] = f"{spec.dataset.workers * world} decode task(s) on {there.cpus:g} CPUs"
@@ -186,6 +211,7 @@ def _length(spec: Spec, data: RunData, result: Plan) -> None:
     steps = steps_per_epoch(spec, data)
     total = min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62)
     batch = spec.global_batch_size
-    result.facts["global batch"] = f"{batch} samples = {batch // spec.dataset.batch_size} micro-batches of {spec.dataset.batch_size}"
+    result.facts["global batch"] = (
+        f"{batch} samples = {batch // spec.dataset.batch_size} micro-batches of {spec.dataset.batch_size}"
+    )
     result.facts["length"] = f"{steps} steps an epoch, {total} steps in all, {total * batch} samples"
-

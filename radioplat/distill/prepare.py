@@ -17,6 +17,7 @@ from radioplat.data.views import ViewSpec
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.heads import HeadArchitecture
+from radioplat.models.probe import probe
 from radioplat.models.start import start_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check import check
@@ -107,12 +108,16 @@ def design_models(spec: Spec, task: str) -> Models:
             student = Student(architecture)
         stride = student.stride
         problems += _divides(spec.dataset.img_size, student)
+        if not problems:
+            found = probe(
+                student.backbone, spec.dataset.img_size, frozenset({"summary", "spatial"}), "dataset.img_size"
+            )
     except SpecError as error:
         problems += error.problems
     if problems:
         raise SpecError(*problems)
-    side = -(-spec.dataset.img_size // stride)
-    grids = {name: (min(side, info.grid[0]), min(side, info.grid[1])) for name, info in infos.items()}
+    own = found.spatial.shape[1:3]
+    grids = {name: (min(own[0], info.grid[0]), min(own[1], info.grid[1])) for name, info in infos.items()}
     parameters = sum(p.numel() for p in student.parameters())
     return Models(teachers, infos, grids, architecture, stride, parameters)
 
@@ -133,15 +138,24 @@ def prepare(spec: Spec, task: str, folder: Path, progress: Callable[[int, int], 
     models = design_models(spec, task)
     split = spec.dataset.train_dataset
     index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index") / "train"
-    index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=spec.dataset.max_pixels, progress=progress)
+    index = build_index(
+        split, "dataset.train_dataset", index_dir, max_pixels=spec.dataset.max_pixels, progress=progress
+    )
     data = RunData.create(index, split, spec.dataset.max_pixels)
     data.order  # noqa: B018  an empty source must be found now
     sizes = sorted({spec.dataset.img_size, *(t.input_size for t in models.teachers)})
     steps = steps_per_epoch(spec, data)
     run = Run(
-        spec=spec, task=task, folder=folder.absolute(), teachers=models.teachers, infos=models.infos, grids=models.grids,
-        architecture=models.architecture, views=tuple(ViewSpec(str(size), size) for size in sizes),
-        student_view=str(spec.dataset.img_size), steps_per_epoch=steps,
+        spec=spec,
+        task=task,
+        folder=folder.absolute(),
+        teachers=models.teachers,
+        infos=models.infos,
+        grids=models.grids,
+        architecture=models.architecture,
+        views=tuple(ViewSpec(str(size), size) for size in sizes),
+        student_view=str(spec.dataset.img_size),
+        steps_per_epoch=steps,
         total_steps=min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
     )
@@ -177,19 +191,32 @@ def _student_architecture(
     path = backbone.pretrained_backbone_path
     heads = tuple(_head(t, infos[t.name], slot) for slot, t in enumerate(teachers))
     normal = dict(
-        mean=tuple(backbone.student_norm_mean or augmentation.mean), std=tuple(backbone.student_norm_std or augmentation.std)
+        mean=tuple(backbone.student_norm_mean or augmentation.mean),
+        std=tuple(backbone.student_norm_std or augmentation.std),
     )
     num_classes = spec.dataset.num_classes if task == "train" else 0
     if backbone.type is None:
         if path and is_checkpoint(path):
             known = read_architecture(path, "model.backbone.pretrained_backbone_path")
-            return dataclasses.replace(known, heads=heads, num_classes=num_classes, img_size=spec.dataset.img_size, **normal)
-        raise SpecError("a value is required here", where="model.backbone.type",
-                        hint="Any timm model name or TAO's, or a radioplat checkpoint as pretrained_backbone_path.")
+            return dataclasses.replace(
+                known, heads=heads, num_classes=num_classes, img_size=spec.dataset.img_size, **normal
+            )
+        raise SpecError(
+            "a value is required here",
+            where="model.backbone.type",
+            hint="Any timm model name or TAO's, or a radioplat checkpoint as pretrained_backbone_path.",
+        )
     return StudentArchitecture(
-        type=backbone.type, kwargs=backbone.kwargs, num_class_tokens=max(1, len(teachers)), cpe_max_size=backbone.cpe_max_size,
-        num_registers=backbone.cpe_num_registers, register_multiple=backbone.register_multiple,
-        img_size=spec.dataset.img_size, num_classes=num_classes, heads=heads, **normal,
+        type=backbone.type,
+        kwargs=backbone.kwargs,
+        num_class_tokens=max(1, len(teachers)),
+        cpe_max_size=backbone.cpe_max_size,
+        num_registers=backbone.cpe_num_registers,
+        register_multiple=backbone.register_multiple,
+        img_size=spec.dataset.img_size,
+        num_classes=num_classes,
+        heads=heads,
+        **normal,
     )
 
 
@@ -200,7 +227,9 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchite
         summary_dim=info.summary_dim if "summary" in wanted else None,
         spatial_dim=info.spatial_dim if "spatial" in wanted else None,
         logits_dim=info.logits_dim if "logits" in wanted else None,
-        token_slot=slot, hidden=teacher.hidden, num_inner=teacher.num_inner,
+        token_slot=slot,
+        hidden=teacher.hidden,
+        num_inner=teacher.num_inner,
     )
 
 
@@ -208,4 +237,6 @@ def _divides(size: int, student: Student) -> Iterator[Problem]:
     stride = student.stride
     if student.backbone.needs_multiple and size % stride:
         nearest = max(1, round(size / stride)) * stride
-        yield Problem(f"{size} is not a multiple of the student's patch {stride}", "dataset.img_size", f"Take {nearest}.")
+        yield Problem(
+            f"{size} is not a multiple of the student's patch {stride}", "dataset.img_size", f"Take {nearest}."
+        )

@@ -16,6 +16,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
 from radioplat.distill.cluster import joined, teacher_gpus
+from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
@@ -40,12 +41,17 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             train_loop_config={"run": run, "pools": pools},
             torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
             scaling_config=ScalingConfig(
-                num_workers=spec.world_size, use_gpu=gpus,
-                resources_per_worker={"CPU": spec.cluster.cpus_per_worker, **({"GPU": 1} if gpus else {}),
-                                      **spec.cluster.worker_resources},
+                num_workers=spec.world_size,
+                use_gpu=gpus,
+                resources_per_worker={
+                    "CPU": spec.cluster.cpus_per_worker,
+                    **({"GPU": 1} if gpus else {}),
+                    **spec.cluster.worker_resources,
+                },
             ),
             run_config=RunConfig(
-                name="ray_train", storage_path=str(run.folder / "ray"),
+                name="ray_train",
+                storage_path=str(run.folder / "ray"),
                 failure_config=FailureConfig(max_failures=spec.train.max_failures),
             ),
         )
@@ -82,26 +88,30 @@ def _train_function(config: dict[str, Any]) -> None:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))
     channel = group.open_channel()
-    run_worker(run, seat, clients, lambda start: _stream(run, seat, start, channel))
+    run_worker(run, seat, clients, lambda start, stop: _stream(run, seat, start, stop, channel))
 
 
-def _stream(run: Run, seat: Seat, start: int, channel: ProcessGroup | None) -> Iterator[Batch]:
-    """This rank's micro-batches from step ``start`` on; rank 0 makes each dataset and sends every rank its iterator.
+def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> Iterator[Batch]:
+    """This rank's micro-batches of steps ``start`` to ``stop``; rank 0 makes each dataset for all.
 
     Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
     """
     grains, dataset = run.grains(seat.world_size), run.spec.dataset
     span = steps_per_dataset(grains)
-    for first in range(start, run.total_steps, span):
-        last = min(first + span, run.total_steps)
+    for first in range(start, stop, span):
+        last = min(first + span, stop)
         iterators = None
         if seat.rank == 0:
             iterators = open_stream(
-                run.reader_arguments, grains, first, last,
-                tasks=dataset.workers * seat.world_size, cpus_per_task=run.spec.cluster.cpus_per_decode,
+                run.reader_arguments,
+                grains,
+                first,
+                last,
+                tasks=dataset.workers * seat.world_size,
+                cpus_per_task=run.spec.cluster.cpus_per_decode,
             )
         iterators = group.agree(iterators, channel)
-        yield from read_stream(iterators[seat.rank], dataset.prefetch_batches)
+        yield from read_stream(iterators[seat.rank], prefetch_depth(run.spec))
 
 
 def _ours(error: BaseException) -> RadioplatError | None:
@@ -114,5 +124,3 @@ def _ours(error: BaseException) -> RadioplatError | None:
         inner = [current.__cause__, getattr(current, "cause", None), *getattr(current, "worker_failures", {}).values()]
         seen += [e for e in inner if isinstance(e, BaseException)]
     return None
-
-

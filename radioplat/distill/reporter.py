@@ -43,11 +43,12 @@ class StepRecord:
         names, teachers = group.agree((sorted(self.values), sorted(self.teacher_seconds)))
         packed = torch.tensor(
             [*(self.values.get(n, 0.0) for n in names), *(self.teacher_seconds.get(t, 0.0) for t in teachers)],
-            dtype=torch.float64, device="cpu" if device.type == "cpu" else device,
+            dtype=torch.float64,
+            device="cpu" if device.type == "cpu" else device,
         )
         packed = group.total(packed).tolist()
-        self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed)}
-        self.teacher_seconds = dict(zip(teachers, packed[len(names) :]))
+        self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
+        self.teacher_seconds = dict(zip(teachers, packed[len(names) :], strict=True))
 
 
 class Reporter:
@@ -65,7 +66,9 @@ class Reporter:
         if not self._active:
             return
         run, step = self._run, record.step
-        self._mean_seconds = record.seconds if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * record.seconds
+        self._mean_seconds = (
+            record.seconds if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * record.seconds
+        )
         kpi = {
             **record.values,
             "lr": record.learning_rate,
@@ -78,8 +81,13 @@ class Reporter:
             self._status.write(f"step {step + 1} was skipped: a loss term was not finite", verbosity="WARNING")
         if (step + 1) % run.spec.train.log_interval == 0 or step + 1 == run.total_steps:
             self._status.progress(
-                epoch=step // run.steps_per_epoch, max_epoch=-(-run.total_steps // run.steps_per_epoch), step=step + 1,
-                max_step=run.total_steps, seconds_per_step=self._mean_seconds, steps_per_epoch=run.steps_per_epoch, kpi=kpi,
+                epoch=step // run.steps_per_epoch,
+                max_epoch=-(-run.total_steps // run.steps_per_epoch),
+                step=step + 1,
+                max_step=run.total_steps,
+                seconds_per_step=self._mean_seconds,
+                steps_per_epoch=run.steps_per_epoch,
+                kpi=kpi,
             )
             self._wandb.log(step + 1, kpi)
 
@@ -87,6 +95,12 @@ class Reporter:
         """Say that a checkpoint was written."""
         if self._active:
             self._status.write(f"checkpoint {path.name}", step=step, checkpoint=path.name)
+
+    def validation(self, kpi: dict[str, float], step: int) -> None:
+        """Report what a validation found."""
+        if self._active:
+            self._status.write(f"validation at step {step}", kpi=kpi, step=step)
+            self._wandb.log(step, kpi)
 
     def warn(self, message: str) -> None:
         """A line of verbosity WARNING."""

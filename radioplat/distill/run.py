@@ -81,7 +81,11 @@ def train(
 
 
 def _run(
-    spec: Spec, task: str, override: str | None, callbacks: Sequence[Callback], progress: bool,
+    spec: Spec,
+    task: str,
+    override: str | None,
+    callbacks: Sequence[Callback],
+    progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
     folder = TaskFolder(spec.results_dir, task, override)

@@ -15,15 +15,29 @@ def show(found: Plan) -> None:
     """
     if found.models:
         terminal.show_table(
-            "models", ["name", "role", "parameters", "memory", "where", ""],
-            [[m.name, m.role, f"{m.parameters / 1e6:.2f} M", terminal.size(m.memory), m.placement, m.detail] for m in found.models],
+            "models",
+            ["name", "role", "parameters", "memory", "where", ""],
+            [
+                [m.name, m.role, f"{m.parameters / 1e6:.2f} M", terminal.size(m.memory), m.placement, m.detail]
+                for m in found.models
+            ],
             note="memory of weights, gradients and optimizer of one replica; activations come on top",
         )
     if found.sources:
         terminal.show_table(
-            "sources", ["folder", "images", "kept", "share", "samples an epoch", "rejected"],
-            [[s.path, str(s.images), str(s.kept), f"{s.share:.2%}", str(s.samples_per_epoch),
-              ", ".join(f"{n} {r}" for r, n in s.rejected.items()) or "none"] for s in found.sources],
+            "sources",
+            ["folder", "images", "kept", "share", "samples an epoch", "rejected"],
+            [
+                [
+                    s.path,
+                    str(s.images),
+                    str(s.kept),
+                    f"{s.share:.2%}",
+                    str(s.samples_per_epoch),
+                    ", ".join(f"{n} {r}" for r, n in s.rejected.items()) or "none",
+                ]
+                for s in found.sources
+            ],
         )
     for name, fact in found.facts.items():
         terminal.say(f"{name}: {fact}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,9 +14,10 @@ import torch
 from radioplat.data.batch import Batch
 from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData
-from radioplat.distill import ds_compat
+from radioplat.distill import ds_compat, group
+from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.engine import arithmetic, build_engine
-from radioplat.distill.feeder import Feeder
+from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import learning_rate
@@ -22,8 +25,11 @@ from radioplat.distill.persist import Persistence
 from radioplat.distill.prepare import Run, build_student
 from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_state import RunningState
+from radioplat.distill.target_norm import fit_target_norm
+from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TrainingError
 from radioplat.models.features import Features
+from radioplat.spec.distill import TargetNormType
 from radioplat.teachers.client import Pending, TeacherClient
 from radioplat.teachers.transport import unpack
 
@@ -37,7 +43,7 @@ class Seat:
     device: torch.device
 
 
-OpenBatches = Callable[[int], Iterator[Batch]]  # first step -> this rank's micro-batches from there on
+OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
 
 
 def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches) -> None:
@@ -49,8 +55,15 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         TrainingError: the data did not follow the order, or non-finite losses ended the run.
     """
     worker = _Worker(run, seat)
-    batches = open_batches(worker.state.global_step)
-    feeder = Feeder(batches, clients, run.teachers, run.spec.dataset.prefetch_batches)
+
+    def feed(start: int, stop: int) -> Feeder:
+        return Feeder(open_batches(start, stop), clients, run.teachers, prefetch_depth(run.spec))
+
+    norm = run.spec.distill.target_norm
+    if run.teachers and norm.type is not TargetNormType.none and worker.state.global_step == 0:
+        with contextlib.closing(feed(0, min(norm.fit_batches, run.total_steps))) as measured:
+            fit_target_norm(worker.module.student, run.teachers, measured, seat.device)
+    feeder = feed(worker.state.global_step, run.total_steps)
     try:
         worker.train(iter(feeder))
     finally:
@@ -62,10 +75,14 @@ class _Worker:
     def __init__(self, run: Run, seat: Seat) -> None:
         self.run, self.seat, self.spec = run, seat, run.spec
         self.grains = run.grains(seat.world_size)
-        self.order = RunData.load(run.data_dir, self.spec.dataset.train_dataset).order
+        data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
+        self.order, self.bad = data.order, BadSamples(data.index, self.spec.dataset.max_bad_fraction, seat.device)
+        torch.backends.cudnn.benchmark = self.spec.train.cudnn.benchmark
+        torch.backends.cudnn.deterministic = self.spec.train.cudnn.deterministic
         student = build_student(run)
         view = run.student_view
-        self.module = DistillModule(student, run.teachers, view) if run.task == "distill" else ClassifyModule(student, view)
+        distils = run.task == "distill"
+        self.module = DistillModule(student, run.teachers, view) if distils else ClassifyModule(student, view)
         self.module.to(seat.device).train()
         self.persistence = Persistence(run, seat.rank, seat.world_size)
         self.state = self.persistence.restore_weights(self.module)
@@ -90,10 +107,18 @@ class _Worker:
             self.state.epoch = (step + 1) // self.run.steps_per_epoch
             self.state.quarantined = sorted(self.module.quarantined)
             self.reporter.step(record)
-            if self.persistence.due(step + 1):
+            validates = validation_due(self.run, step + 1)
+            if validates or self.persistence.due(step + 1):
                 self.ledger.flush()
-                path = self.persistence.save(self.engine, self.module, self.state)
+                path = self.persistence.save(self.engine, self.module, self.state, self.running.exact())
                 self.reporter.checkpoint(path, step + 1)
+                if validates:
+                    self._validate(path, step + 1)
+
+    def _validate(self, checkpoint: Path, step: int) -> None:
+        if self.seat.rank == 0:
+            self.reporter.validation(validate(self.run, checkpoint), step)
+        group.barrier()
 
     def _step(self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> StepRecord:
         begin = time.perf_counter()
@@ -101,31 +126,55 @@ class _Worker:
         scale = self.seat.world_size * self.grains.per_rank / self.run.micro_batches
         expected = self.grains.of_rank(step, self.seat.rank)
         self.guard.begin_step()
+        used: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
         for place, grain in enumerate(expected):
             waited = time.perf_counter()
-            batch, answers = next(feed)
+            batch, answers = self._next(step, feed)
             self._check(batch, grain, step)
             micro = self._micro_batch(batch, answers, record)
             record.wait += time.perf_counter() - waited
-            if self.guard.tripped:
-                continue  # the step is lost; its micro-batches are still taken from the stream
-            real = batch.grain >= 0
-            self.running.micro_batch(real)
-            self._seed_draws(step, place * self.seat.world_size + self.seat.rank)
-            with arithmetic(self.spec, self.seat.device):
-                losses = self.engine(micro)
-            if not self.guard.check(step, batch, losses):
-                continue
-            self.engine.set_gradient_accumulation_boundary(place == len(expected) - 1)
-            self.engine.backward(losses["loss"] * (scale if real else 0.0))
-            self.engine.step()
-            if real:
-                record.add(losses)
+            # Where the step is lost already, its micro-batches are still taken from the stream.
+            if not self.guard.tripped:
+                self._seed_draws(step, place * self.seat.world_size + self.seat.rank)
+                self._learn(step, batch, micro, record, scale, last=place == len(expected) - 1)
+            terms = self._not_finite()
+            if batch.grain >= 0:
                 self.ledger.record(step, batch)
+                self.bad.see(batch)
+                used.append((batch.position, batch.sample_id, terms))
+        for positions, ids, terms in used if self.guard.tripped else ():
+            reason = f"non_finite: {terms}" if terms else "skipped_step"
+            self.ledger.rejected(step, self.seat.rank, positions, ids, [reason] * len(ids))
         self._end_step(step)
         record.seconds = time.perf_counter() - begin
         record.reduce(self.run.micro_batches, self.seat.device, self.guard.tripped)
+        self.bad.judge(step)
         return record
+
+    def _learn(self, step: int, batch: Batch, micro: MicroBatch, record: StepRecord, scale: float, last: bool) -> None:
+        real = batch.grain >= 0
+        self.running.micro_batch(real)
+        with arithmetic(self.spec, self.seat.device):
+            losses = self.engine(micro)
+        if not self.guard.check(step, batch, losses):
+            return
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(losses["loss"] * (scale if real else 0.0))
+        self.engine.step()
+        if real:
+            record.add(losses)
+
+    def _next(self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> tuple[Batch, dict[str, Pending]]:
+        try:
+            return next(feed)
+        except StopIteration:
+            raise TrainingError(f"step {step}: the stream of samples ended too early", where="data") from None
+
+    def _not_finite(self) -> str:
+        """The terms of the micro-batch just seen that were not finite on this rank; mostly none."""
+        terms = [term for _, term, _ in self.guard.events]
+        self.guard.events.clear()
+        return ", ".join(terms)
 
     def _end_step(self, step: int) -> None:
         if self.guard.tripped:
@@ -138,18 +187,20 @@ class _Worker:
 
     def _set_learning_rate(self, step: int) -> float:
         rate = learning_rate(self.spec.train.optim, step, self.run.total_steps, self.run.steps_per_epoch)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
+        for parameters in self.engine.optimizer.param_groups:
+            parameters["lr"] = rate
         return rate
 
     def _seed_draws(self, step: int, micro_batch: int) -> None:
         """Every draw of a forward (CPE, DropPath) follows from seed, step and micro-batch; nothing is carried."""
-        torch.manual_seed(int(np.random.SeedSequence([self.spec.train.seed, step, micro_batch]).generate_state(1, np.uint64)[0] >> 1))
+        key = np.random.SeedSequence([self.spec.train.seed, step, micro_batch])
+        torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
 
     def _check(self, batch: Batch, grain: int, step: int) -> None:
         size = self.spec.dataset.batch_size
         if batch.grain != grain:
-            raise TrainingError(f"step {step}: micro-batch {batch.grain} arrived where the order has {grain}", where="data")
+            message = f"step {step}: micro-batch {batch.grain} arrived where the order has {grain}"
+            raise TrainingError(message, where="data")
         if grain < 0:
             return
         expected = self.order.slice(grain * size, (grain + 1) * size).sample_id
@@ -157,7 +208,8 @@ class _Worker:
             first = int(np.flatnonzero(batch.sample_id != expected)[0])
             raise TrainingError(
                 f"step {step}: sample {batch.sample_id[first]} arrived at position {grain * size + first}, "
-                f"where the order has {expected[first]}", where="data",
+                f"where the order has {expected[first]}",
+                where="data",
             )
 
     def _micro_batch(self, batch: Batch, answers: dict[str, Pending], record: StepRecord) -> MicroBatch:
@@ -186,4 +238,3 @@ class _Worker:
             torch.zeros(size, *grid, info.spatial_dim, device=device),
             {"logits": torch.zeros(size, max(1, info.logits_dim), device=device)},
         )
-

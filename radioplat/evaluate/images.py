@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from radioplat.cores import decode_threads
 from radioplat.data.batch import Batch
 from radioplat.data.index import build_index
 from radioplat.data.loader import load_batches
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import RunData
 from radioplat.data.views import ViewSpec
-from radioplat.cores import decode_threads
 from radioplat.spec.root import Spec
 
 
@@ -53,11 +53,15 @@ def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]
     found: list[Images] = []
     classes: list[str] | None = None
     for name, split in (("train", dataset.train_dataset), ("val", dataset.val_dataset)):
-        index = build_index(split, f"dataset.{name}_dataset", index_dir / name, max_pixels=dataset.max_pixels, classes=classes)
+        index = build_index(
+            split, f"dataset.{name}_dataset", index_dir / name, max_pixels=dataset.max_pixels, classes=classes
+        )
         classes = index.classes if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
         reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)
-        found.append(Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers)))
+        found.append(
+            Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))
+        )
     return found[0], found[1], classes or []
 
 

@@ -98,7 +98,8 @@ def _labelled(features: Tensor, labels: Tensor, split: str) -> tuple[Tensor, Ten
     features, labels = features[labels >= 0], labels[labels >= 0]
     if not len(features):
         raise RadioplatError(
-            f"no labelled sample in the {split} split", where="dataset",
+            f"no labelled sample in the {split} split",
+            where="dataset",
             hint="kNN needs labels: a sidecar's `id` or `label`, a .cls member, or folders as classes.",
         )
     bad = int((~features.isfinite().all(dim=1)).sum())

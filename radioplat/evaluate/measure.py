@@ -85,8 +85,12 @@ def measure(
     if bank_rows.has_labels and query_rows.has_labels:
         for name in subjects:
             findings.knn[name] = knn_accuracy(
-                bank_rows.summary(name), bank_rows.label, query_rows.summary(name), query_rows.label,
-                k=config.knn_k, temperature=config.knn_temperature,
+                bank_rows.summary(name),
+                bank_rows.label,
+                query_rows.summary(name),
+                query_rows.label,
+                k=config.knn_k,
+                temperature=config.knn_temperature,
             )
     findings.accuracy = query_rows.accuracy()
     return findings
@@ -149,14 +153,19 @@ def _of(features: Features, kind: str) -> torch.Tensor:
     return value
 
 
-def _meters(subjects: dict[str, Subject], means: dict[tuple[str, str], TeacherMean]) -> dict[tuple[str, str, str], FidelityMeter]:
+def _meters(
+    subjects: dict[str, Subject], means: dict[tuple[str, str], TeacherMean]
+) -> dict[tuple[str, str, str], FidelityMeter]:
     students = [name for name, subject in subjects.items() if subject.student is not None]
     return {(s, teacher, kind): FidelityMeter(mean.mean) for s in students for (teacher, kind), mean in means.items()}
 
 
 @torch.inference_mode()
 def _compare(
-    batch: Batch, subjects: dict[str, Subject], features: dict[str, Features], meters: dict[tuple[str, str, str], FidelityMeter]
+    batch: Batch,
+    subjects: dict[str, Subject],
+    features: dict[str, Features],
+    meters: dict[tuple[str, str, str], FidelityMeter],
 ) -> None:
     alive = torch.from_numpy(batch.weight > 0)
     for (name, teacher, kind), meter in meters.items():
@@ -178,8 +187,12 @@ def _pair(
 
 @torch.inference_mode()
 def _keep_for_pictures(
-    findings: Findings, batch: Batch, subjects: dict[str, Subject], kinds: dict[str, list[str]],
-    features: dict[str, Features], count: int,
+    findings: Findings,
+    batch: Batch,
+    subjects: dict[str, Subject],
+    kinds: dict[str, list[str]],
+    features: dict[str, Features],
+    count: int,
 ) -> None:
     rows = np.unique(batch.label, return_index=True)[1] if (batch.label >= 0).all() else np.arange(len(batch))
     chosen = np.sort([*rows, *[i for i in range(len(batch)) if i not in set(rows)]][:count])

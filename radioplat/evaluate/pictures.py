@@ -113,8 +113,14 @@ def pca_panel(
             axes.imshow(picture, interpolation=smooth, aspect="auto")
             axes.set_axis_off()
         figure.text(
-            left + cell / width / 2, 1 - head / 2 / height, _wrapped(title), ha="center", va="center", fontsize=9,
-            color="#222222", linespacing=1.15,
+            left + cell / width / 2,
+            1 - head / 2 / height,
+            _wrapped(title),
+            ha="center",
+            va="center",
+            fontsize=9,
+            color="#222222",
+            linespacing=1.15,
         )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
@@ -151,5 +157,5 @@ def _wrapped(title: str, width: int = 24) -> str:
     if len(title) <= width:
         return title
     at = title.rfind(" ", 0, width)
-    first, rest = (title[:at], title[at + 1:]) if at > 0 else (title[:width], title[width:])
+    first, rest = (title[:at], title[at + 1 :]) if at > 0 else (title[:width], title[width:])
     return f"{first}\n{rest if len(rest) <= width else rest[: width - 1] + chr(0x2026)}"

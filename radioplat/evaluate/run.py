@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from radioplat.cores import torch_beside
 from radioplat.errors import SpecError
 from radioplat.evaluate.encoder import student_encoder, teacher_encoder
 from radioplat.evaluate.fidelity import FidelityResult
@@ -17,7 +18,6 @@ from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.measure import Subject, measure
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student
-from radioplat.cores import torch_beside
 from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import resolve_teachers
@@ -49,8 +49,10 @@ class EvaluateResult:
     report: Path
 
 
-def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None) -> EvaluateResult:
-    """Evaluate ``evaluate.checkpoint``, by default the latest student of the results folder, on ``dataset.val_dataset``.
+def evaluate(
+    spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
+) -> EvaluateResult:
+    """Evaluate ``evaluate.checkpoint``, by default the latest student there is, on ``dataset.val_dataset``.
 
     Args:
         progress: called with (batches done, batches in all).
@@ -74,12 +76,14 @@ def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), pr
     return result
 
 
-def _evaluate(spec: Spec, path: Path, folder: TaskFolder, progress: Callable[[int, int], None] | None) -> EvaluateResult:
+def _evaluate(
+    spec: Spec, path: Path, folder: TaskFolder, progress: Callable[[int, int], None] | None
+) -> EvaluateResult:
     from radioplat.evaluate.summary import write_summary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     student = load_student(path, "evaluate.checkpoint").to(device)
-    size = student.architecture.img_size
+    size = spec.dataset.val_img_size or student.architecture.img_size
     subjects = {TRAINED: Subject(student_encoder(student), size, student)}
     if spec.evaluate.baseline:
         fresh = start_student(spec, student.architecture).to(device)
@@ -94,15 +98,21 @@ def _evaluate(spec: Spec, path: Path, folder: TaskFolder, progress: Callable[[in
     report = write_summary(spec, folder, path, found, classes)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report)
     folder.write_experiment(to_yaml(spec))
-    write_atomic(folder.path / "results.json", json.dumps({
-        "checkpoint": path.name,
-        "knn": {name: asdict(value) for name, value in result.knn.items()},
-        "fidelity": {
-            s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}
-            for s, by_teacher in result.fidelity.items()
-        },
-        "accuracy": result.accuracy,
-    }, indent=1))
+    write_atomic(
+        folder.path / "results.json",
+        json.dumps(
+            {
+                "checkpoint": path.name,
+                "knn": {name: asdict(value) for name, value in result.knn.items()},
+                "fidelity": {
+                    s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}
+                    for s, by_teacher in result.fidelity.items()
+                },
+                "accuracy": result.accuracy,
+            },
+            indent=1,
+        ),
+    )
     return result
 
 

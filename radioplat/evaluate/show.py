@@ -13,5 +13,7 @@ def show(result: EvaluateResult) -> None:
     findings = Findings(knn=result.knn, fidelity=result.fidelity, accuracy=result.accuracy)
     for table in (fidelity_table(findings), knn_table(findings)):
         if table.rows:
-            terminal.show_table(table.title, list(table.columns), [[str(c) for c in row] for row in table.rows], table.note)
+            terminal.show_table(
+                table.title, list(table.columns), [[str(c) for c in row] for row in table.rows], table.note
+            )
     terminal.say(f"report: {result.report}")

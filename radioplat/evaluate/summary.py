@@ -19,8 +19,13 @@ def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Fi
     if findings.shown is not None and findings.maps:
         panel = pca_panel(findings.shown, *_columns(findings))
         (folder.path / "pictures.png").write_bytes(panel)
-        pictures.append(("Spatial features by their three main components. A student's head is shown in the axes and "
-                         "colours of the teacher it speaks for.", panel))
+        pictures.append(
+            (
+                "Spatial features by their three main components. A student's head is shown in the axes and "
+                "colours of the teacher it speaks for.",
+                panel,
+            )
+        )
     status = checkpoint.parent / "status.json"
     return write_report(
         folder.report_path,
@@ -42,7 +47,9 @@ def fidelity_table(findings: Findings) -> Table:
             values = [findings.fidelity[s][teacher][kind] for s in students]
             rows.append([teacher, kind, *(f"{v.centered:.3f} ({v.plain:.3f})" for v in values)])
     return Table(
-        ["teacher", "features", *students], rows, title="Fidelity to each teacher on held-out images",
+        ["teacher", "features", *students],
+        rows,
+        title="Fidelity to each teacher on held-out images",
         note="Mean cosine after the teacher's training mean was taken from both sides: a constant answer scores 0. "
         "In brackets the plain cosine.",
     )

@@ -63,7 +63,8 @@ class FlatStudent(nn.Module):
         except Exception as error:  # whatever a backbone raises at a size it cannot take
             raise EngineError(
                 f"the student cannot run at {height} x {width} pixels: {_root(error)}",
-                where="export.input_height, export.input_width", hint="Give a size that its patches divide.",
+                where="export.input_height, export.input_width",
+                hint="Give a size that its patches divide.",
             ) from error
         if not names:
             raise EngineError("the student gives neither a summary nor a map", where="export.checkpoint")
@@ -88,8 +89,14 @@ def trace(module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], 
     try:
         with contextlib.nullcontext() if verbose else _quiet():
             return torch.onnx.export(
-                module, (example,), dynamo=True, opset_version=opset, input_names=[INPUT], output_names=outputs,
-                dynamic_shapes=dimensions, verbose=verbose,
+                module,
+                (example,),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[INPUT],
+                output_names=outputs,
+                dynamic_shapes=dimensions,
+                verbose=verbose,
             )
     except Exception as error:  # the exporter has many classes of failure, none of them a contract
         hint = "A fixed export.batch_size may succeed." if dynamic else ""

@@ -131,7 +131,8 @@ def _choose_opset(asked: int, data_type: str) -> tuple[int, list[str]]:
     if asked > newest:
         raise EngineError(
             f"operator set {asked} is unknown to onnx {onnx.__version__}",
-            where="export.opset_version", hint=f"Valid: {oldest} to {newest}.",
+            where="export.opset_version",
+            hint=f"Valid: {oldest} to {newest}.",
         )
     if asked < oldest:
         return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {data_type} here"]
@@ -147,7 +148,8 @@ def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_f
     if not error < float("inf"):
         raise EngineError(
             f"the student overflows in {data_type}: its features are not finite",
-            where="export.data_type", hint="Use bf16 or fp32.",
+            where="export.data_type",
+            hint="Use bf16 or fp32.",
         )
     model = onnx.load(str(file))
     retype(model, data_type)
@@ -179,7 +181,8 @@ def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxRe
     if found != opset:
         raise EngineError(
             f"operator set {opset} was asked for and torch wrote {found}",
-            where="export.opset_version", hint=f"Use {found}.",
+            where="export.opset_version",
+            hint=f"Use {found}.",
         )
     return OnnxReport(path, _shapes(model.graph.input), _shapes(model.graph.output), found, notes=notes)
 
@@ -191,14 +194,16 @@ def _shapes(values) -> dict[str, list[int | str]]:
 def _fixed_batch() -> EngineError:
     return EngineError(
         "the student's forward fixes the batch size while it is traced (`len(tensor)` does that)",
-        where="export.batch_size", hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
+        where="export.batch_size",
+        hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
     )
 
 
 def _disagreement(agreement: Agreement, path: Path) -> EngineError:
     return EngineError(
         f"output `{agreement.output}` differs from torch by {agreement.max_relative_error:.2g} of its largest value "
-        f"(at most {TOLERANCE:g} is allowed), so the file was not written", where=str(path),
+        f"(at most {TOLERANCE:g} is allowed), so the file was not written",
+        where=str(path),
         hint="The student computes something the exporter translates wrongly; try another export.opset_version.",
     )
 

@@ -26,7 +26,8 @@ def export(spec: Spec) -> OnnxReport:
     _check_channels(asked.input_channel, "export")
     student = load_student(find_checkpoint(spec, asked.checkpoint, "export.checkpoint"), "export.checkpoint")
     return export_onnx(
-        student, onnx_file(spec),
+        student,
+        onnx_file(spec),
         height=asked.input_height or spec.dataset.img_size,
         width=asked.input_width or spec.dataset.img_size,
         batch_size=asked.batch_size,
@@ -50,8 +51,12 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
         one = asked.batch_size
         config = dataclasses.replace(config, min_batch_size=one, opt_batch_size=one, max_batch_size=one)
     return build_engine(
-        asked.onnx_file or onnx_file(spec), engine_file(spec), config,
-        height=asked.input_height, width=asked.input_width, verbose=asked.verbose,
+        asked.onnx_file or onnx_file(spec),
+        engine_file(spec),
+        config,
+        height=asked.input_height,
+        width=asked.input_width,
+        verbose=asked.verbose,
     )
 
 
@@ -88,7 +93,8 @@ def find_checkpoint(spec: Spec, asked: str | None, field: str) -> Path:
     found = [link for link in links if link.exists()]
     if not found:
         raise EngineError(
-            f"no trained student: neither {links[0]} nor {links[1]} exists", where=field,
+            f"no trained student: neither {links[0]} nor {links[1]} exists",
+            where=field,
             hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}.",
         )
     return max(found, key=lambda link: link.resolve().stat().st_mtime)

@@ -126,10 +126,17 @@ def build_engine(
     if engine is None:
         raise _failure("TensorRT could not build an engine", onnx_path, log.reasons())
     report = EngineReport(
-        path=engine_path, bytes=engine.nbytes, seconds=round(time.monotonic() - start, 3),
-        compute_capabilities=targets, library=trt.__name__.removesuffix("_bindings"), version=trt.__version__,
-        data_type=data_type, input_shape=shape, batch=batch,
-        outputs=[network.get_output(i).name for i in range(network.num_outputs)], kernels=log.kernels(),
+        path=engine_path,
+        bytes=engine.nbytes,
+        seconds=round(time.monotonic() - start, 3),
+        compute_capabilities=targets,
+        library=trt.__name__.removesuffix("_bindings"),
+        version=trt.__version__,
+        data_type=data_type,
+        input_shape=shape,
+        batch=batch,
+        outputs=[network.get_output(i).name for i in range(network.num_outputs)],
+        kernels=log.kernels(),
     )
     _write(engine, report, {"onnx": onnx_path.name, "onnx_sha256": _digest(onnx_path, model)}, config)
     return report
@@ -139,7 +146,8 @@ def _check_batches(config: TensorRTConfig) -> None:
     if not 1 <= config.min_batch_size <= config.opt_batch_size <= config.max_batch_size:
         raise EngineError(
             f"batch sizes must satisfy 1 <= min <= opt <= max, not {config.min_batch_size}, {config.opt_batch_size}, "
-            f"{config.max_batch_size}", where=f"{SECTION}.tensorrt.{{min,opt,max}}_batch_size",
+            f"{config.max_batch_size}",
+            where=f"{SECTION}.tensorrt.{{min,opt,max}}_batch_size",
         )
 
 

@@ -38,8 +38,11 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
     """
     file = Path(path) / STUDENT_FILE
     if not file.is_file():
-        raise WeightsError(f"{path} is not a checkpoint folder (it holds no {STUDENT_FILE})", where=where,
-                           hint="Give a model_epoch_... folder or the model_latest link.")
+        raise WeightsError(
+            f"{path} is not a checkpoint folder (it holds no {STUDENT_FILE})",
+            where=where,
+            hint="Give a model_epoch_... folder or the model_latest link.",
+        )
     try:
         with safetensors.safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}

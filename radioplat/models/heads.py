@@ -50,6 +50,10 @@ class HeadArchitecture:
 class TeacherHead(nn.Module):
     """The heads of one teacher.
 
+    What the layers give is standardized; times ``<kind>_scale`` plus ``<kind>_mean`` it is in the teacher's raw space.
+    Both are buffers, 1 and 0 unless a run has measured them (``distill.target_norm``), so that a checkpoint's heads
+    speak raw features whatever the losses saw.
+
     Args:
         architecture: widths wanted.
         token_dim: width of the class token (or pooled vector) it reads.
@@ -68,14 +72,30 @@ class TeacherHead(nn.Module):
         self.summary = head(token_dim, a.summary_dim)
         self.spatial = head(spatial_dim, a.spatial_dim)
         self.logits = nn.Linear(token_dim, a.logits_dim) if a.logits_dim else None
+        for kind, width in (("summary", a.summary_dim), ("spatial", a.spatial_dim)):
+            if width is not None:
+                self.register_buffer(f"{kind}_mean", torch.zeros(width))
+                self.register_buffer(f"{kind}_scale", torch.ones(()))
+
+    def standardize(self, kind: str, features: torch.Tensor) -> torch.Tensor:
+        """Raw features ``[..., Dt]`` of the teacher, or of this head, as the losses compare them; fp32."""
+        if kind == "logits":
+            return features.float()
+        return (features.float() - getattr(self, f"{kind}_mean").float()) / getattr(self, f"{kind}_scale").float()
 
     def forward(self, features: Features) -> Features:
-        """Student features to this teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``.
-        """
+        """Student features to the teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``."""
         tokens = features.named.get("tokens")
         token = features.summary if tokens is None else tokens[:, self.architecture.token_slot]
         return Features(
-            None if self.summary is None else self.summary(token),
-            None if self.spatial is None or features.spatial is None else self.spatial(features.spatial),
+            None if self.summary is None else self._raw("summary", self.summary(token)),
+            None
+            if self.spatial is None or features.spatial is None
+            else self._raw("spatial", self.spatial(features.spatial)),
             {} if self.logits is None else {"logits": self.logits(token)},
         )
+
+    def _raw(self, kind: str, standardized: torch.Tensor) -> torch.Tensor:
+        # In fp32: a mean that is large beside the spread would swallow it in bf16.
+        scale, mean = getattr(self, f"{kind}_scale").float(), getattr(self, f"{kind}_mean").float()
+        return standardized.float() * scale + mean

@@ -28,9 +28,13 @@ _RADIO = re.compile(
 )
 # What the nearest name is looked for among, beside timm's own.
 _TAO = [
-    *(f"c_radio_v{v}_vit_{size}_patch16_{tail}" for v, tail in ((2, "224"), (3, "reg4_dinov2"), (4, "reg4_dinov2"))
-      for size in ("base", "large", "huge")),
-    "vit_l_14_siglip_clipa_224", "vit_h_14_siglip_clipa_224",
+    *(
+        f"c_radio_v{v}_vit_{size}_patch16_{tail}"
+        for v, tail in ((2, "224"), (3, "reg4_dinov2"), (4, "reg4_dinov2"))
+        for size in ("base", "large", "huge")
+    ),
+    "vit_l_14_siglip_clipa_224",
+    "vit_h_14_siglip_clipa_224",
     *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base")),
     *(f"resnet_{depth}" for depth in (18, 34, 50, 101, 152)),
 ]
@@ -88,6 +92,7 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
         return Architecture(False, name.split(".")[0], kwargs)
     near = difflib.get_close_matches(name, [*_TAO, *timm.list_models()], n=5, cutoff=0.4)
     raise SpecError(
-        f"no backbone is called {name!r}", where=where,
+        f"no backbone is called {name!r}",
+        where=where,
         hint=f"Nearest available: {', '.join(near)}." if near else "Any timm model name works, see timm.list_models().",
     )

@@ -45,8 +45,13 @@ class RadioViT(nn.Module):
             )
         try:
             vit = VisionTransformer(
-                img_size=patch_size, patch_size=patch_size, class_token=False, pos_embed="none", num_classes=0,
-                global_pool="", **kwargs,
+                img_size=patch_size,
+                patch_size=patch_size,
+                class_token=False,
+                pos_embed="none",
+                num_classes=0,
+                global_pool="",
+                **kwargs,
             )
         except (TypeError, AssertionError, ValueError) as error:
             raise SpecError(f"cannot build this ViT: {error}", where="model.backbone.kwargs") from None

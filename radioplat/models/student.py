@@ -72,8 +72,11 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
     resolved = names.resolve(architecture.type, architecture.kwargs, f"{where}.type")
     kwargs = dict(resolved.kwargs)
     if "num_classes" in kwargs:
-        raise SpecError("the number of classes is not an argument of a backbone", where=f"{where}.kwargs.num_classes",
-                        hint="Fine-tuning takes dataset.num_classes.")
+        raise SpecError(
+            "the number of classes is not an argument of a backbone",
+            where=f"{where}.kwargs.num_classes",
+            hint="Fine-tuning takes dataset.num_classes.",
+        )
     if not resolved.radio:
         return TimmBackbone(resolved.name, architecture.num_classes, where, architecture.img_size, **kwargs)
     registers = architecture.num_registers

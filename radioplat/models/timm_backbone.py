@@ -31,7 +31,11 @@ class TimmBackbone(nn.Module):
     """
 
     def __init__(
-        self, name: str, num_classes: int = 0, where: str = "model.backbone", input_size: int | None = None,
+        self,
+        name: str,
+        num_classes: int = 0,
+        where: str = "model.backbone",
+        input_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()

@@ -69,7 +69,8 @@ def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"the class {named[1]}" if named else "something other than tensors"
         raise WeightsError(
-            f"{path} holds {what}, which would run code when loaded", where=where,
+            f"{path} holds {what}, which would run code when loaded",
+            where=where,
             hint="Save only tensors: torch.save(model.state_dict(), path), or a .safetensors file.",
         ) from None
     except Exception as error:  # torch raises RuntimeError, EOFError, OSError, KeyError... for what is no checkpoint
@@ -99,16 +100,24 @@ def _bare(name: object) -> str:
 
 
 def load_into(
-    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str,
-    ignore: tuple[str, ...] = (), fresh: tuple[str, ...] = (),
+    module: nn.Module,
+    tensors: dict[str, torch.Tensor],
+    path: str | Path,
+    where: str,
+    ignore: tuple[str, ...] = (),
+    fresh: tuple[str, ...] = (),
 ) -> None:
     """Copy ``tensors`` into ``module``; every name and shape must fit (see :func:`fit`)."""
     module.load_state_dict(fit(module, tensors, path, where, ignore, fresh), strict=not fresh)
 
 
 def fit(
-    module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str,
-    ignore: tuple[str, ...] = (), fresh: tuple[str, ...] = (),
+    module: nn.Module,
+    tensors: dict[str, torch.Tensor],
+    path: str | Path,
+    where: str,
+    ignore: tuple[str, ...] = (),
+    fresh: tuple[str, ...] = (),
 ) -> dict[str, torch.Tensor]:
     """The tensors that ``module`` (which may be on the meta device) takes, by its own names.
 
@@ -132,14 +141,13 @@ def fit(
     own = {k: v for k, v in own.items() if not (k.startswith(fresh) and (k in unlike or k not in tensors))}
     missing = [k for k in own if k not in tensors]
     extra = [k for k in tensors if k not in own and not k.startswith(ignore + fresh)]
-    shapes = [
-        f"{k} is {list(tensors[k].shape)} there and {list(v.shape)} here" for k, v in own.items() if k in unlike
-    ]
+    shapes = [f"{k} is {list(tensors[k].shape)} there and {list(v.shape)} here" for k, v in own.items() if k in unlike]
     if missing or extra or shapes:
         found = (("missing", missing), ("left over", extra), ("shapes", shapes))
         parts = [f"{what}: {_few(names)}" for what, names in found if names]
         raise WeightsError(
-            f"{path} does not fit the architecture ({'; '.join(parts)})", where=where,
+            f"{path} does not fit the architecture ({'; '.join(parts)})",
+            where=where,
             hint="Check that backbone.type and its kwargs are what the weights were trained as.",
         )
     return {k: v for k, v in tensors.items() if k in own}

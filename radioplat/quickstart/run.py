@@ -36,7 +36,9 @@ def quickstart(overrides: list[str]) -> None:
         RadioplatError: a stage failed; what it wrote stays and the next run goes on from there.
     """
     if not JOB.exists():
-        raise RadioplatError("the quickstart runs from a checkout", where=str(JOB), hint="Clone the repository and `make quickstart`.")
+        raise RadioplatError(
+            "the quickstart runs from a checkout", where=str(JOB), hint="Clone the repository and `make quickstart`."
+        )
     begin = time.monotonic()
     spec = load_spec(SPEC, overrides)
     with _stage("1/5 real images into shards, weights into safetensors"):
@@ -61,8 +63,11 @@ def _run_job(overrides: list[str]) -> None:
     command = [sys.executable, str(JOB), "-e", str(SPEC), *overrides]
     status = subprocess.run(command, env=environment, check=False).returncode
     if status:
-        raise RadioplatError(f"the distillation ended with status {status}", where="jobs/radio_distill.py",
-                             hint="Its messages are above; run the quickstart again to go on from the last checkpoint.")
+        raise RadioplatError(
+            f"the distillation ended with status {status}",
+            where="jobs/radio_distill.py",
+            hint="Its messages are above; run the quickstart again to go on from the last checkpoint.",
+        )
 
 
 def _evaluate(spec: Spec) -> EvaluateResult:
@@ -81,13 +86,17 @@ def _show(spec: Spec, evaluated: EvaluateResult, engine: EngineReport) -> None:
     ]
     knn = evaluated.knn
     teachers = ", ".join(f"{name} {100 * knn[name].top1:.1f} %" for name in trained)
-    rows.append(["kNN accuracy", f"{100 * knn['untrained student'].top1:.1f} %", f"{100 * knn['student'].top1:.1f} %", teachers])
+    rows.append(
+        ["kNN accuracy", f"{100 * knn['untrained student'].top1:.1f} %", f"{100 * knn['student'].top1:.1f} %", teachers]
+    )
     lines = read_status(Path(spec.results_dir) / "distill" / "status.json")
     speeds = [line["kpi"]["images_per_s"] for line in lines if line["kpi"].get("images_per_s")]
     rows.append(["training, images/s", "", f"{median(speeds):.0f}", ""])
     rows.append(["engine", "", engine.path.name, ", ".join(engine.compute_capabilities)])
     terminal.show_table(
-        "radioplat quickstart", ["on held-out images", "untrained student", "trained student", "teachers"], rows,
+        "radioplat quickstart",
+        ["on held-out images", "untrained student", "trained student", "teachers"],
+        rows,
         note="fidelity: cosine to the teacher after its mean feature is taken away, so that a constant answer scores 0",
     )
 

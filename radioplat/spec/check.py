@@ -32,8 +32,14 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
     at_least_one = {
         "dataset": ("batch_size", "img_size", "workers", "prefetch_batches", "max_pixels"),
         "train": (
-            "num_gpus", "num_nodes", "num_epochs", "checkpoint_interval", "log_interval", "max_non_finite_steps",
-            "global_batch_size", "max_steps",
+            "num_gpus",
+            "num_nodes",
+            "num_epochs",
+            "checkpoint_interval",
+            "log_interval",
+            "max_non_finite_steps",
+            "global_batch_size",
+            "max_steps",
         ),
     }
     small = [
@@ -46,7 +52,8 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
     if not small and spec.global_batch_size % dataset.batch_size:
         yield Problem(
             f"{spec.global_batch_size} is not a multiple of dataset.batch_size {dataset.batch_size}",
-            "train.global_batch_size", "The global batch is cut into whole micro-batches.",
+            "train.global_batch_size",
+            "The global batch is cut into whole micro-batches.",
         )
     if not 0 <= train.zero_stage <= 3:
         yield Problem(f"must be 0, 1, 2 or 3, not {train.zero_stage}", "train.zero_stage")
@@ -77,7 +84,8 @@ def _optimizer(spec: Spec) -> Iterator[Problem]:
     if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
         yield Problem(f"two numbers in [0, 1) are needed, not {optim.betas}", "train.optim.betas")
     valid = {
-        "linear": {"min_lr": _number}, "cosine": {"min_lr": _number},
+        "linear": {"min_lr": _number},
+        "cosine": {"min_lr": _number},
         "step": {"step_size": _positive, "gamma": _number},
         "multistep": {"milestones": _numbers, "gamma": _number},
     }[optim.policy.value]
@@ -112,7 +120,8 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
     for teacher in resolve_teachers(spec):
         if not teacher.weights:
             yield Problem(
-                "a teacher needs trained weights", f"{teacher.where}.pretrained_teacher_model_path",
+                "a teacher needs trained weights",
+                f"{teacher.where}.pretrained_teacher_model_path",
                 "Give the path of a local .safetensors, .pth or .pt file.",
             )
         if teacher.input_size < 1:
@@ -127,7 +136,8 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
                 yield Problem(f"mode logits needs loss KL or CE, not {term.loss.value}", f"{teacher.where}.loss_type")
             if term.kind == "spatial" and term.loss in _LOGIT_LOSSES:
                 yield Problem(
-                    f"loss {term.loss.value} compares class scores, not feature maps", f"{teacher.where}.loss_type",
+                    f"loss {term.loss.value} compares class scores, not feature maps",
+                    f"{teacher.where}.loss_type",
                     "For spatial features take BALANCED, MSE, L1, L2, FD or CS.",
                 )
 
@@ -146,8 +156,23 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     for name in ("enable_ema", "offload", "compile", "min_workers", "max_workers", "regularizer", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
-    if spec.model.backbone.freeze_norm:
-        yield _not_yet("model.backbone.freeze_norm")
+    for where, backbone in {
+        "model.backbone": spec.model.backbone,
+        **{f"distill.teacher[{i}].model.backbone": t.model.backbone for i, t in enumerate(distill.teacher)},
+    }.items():
+        for name in ("freeze_norm", "feature_dim"):
+            if getattr(backbone, name):
+                yield _not_yet(f"{where}.{name}")
+        if backbone.input_dim[:1] != [3]:
+            yield Problem("images have three channels here", f"{where}.input_dim")
+    if train.gpu_ids and len(train.gpu_ids) != train.num_gpus:
+        yield Problem(
+            f"{len(train.gpu_ids)} ids and train.num_gpus={train.num_gpus}",
+            "train.gpu_ids",
+            "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
+        )
+    if distill.target_norm.fit_batches < 1:
+        yield Problem("must be at least 1", "distill.target_norm.fit_batches")
     if train.precision.value == "fp16":
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):
@@ -157,8 +182,15 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
             yield _not_yet(f"distill.{name}")
     teacher_defaults = TeacherConfig()
     for i, teacher in enumerate(distill.teacher):
-        for name in ("upsample_factor", "stochastic_resolutions", "summary_token_idx", "spatial_mlp_version", "adaptor",
-                     "upsampler_checkpoint"):
+        for name in (
+            "upsample_factor",
+            "stochastic_resolutions",
+            "summary_token_idx",
+            "spatial_mlp_version",
+            "adaptor",
+            "do_upsample",
+            "upsampler_checkpoint",
+        ):
             if getattr(teacher, name) != getattr(teacher_defaults, name):
                 yield _not_yet(f"distill.teacher[{i}].{name}")
         mode = teacher.mode or distill.mode

@@ -60,6 +60,22 @@ class BindingConfig:
     weight: float = 1.0
 
 
+class TargetNormType(str, Enum):
+    """What is done to a teacher's features before a loss compares them."""
+
+    none = "none"
+    standardize = "standardize"
+
+
+@dataclass
+class TargetNormConfig:
+    """(+) ``standardize`` takes the mean away and divides by the spread, measured over ``fit_batches`` global batches
+    of teacher features before the first step, then frozen."""
+
+    type: TargetNormType = TargetNormType.none
+    fit_batches: int = 100
+
+
 @dataclass
 class TeacherConfig:
     """One teacher; an unset field inherits the global ``distill`` one."""
@@ -102,4 +118,5 @@ class DistillConfig:
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
     bindings: list[BindingConfig] = field(default_factory=list)
     results_dir: str | None = None
+    target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
     then: list[str] = field(default_factory=list)  # (+) tasks to run on the trained student, in this order

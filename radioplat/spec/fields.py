@@ -100,7 +100,8 @@ def paths(kind: Any, path: str = "") -> Iterator[str]:
 def _section(value: dict, kind: type, path: str, root: type) -> Iterator[Problem]:
     if kind is TeacherConfig and (task := _other_task(value)):
         yield Problem(
-            f"this block belongs to another task: {task}", path,
+            f"this block belongs to another task: {task}",
+            path,
             "A `radio` teacher has model.backbone.type and pretrained_teacher_model_path.",
         )
         return

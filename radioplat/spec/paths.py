@@ -21,7 +21,8 @@ def paths_in_copy(spec: Spec, cwd: Path | None = None) -> list[Problem]:
         return []
     return [
         Problem(
-            f"{path} is relative, and this job runs in Ray's temporary copy of the working directory", where,
+            f"{path} is relative, and this job runs in Ray's temporary copy of the working directory",
+            where,
             f"Give the absolute path, e.g. {where}=$PWD/{path} where you submit.",
         )
         for where, path in _paths(spec)

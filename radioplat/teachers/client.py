@@ -67,4 +67,3 @@ class InlineTeacher:
         """See :class:`TeacherClient`; the forward runs in the caller's thread."""
         packed = self._runner(shared)
         return lambda: packed
-

@@ -83,7 +83,8 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
     except ray.exceptions.GetTimeoutError:
         raise PlacementError(
             f"the cluster offered no place within {service.timeout_s:g} s for {service.replicas} replica(s) of "
-            f"{service.num_cpus:g} CPUs and {num_gpus:g} GPUs", where=f"teachers.{teacher.name}",
+            f"{service.num_cpus:g} CPUs and {num_gpus:g} GPUs",
+            where=f"teachers.{teacher.name}",
             hint="Lower num_cpus, num_gpus or replicas, or add nodes.",
         ) from None
     except ray.exceptions.RayActorError as error:

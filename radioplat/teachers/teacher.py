@@ -89,7 +89,8 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         nearest = max(1, round(teacher.input_size / backbone.stride)) * backbone.stride
         raise SpecError(
             f"{teacher.input_size} is not a multiple of the patch {backbone.stride}",
-            where=f"{teacher.where}.input_size", hint=f"Take {nearest}.",
+            where=f"{teacher.where}.input_size",
+            hint=f"Take {nearest}.",
         )
     if "logits" in teacher.wanted and not architecture.num_classes:
         where = f"{teacher.where}.mode"
@@ -97,8 +98,13 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     # Asked of the model, not computed from the stride: some round up, some round down.
     found = probe(model, teacher.input_size, frozenset({"summary", "spatial"}), f"{teacher.where}.input_size")
     return TeacherInfo(
-        teacher.name, found.summary.shape[-1], found.spatial.shape[-1], architecture.num_classes, backbone.stride,
-        (found.spatial.shape[1], found.spatial.shape[2]), sum(p.numel() for p in model.parameters()),
+        teacher.name,
+        found.summary.shape[-1],
+        found.spatial.shape[-1],
+        architecture.num_classes,
+        backbone.stride,
+        (found.spatial.shape[1], found.spatial.shape[2]),
+        sum(p.numel() for p in model.parameters()),
     )
 
 

@@ -47,4 +47,3 @@ def unpack(packed: Packed) -> Features:
         None if packed.spatial is None else tensor(packed.spatial),
         {name: tensor(value) for name, value in packed.named.items()},
     )
-

@@ -72,8 +72,15 @@ def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, heig
         steps, values = zip(*curve, strict=True)
         noisy = is_loss and len(curve) > 40
         marker = "o" if len(curve) == 1 else None
-        axes.plot(steps, values, color=colour, alpha=0.3 if noisy else 1, lw=0.8 if noisy else 1.6, marker=marker,
-                  label=None if noisy else label)
+        axes.plot(
+            steps,
+            values,
+            color=colour,
+            alpha=0.3 if noisy else 1,
+            lw=0.8 if noisy else 1.6,
+            marker=marker,
+            label=None if noisy else label,
+        )
         if noisy:
             axes.plot(steps, running_mean(values, len(values) // 20), color=colour, lw=1.8, label=label)
     drawn = [value for curve in lines.values() for _, value in curve]

@@ -34,8 +34,12 @@ class StepProgress:
         self._bar: Progress | None = None
         if self._stream.isatty():
             self._bar = Progress(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("{task.fields[line]}"), console=Console(file=self._stream),
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[line]}"),
+                console=Console(file=self._stream),
             )
             self._task = self._bar.add_task(label, total=total, completed=start, line="")
 

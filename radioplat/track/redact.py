@@ -33,7 +33,8 @@ def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:
     """Copy nested dicts and lists with every string redacted, and every field masked whose name says it is a secret."""
     if isinstance(value, Mapping):
         return {
-            key: MASK if isinstance(inner, str) and inner and str(key).upper().endswith(_SECRET_ENDINGS)
+            key: MASK
+            if isinstance(inner, str) and inner and str(key).upper().endswith(_SECRET_ENDINGS)
             else redact_tree(inner, environ)
             for key, inner in value.items()
         }

@@ -34,7 +34,8 @@ class TaskFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RadioplatError(
-                f"cannot create the results folder {self.path}: {error.strerror}", where=field,
+                f"cannot create the results folder {self.path}: {error.strerror}",
+                where=field,
                 hint="Name a folder that can be written.",
             ) from None
 

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from radioplat.data.mixture import Mixture, integer_shares
 from radioplat.data.order import ArraySource, SampleOrder
@@ -37,7 +38,10 @@ def test_two_to_one_is_exact_in_every_three():
     assert sorted(Mixture.of([2.0, 1.0]).pattern) == [0, 0, 1]
 
 
-@pytest.mark.parametrize("factors, shares", [([2.0, 1.0], [2, 1]), ([0.3, 0.1], [3, 1]), ([5.0], [1]), ([0.5, 0.25, 0.25], [2, 1, 1])])
+@pytest.mark.parametrize(
+    "factors, shares",
+    [([2.0, 1.0], [2, 1]), ([0.3, 0.1], [3, 1]), ([5.0], [1]), ([0.5, 0.25, 0.25], [2, 1, 1])],
+)
 def test_simple_ratios_are_exact(factors, shares):
     assert integer_shares(factors) == shares
 

@@ -23,11 +23,13 @@ def test_a_run_on_one_gpu_gives_the_cpu_losses(make_spec, tmp_path, mode):
     losses = {}
     for device in ("cuda", "cpu"):
         overrides = [f"results_dir={tmp_path / device}", f"cluster.mode={mode if device == 'cuda' else 'local'}"]
-        overrides += ["teachers.lite0.num_gpus=0.2", "teachers.vit.num_gpus=0.2"] if mode == "ray" and device == "cuda" else []
+        if mode == "ray" and device == "cuda":
+            overrides += ["teachers.lite0.num_gpus=0.2", "teachers.vit.num_gpus=0.2"]
         with pytest.MonkeyPatch.context() as patch:
             if device == "cpu":
                 patch.setattr(torch.cuda, "is_available", lambda: False)
             result = radioplat.distill(make_spec(tmp_path), overrides)
-        losses[device] = [line["kpi"]["loss"] for line in read_status(result.folder / "status.json") if "max_step" in line]
+        lines = read_status(result.folder / "status.json")
+        losses[device] = [line["kpi"]["loss"] for line in lines if "max_step" in line]
     assert all(math.isfinite(loss) for loss in losses["cuda"])
     assert losses["cuda"][0] == pytest.approx(losses["cpu"][0], rel=1e-4)

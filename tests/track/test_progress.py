@@ -10,7 +10,7 @@ def test_plain_lines_when_the_stream_is_no_terminal():
             progress.update(step, loss=1 / step, images_per_s=12.3)
     lines = out.getvalue().splitlines()
     assert len(lines) == 5 and lines[0].startswith("distill: step 1/5  loss 1.0000  12.3 images/s")
-    assert "left" not in lines[0] and "left" in lines[1] and "left" not in lines[-1]  # the first step holds the start-up
+    assert "left" not in lines[0] and "left" in lines[1] and "left" not in lines[-1]  # start-up
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
 
 
