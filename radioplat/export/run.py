@@ -8,7 +8,10 @@ from pathlib import Path
 from radioplat.errors import EngineError
 from radioplat.export.onnx import OnnxReport, export_onnx
 from radioplat.export.tensorrt import EngineReport, build_engine
+from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
+from radioplat.track.diary import keep_diary
+from radioplat.track.results import TaskFolder
 
 LATEST = "model_latest"
 
@@ -20,6 +23,11 @@ def export(spec: Spec) -> OnnxReport:
         EngineError: there is no checkpoint yet, or the student cannot be exported as asked.
         WeightsError: the checkpoint cannot be read.
     """
+    folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)
+    return keep_diary(folder, "export", to_yaml(spec), lambda: _export(spec), _onnx_kpi)
+
+
+def _export(spec: Spec) -> OnnxReport:
     from radioplat.models.checkpoint import load_student
 
     asked = spec.export
@@ -44,6 +52,19 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
     Raises:
         EngineError: there is no ONNX file yet, it does not fit the spec, or TensorRT gives a reason.
     """
+    folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
+    return keep_diary(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
+
+
+def _onnx_kpi(report: OnnxReport) -> dict[str, float]:
+    return {"bytes": report.bytes, "max_abs_error": report.max_abs_error}
+
+
+def _engine_kpi(report: EngineReport) -> dict[str, float]:
+    return {"bytes": report.bytes, "seconds": report.seconds}
+
+
+def _gen_trt_engine(spec: Spec) -> EngineReport:
     asked = spec.gen_trt_engine
     _check_channels(asked.input_channel, "gen_trt_engine")
     config = asked.tensorrt

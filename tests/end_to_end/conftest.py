@@ -79,6 +79,24 @@ def corpus(folder: Path, kind: str, count: int, seed: int, side: int = 80, shard
     return folder
 
 
+@pytest.fixture(scope="session", name="crops")
+def crops_fixture() -> Callable[[int, int, int], list[tuple[str, np.ndarray]]]:
+    """crops(count, side, seed): see :func:`crops`."""
+    return lambda count, side, seed: crops(PHOTOGRAPHS, count, side, seed)
+
+
+@pytest.fixture(scope="session", name="encode")
+def encode_fixture() -> Callable[[np.ndarray, str], bytes]:
+    """See :func:`encode`."""
+    return encode
+
+
+@pytest.fixture(scope="session", name="write_shard")
+def write_shard_fixture() -> Callable[..., Path]:
+    """See :func:`write_shard`."""
+    return write_shard
+
+
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory) -> Path:
     """``a`` (JPEG), ``b`` (PNG), ``held_out``, and ``folders`` (one folder a class); tests only read them."""
