@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ MASK = "(secret)"  # a plain YAML scalar: a masked spec still parses
 _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 # Shorter values ("1", "true", "auto") are switches, not secrets, and would blank out ordinary words.
 _SHORTEST_SECRET = 8
+# A field of a YAML text whose name says that it is a secret, with the folded lines of its value.
+_YAML_SECRET = re.compile(
+    rf"^(?P<indent> *)(?P<name>\w+(?:{'|'.join(_SECRET_ENDINGS)})): (?!null$|''$).+(?:\n(?P=indent) +.*)*", re.I | re.M
+)
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -27,6 +32,11 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
     for secret in sorted(secrets, key=len, reverse=True):  # a secret may contain a shorter one
         text = text.replace(secret, MASK)
     return text
+
+
+def redact_yaml(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """Mask a spec: what :func:`redact` masks, and every field whose name says it is a secret (``encryption_key``)."""
+    return redact(_YAML_SECRET.sub(rf"\g<indent>\g<name>: {MASK}", text), environ)
 
 
 def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.track.curves import Curve, draw_curves, group_curves
-from radioplat.track.redact import redact
+from radioplat.track.redact import redact, redact_yaml
 from radioplat.track.results import write_atomic
 
 
@@ -77,7 +77,7 @@ def write_report(
         tables=tables,
         charts=charts,
         pictures=pictures,
-        spec=redact(spec_yaml),
+        spec=redact_yaml(spec_yaml),
         written=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
     )
     return write_atomic(path, page)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from radioplat.errors import RadioplatError
-from radioplat.track.redact import redact
+from radioplat.track.redact import redact_yaml
 
 _ABSENT = object()
 
@@ -56,7 +56,7 @@ class TaskFolder:
 
     def write_experiment(self, yaml_text: str) -> Path:
         """Save the spec; a reader sees the old file or the new one, never a part. Secrets are masked."""
-        return write_atomic(self.experiment_path, redact(yaml_text))
+        return write_atomic(self.experiment_path, redact_yaml(yaml_text))
 
     def spec_changes(self, new_yaml: str) -> list[str]:
         """What differs between the saved spec and ``new_yaml``, one line a field in the order of the fields.
@@ -67,7 +67,7 @@ class TaskFolder:
         if not self.experiment_path.exists():
             return []
         old = dict(_leaves(yaml.safe_load(self.experiment_path.read_text(encoding="utf-8"))))
-        new = dict(_leaves(yaml.safe_load(redact(new_yaml))))
+        new = dict(_leaves(yaml.safe_load(redact_yaml(new_yaml))))
         return [
             f"{key}: {_shown(old.get(key, _ABSENT))} -> {_shown(new.get(key, _ABSENT))}"
             for key in dict.fromkeys([*new, *old])

@@ -1,7 +1,8 @@
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radioplat.track.redact import MASK, redact, redact_tree
+from radioplat.track.redact import MASK, redact, redact_tree, redact_yaml
 
 ENVIRON = {"WANDB_API_KEY": "s3cr3t-key-value", "HF_TOKEN": "s3cr3t-key-value-longer"}
 ENVIRON |= {"MODE_KEY": "on", "HOME": "/home/someone"}
@@ -26,4 +27,12 @@ def test_tree_masks_fields_by_name_and_values_by_content():
     tree = {"encryption_key": "tlt", "wandb": {"tags": ["s3cr3t-key-value", 3]}, "num_key": 4, "empty_key": None}
     assert redact_tree(tree, ENVIRON) == {
         "encryption_key": MASK, "wandb": {"tags": [MASK, 3]}, "num_key": 4, "empty_key": None,
+    }
+
+
+def test_yaml_masks_secret_fields_and_still_parses():
+    tree = {"encryption_key": "tlt encode " * 20, "a": {"x_token": "t", "empty_key": None, "keys": 3}, "monkey": "b"}
+    text = redact_yaml(yaml.safe_dump(tree), {})
+    assert yaml.safe_load(text) == {
+        "encryption_key": MASK, "a": {"x_token": MASK, "empty_key": None, "keys": 3}, "monkey": "b",
     }

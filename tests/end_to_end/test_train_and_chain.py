@@ -1,0 +1,196 @@
+"""Fine-tuning on labels, what its checkpoint is good for, and one job from shards to an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import radioplat
+from radioplat.distill.follow import CheckpointEvent, StepEvent
+from radioplat.models.features import Features
+from radioplat.models.student import Student
+from radioplat.track.status import read_status
+
+HAS_TENSORRT = importlib.util.find_spec("tensorrt_rtx_bindings") is not None
+KEY, OTHER_KEY = "0123456789abcdef0123456789abcdef01234567", "tlt_encode_9f8e7d"
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(make_spec, corpora, tmp_path_factory):
+    """test_vit taught which photograph a crop is from: a folder a class, and labelled shards beside it."""
+    spec = make_spec(
+        tmp_path_factory.mktemp("train"),
+        {
+            "model": {"backbone": {"type": "test_vit", "kwargs": {"img_size": 64}}},
+            "dataset": {"num_classes": 4, "train_dataset": {"images_dir": str(corpora / "folders")}},
+            "train": {"num_epochs": 6, "checkpoint_interval": 6, "optim": {"lr": 2e-3, "policy": "cosine"}},
+        },
+    )
+    events: list = []
+    result = radioplat.train(spec, callbacks=[events.append], say=lambda line: None)
+    return result, events
+
+
+def test_fine_tuning_learns(fine_tuned):
+    result, events = fine_tuned
+    steps = [event.metrics for event in events if isinstance(event, StepEvent)]
+    assert result.folder.name == "train" and len(steps) == 24
+    assert np.mean([m["loss"] for m in steps[-6:]]) < 0.8 * np.mean([m["loss"] for m in steps[:6]])
+    assert all(0 <= m["accuracy"] <= 1 for m in steps)
+
+
+def test_a_folder_of_images_is_a_source_beside_tars(fine_tuned):
+    from radioplat.data.run_data import RunData
+    from radioplat.spec.load import load_spec
+
+    folder = fine_tuned[0].folder
+    data = RunData.load(folder / "data", load_spec(folder / "experiment.yaml").dataset.train_dataset)
+    assert data.index.classes == ["astronaut", "chelsea", "coffee", "rocket"]
+    assert np.bincount(data.index.source).tolist() == [24, 16, 18]
+    assert data.order.mixture.shares == (2, 1, 1)
+    row = int(np.flatnonzero(data.index.source == 2)[0])
+    assert data.index.classes[data.index.label[row]] == data.index.key(row).partition("/")[0]
+
+
+def test_its_checkpoint_is_a_teacher_and_a_student_by_path_alone(fine_tuned, make_spec, distil, tmp_path):
+    path = str(fine_tuned[0].checkpoint)
+    spec = make_spec(tmp_path, {"train": {"max_steps": 2}})
+    spec["model"]["backbone"] = {"pretrained_backbone_path": path}
+    spec["distill"] |= {"loss_type": "KL", "teacher": [{"name": "mine", "pretrained_teacher_model_path": path}]}
+    del spec["teachers"]
+    trail = distil(spec, "distill.teacher[1]={name: map, mode: spatial, loss_type: MSE}",
+                   f"distill.teacher[1].pretrained_teacher_model_path={path}")
+    terms = trail.events[0].metrics
+    assert {"loss/mine/logits", "loss/map/spatial"} <= terms.keys()
+    student = radioplat.load_student(trail.result.checkpoint)
+    assert student.architecture.type == "test_vit" and student.head_names == ["mine", "map"]
+
+
+@pytest.fixture(scope="module")
+def chain(make_spec, tmp_path_factory):
+    """One call: two epochs, then evaluation, ONNX and (where TensorRT is installed) an engine; W&B offline."""
+    import wandb
+
+    wandb.teardown()
+    results = tmp_path_factory.mktemp("chain")
+    then = ["evaluate", "export", *(["gen_trt_engine"] if HAS_TENSORRT else [])]
+    spec = make_spec(results, {
+        "distill": {"then": then}, "wandb": {"enable": True, "mode": "offline", "project": "tests"},
+        "encryption_key": OTHER_KEY, "gen_trt_engine": {"tensorrt": {"compute_capabilities": ["SM89"]}},
+    })
+    events: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", KEY)
+        patch.setenv("NETRC", str(results / "netrc"))
+        for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name)))
+        lines: list[str] = []
+        result = radioplat.distill(spec, callbacks=[events.append], say=lines.append)
+        wandb.teardown()
+    return result, events, lines
+
+
+def test_callbacks_come_in_order(chain):
+    kinds = [(type(event), event.step) for event in chain[1]]
+    steps = [(StepEvent, step) for step in range(1, 9)]
+    assert kinds == [*steps[:4], (CheckpointEvent, 4), *steps[4:], (CheckpointEvent, 8)]
+    assert all(event.path.is_dir() for event in chain[1] if isinstance(event, CheckpointEvent))
+
+
+def test_one_job_ends_in_a_report_an_onnx_file_and_an_engine(chain):
+    result = chain[0]
+    root = result.folder.parent
+    evaluated, exported = result.then["evaluate"], result.then["export"]
+    assert evaluated.report == root / "evaluate" / "report.html" and evaluated.report.stat().st_size > 10_000
+    assert {"student", "untrained student", "lite0", "vit"} == set(evaluated.knn)
+    assert set(evaluated.fidelity["student"]["lite0"]) == {"summary", "spatial"}
+    assert exported.path == root / "export" / "student.onnx" and exported.max_abs_error < 1e-3
+    for task in result.then:
+        assert (root / task / "experiment.yaml").exists()
+        assert [line["status"] for line in read_status(root / task / "status.json")][:: len(result.then)]
+        assert read_status(root / task / "status.json")[-1]["status"] == "SUCCESS"
+
+
+@pytest.mark.skipif(not HAS_TENSORRT, reason="the `engine` extra is not installed")
+def test_the_engine(chain):
+    built = chain[0].then["gen_trt_engine"]
+    assert built.path.suffix == ".engine" and built.path.stat().st_size == built.bytes > 10_000
+    assert built.compute_capabilities == ["SM89"]
+
+
+def test_load_student_is_typed_and_usable(chain):
+    student = radioplat.load_student(chain[0].folder / "model_latest")
+    assert isinstance(student, Student) and not student.training and student.head_names == ["lite0", "vit"]
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    with torch.inference_mode():
+        features = student(images)
+        head = student.head("lite0", features)
+    assert isinstance(features, Features)
+    assert head.summary.shape == (2, 1280) and head.spatial.shape[:3] == (2, 4, 4)
+    assert torch.isfinite(head.summary).all()
+
+
+def test_wandb_offline_run_of_a_real_run(chain):
+    result = chain[0]
+    file = _closed(result.folder)
+    rows = [row for row in _history(file) if "loss" in row]
+    assert [row["global_step"] for row in rows] == list(range(1, 9))
+    logged = [event.metrics for event in chain[1] if isinstance(event, StepEvent)]
+    for row, metrics in zip(rows, logged, strict=True):
+        for name in ("loss", "loss/lite0/summary", "loss/lite0/spatial", "loss/vit/spatial", "lr", "images_per_s",
+                     "seconds/teacher/lite0", "seconds/teacher/vit"):
+            assert row[name] == pytest.approx(metrics[name]), name
+
+
+def test_the_keys_are_nowhere(chain):
+    result, _, lines = chain
+    assert not any(key in line for line in lines for key in (KEY, OTHER_KEY))
+    for path in result.folder.parent.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert KEY.encode() not in content and OTHER_KEY.encode() not in content, path
+
+
+def _closed(folder: Path) -> Path:
+    """The offline run's file, once W&B's process has written its end."""
+    until = time.monotonic() + 30
+    while True:
+        (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+        if any(record.HasField("exit") for record in _records(file)):
+            return file
+        assert time.monotonic() < until, "W&B did not close the run file"
+        time.sleep(0.05)
+
+
+def _records(file: Path):
+    """Records of a .wandb file: LevelDB's log format (blocks of 32 KiB, header crc32, length, type) of protobufs."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts = file.read_bytes(), 7, []
+    while at + 7 <= len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            at += room
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            record = Record()
+            record.ParseFromString(b"".join(parts))
+            parts = []
+            yield record
+
+
+def _history(file: Path) -> list[dict]:
+    return [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in _records(file)
+        if record.HasField("history")
+    ]
