@@ -150,14 +150,15 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
         ray.init(address=address, logging_level=logging.WARNING)
         return False
     # On one machine logical CPUs are bookkeeping: offer what the spec asks, so that a laptop runs it too.
-    # With its dashboard, on loopback: Ray Train's clean-up and Tune ask it for the state of actors.
+    # Without a dashboard: its nine processes take two small cores half a minute to start. Ray Train's clean-up actor
+    # misses it and warns every second; a cluster that ends with the run needs no clean-up, so only errors are shown.
     cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False).cpus)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine's only node away
     ray.init(
         num_cpus=math.ceil(cpus),
-        include_dashboard=True,
+        include_dashboard=False,
         logging_level=logging.WARNING,
-        logging_config=ray.LoggingConfig(log_level="WARNING"),
+        logging_config=ray.LoggingConfig(log_level="ERROR"),
     )
     return True
 

@@ -84,7 +84,7 @@ class TeacherHead(nn.Module):
         return (features.float() - getattr(self, f"{kind}_mean").float()) / getattr(self, f"{kind}_scale").float()
 
     def forward(self, features: Features) -> Features:
-        """Student features to the teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``."""
+        """To the teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``."""
         tokens = features.named.get("tokens")
         token = features.summary if tokens is None else tokens[:, self.architecture.token_slot]
         return Features(
