@@ -28,7 +28,12 @@ class RadioplatError(Exception):
     """Base of every error that is shown to a user without a traceback.
 
     Carries one or more :class:`Problem`; ``str(error)`` is one line a problem.
+
+    Attributes:
+        agreed: whether every worker of a run raises it at one step; starting them again would only meet it again.
     """
+
+    agreed = False
 
     def __init__(self, *problems: Problem | str, where: str = "", hint: str = "") -> None:
         self.problems: list[Problem] = [

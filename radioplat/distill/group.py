@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
+
+from radioplat.errors import RadioplatError
 
 
 def alone() -> bool:
@@ -31,6 +36,16 @@ def gather(value) -> list:
     box = [None] * dist.get_world_size()
     dist.all_gather_object(box, value)
     return box
+
+
+@contextlib.contextmanager
+def deciding() -> Iterator[None]:
+    """Around what all ranks decide alike: an error that leaves the block is marked as agreed."""
+    try:
+        yield
+    except RadioplatError as error:
+        error.agreed = True
+        raise
 
 
 def open_channel() -> dist.ProcessGroup | None:

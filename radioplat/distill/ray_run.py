@@ -22,7 +22,7 @@ from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.client import InlineTeacher, TeacherClient
-from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
+from radioplat.teachers.service import RemoteTeacher, await_pool, start_pool, stop_pool
 
 
 def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
@@ -56,10 +56,12 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             ),
         )
         try:
-            trainer.fit()
+            ended = trainer.fit().return_value
         except Exception as error:
             cause = _ours(error)
             raise cause if cause is not None else error from None
+        if ended is not None:
+            raise ended
 
 
 @contextlib.contextmanager
@@ -70,14 +72,20 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
                 pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards)
+        for pool in pools.values():
+            await_pool(pool)
         yield pools
     finally:
         for pool in pools.values():
             stop_pool(pool)
 
 
-def _train_function(config: dict[str, Any]) -> None:
-    """What Ray Train runs on each worker."""
+def _train_function(config: dict[str, Any]) -> RadioplatError | None:
+    """What Ray Train runs on each worker.
+
+    Returns:
+        The error that all workers ended the run with, if they did: raised, it would only be run into again.
+    """
     run: Run = config["run"]
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
@@ -88,7 +96,13 @@ def _train_function(config: dict[str, Any]) -> None:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))
     channel = group.open_channel()
-    run_worker(run, seat, clients, lambda start, stop: _stream(run, seat, start, stop, channel))
+    try:
+        run_worker(run, seat, clients, lambda start, stop: _stream(run, seat, start, stop, channel))
+    except RadioplatError as error:
+        if not error.agreed:
+            raise
+        return error
+    return None
 
 
 def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> Iterator[Batch]:

@@ -145,10 +145,12 @@ class _Worker:
         for positions, ids, terms in used if self.guard.tripped else ():
             reason = f"non_finite: {terms}" if terms else "skipped_step"
             self.ledger.rejected(step, self.seat.rank, positions, ids, [reason] * len(ids))
-        self._end_step(step)
+        with group.deciding():
+            self._end_step(step)
         record.seconds = time.perf_counter() - begin
         record.reduce(self.run.micro_batches, self.seat.device, self.guard.tripped)
-        self.bad.judge(step)
+        with group.deciding():
+            self.bad.judge(step)
         return record
 
     def _learn(self, step: int, batch: Batch, micro: MicroBatch, record: StepRecord, scale: float, last: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import ray
@@ -15,14 +16,21 @@ from radioplat.teachers.transport import Packed
 
 
 class TeacherActor:
-    """One replica. Ray restarts it when its process dies, and retries the request it was at."""
+    """One replica. Ray restarts it when its process dies, and retries the request it was at.
+
+    Weights are loaded by the first request and not by the constructor, whose errors Ray tells only as text.
+    """
 
     def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
-        self._runner = TeacherRunner(teacher, grid, device)
+        self._arguments = (teacher, grid, device)
+
+    @cached_property
+    def _runner(self) -> TeacherRunner:
+        return TeacherRunner(*self._arguments)
 
     def ready(self) -> bool:
-        """True once the weights are loaded."""
-        return True
+        """True once the weights are loaded; raises what loading raises."""
+        return self._runner is not None
 
     def forward(self, pixels: np.ndarray) -> Packed:
         """uint8 ``[B, 3, H, W]`` to packed features."""
@@ -58,15 +66,11 @@ class RemoteTeacher:
 
 
 def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:
-    """Start the replicas of ``teacher`` and wait until each has loaded its weights.
+    """Start the replicas of ``teacher``; :func:`await_pool` waits for them, so that several pools load at once.
 
     Args:
         grid: the loss grid, rows and columns.
         num_gpus: of each replica; 0 runs it on the CPU.
-
-    Raises:
-        PlacementError: the cluster gave no place in time.
-        WeightsError: the weights do not fit or cannot be read.
     """
     service = teacher.service
     strategy = "SPREAD" if service.placement is Placement.spread else "DEFAULT"
@@ -78,28 +82,29 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
         scheduling_strategy=strategy,
     )
     replicas = [actor.remote(teacher, grid, "cuda" if num_gpus else "cpu") for _ in range(service.replicas)]
+    return RemoteTeacher(teacher.name, tuple(replicas), service.timeout_s)
+
+
+def await_pool(pool: RemoteTeacher) -> None:
+    """Wait until each replica has loaded its weights.
+
+    Raises:
+        PlacementError: the cluster gave no place in time.
+        WeightsError: the weights do not fit or cannot be read.
+    """
     try:
-        ray.get([replica.ready.remote() for replica in replicas], timeout=service.timeout_s)
+        ray.get([replica.ready.remote() for replica in pool.replicas], timeout=pool.timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise PlacementError(
-            f"the cluster offered no place within {service.timeout_s:g} s for {service.replicas} replica(s) of "
-            f"{service.num_cpus:g} CPUs and {num_gpus:g} GPUs",
-            where=f"teachers.{teacher.name}",
-            hint="Lower num_cpus, num_gpus or replicas, or add nodes.",
+            f"the {len(pool.replicas)} replica(s) of teacher {pool.name} did not all start within {pool.timeout_s:g} s",
+            where=f"teachers.{pool.name}",
+            hint="The cluster may be full: lower num_cpus, num_gpus or replicas, or add nodes; or raise timeout_s.",
         ) from None
-    except ray.exceptions.RayActorError as error:
-        raise _cause(error) from None
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
-    return RemoteTeacher(teacher.name, tuple(replicas), service.timeout_s)
 
 
 def stop_pool(pool: RemoteTeacher) -> None:
     """End every replica."""
     for replica in pool.replicas:
         ray.kill(replica)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What an actor's constructor raised, where Ray tells."""
-    return getattr(error, "cause", None) or error

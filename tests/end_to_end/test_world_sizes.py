@@ -7,12 +7,14 @@ import signal
 
 import pytest
 import ray
+import safetensors.torch
 from ray.util.state import list_actors
 
 import radioplat
 from radioplat.data.ledger import summary
 from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.follow import CheckpointEvent, StepEvent
+from radioplat.errors import TrainingError, WeightsError
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 8
@@ -133,3 +135,29 @@ def test_dead_teachers_and_workers_lose_no_sample(
             assert event.metrics["loss"] == pytest.approx(quiet.losses[event.step], rel=1e-3), event.step
     mine, theirs = student_tensors(result.checkpoint), student_tensors(quiet.result.checkpoint)
     assert mine.keys() == theirs.keys()
+
+
+def _one_teacher(spec: dict, path, **train) -> dict:
+    spec["distill"]["teacher"] = [spec["distill"]["teacher"][1] | {"pretrained_teacher_model_path": str(path)}]
+    spec["teachers"] = {}
+    spec["train"] |= train
+    return spec
+
+
+def test_weights_that_cannot_teach_are_named_as_in_local_mode(cluster, workers, weights, tmp_path):
+    tensors = safetensors.torch.load_file(weights["vit"])
+    tensors["norm.weight"][3] = float("nan")
+    safetensors.torch.save_file(tensors, tmp_path / "nan.safetensors")
+    with pytest.raises(WeightsError, match="teacher.0..pretrained_teacher_model_path: .*'norm.weight' holds NaN"):
+        radioplat.distill(_one_teacher(workers(tmp_path, 2), tmp_path / "nan.safetensors"), say=lambda line: None)
+
+
+@pytest.mark.proof
+def test_what_all_workers_agree_on_ends_the_run_at_once(cluster, workers, weights, tmp_path):
+    tensors = safetensors.torch.load_file(weights["vit"])
+    tensors["norm.weight"] = tensors["norm.weight"] + 3e38
+    safetensors.torch.save_file(tensors, tmp_path / "vit.safetensors")
+    with pytest.raises(TrainingError, match="train.non_finite: step 0: not finite: .*loss/vit/spatial"):
+        spec = _one_teacher(workers(tmp_path, 2), tmp_path / "vit.safetensors", non_finite="fail")
+        radioplat.distill(spec, say=lambda line: None)
+    assert len(list((tmp_path / "distill" / "ledger").glob("consumed-a*-r00000-*"))) == 1, "it must not be restarted"
