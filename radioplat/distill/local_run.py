@@ -44,11 +44,10 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
 
 def _alone_in_the_world() -> None:
     """The environment of a process group of one, on a free loopback port."""
+    # DeepSpeed reads these also where an earlier run of this process has left the group standing.
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
     if torch.distributed.is_initialized():
         return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
