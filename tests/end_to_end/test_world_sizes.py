@@ -116,6 +116,7 @@ class Chaos:
         os.kill(alive[-1].pid, signal.SIGKILL)
 
 
+@pytest.mark.proof  # a chaos proof
 def test_dead_teachers_and_workers_lose_no_sample(
     cluster, workers, ids_by_step, make_spec, distil, student_tensors, tmp_path
 ):
