@@ -169,7 +169,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
     split = spec.dataset.train_dataset
     steps = [source.steps_per_epoch for source in split.tar_data_sources]
     if split.images_dir:
-        images = int((data.weight[data.index.source == len(steps)] > 0).sum())
+        images = data.kept_of(len(steps))
         steps.append(max(1, -(-images // spec.global_batch_size)))
     return max(steps)
 

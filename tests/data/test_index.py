@@ -10,8 +10,8 @@ import shutil
 import numpy as np
 import pytest
 
-from radioplat.data import index as index_module
 from radioplat.data.index import ShardIndex, build_index
+from radioplat.data.scan import scan_here
 from radioplat.errors import DataError
 from radioplat.spec.dataset import SplitConfig, TarSource
 
@@ -47,32 +47,43 @@ def test_rows_are_in_order_of_source_shard_offset(corpus):
 
 def test_saved_and_loaded_equal(corpus):
     built = build(corpus)
+    built_samples = built.samples
     built.save(corpus / "copy")
     again = pickle.loads(pickle.dumps(built))
     for index in (ShardIndex.load(corpus / "index"), ShardIndex.load(corpus / "copy"), again):
         assert index.samples.equals(built.samples) and index.shards.equals(built.shards)
         assert index.classes == built.classes and index.fingerprint() == built.fingerprint()
+    (part,) = (corpus / "copy").glob("part-*")
     assert sorted(p.name for p in (corpus / "copy").iterdir()) == [
-        "classes.json", "faults.parquet", "samples.parquet", "shards.parquet",
+        "classes.json", "faults.parquet", part.name, "shards.parquet",
     ]  # fmt: skip
+    shutil.rmtree(corpus / "index")  # the copy stands by itself
+    assert ShardIndex.load(corpus / "copy").samples.equals(built_samples)
 
 
-def test_only_what_changed_is_scanned_again(corpus, write_tar, photo, monkeypatch):
-    first = build(corpus)
-    scanned = []
-    real = index_module.scan_tar
-    monkeypatch.setattr(index_module, "scan_tar", lambda path: scanned.append(os.path.basename(path)) or real(path))
-    assert build(corpus).samples.equals(first.samples) and scanned == []
+def test_only_what_changed_is_scanned_again(corpus, write_tar, photo):
+    first = build(corpus).samples
+    scanned: list[str] = []
+
+    def again(root):
+        def scan(batches):
+            scanned.extend(name for batch in batches for name in batch.names)
+            return scan_here(batches)
+
+        return build(root, scan=scan)
+
+    assert again(corpus).samples.equals(first) and scanned == []
     write_tar(corpus / "a" / "s1.tar", [("new.jpg", photo(50, 50))])
     write_tar(corpus / "a" / "s2.tar", [("newer.jpg", photo(60, 50)), ("bad.jpg", b"text")])
-    second = build(corpus)
+    second = again(corpus)
     assert sorted(scanned) == ["s1.tar", "s2.tar"]
     assert second.samples["key"].to_pylist() == ["s0-0", "s0-1", "new", "newer", "t-0", "t-1"]
     assert second.label.tolist() == [0, 1, -1, -1, 0, 1]
-    third = build(corpus)
+    third = again(corpus)
     assert third.faults.equals(second.faults) and third.faults["reason"].to_pylist() == ["not_an_image"]
+    third_samples = third.samples
     shutil.rmtree(corpus / "index")
-    assert build(corpus).samples.equals(third.samples)
+    assert again(corpus).samples.equals(third_samples)
 
 
 def test_names_are_numbered_over_the_train_split(corpus, write_tar, photo):
@@ -136,14 +147,19 @@ def test_a_source_without_a_usable_image_is_an_error(tmp_path, write_tar, photo,
 
 def test_a_torn_or_foreign_index_is_noticed_and_rebuilt(corpus):
     first = build(corpus)
+    samples = first.samples
     first.save(corpus / "other")
-    shutil.copy(corpus / "other/samples.parquet", corpus / "index/samples.parquet")
+    shutil.copy(corpus / "other/faults.parquet", corpus / "index/faults.parquet")
     with pytest.raises(DataError, match="different builds"):
         ShardIndex.load(corpus / "index")
     (corpus / "index/shards.parquet").write_bytes(b"garbage")
     with pytest.raises(DataError, match="no usable index"):
         ShardIndex.load(corpus / "index")
-    assert build(corpus).samples.equals(first.samples)
+    assert build(corpus).samples.equals(samples)
+    next((corpus / "index").glob("part-*.parquet")).unlink()
+    with pytest.raises(DataError, match="no usable index"):
+        ShardIndex.load(corpus / "index")
+    assert build(corpus).samples.equals(samples)
     with pytest.raises(DataError):
         ShardIndex.load(corpus / "nowhere")
 
