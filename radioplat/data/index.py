@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from radioplat.data.parts import NOTE_SCHEMA, PartWriter, unfinished
 from radioplat.data.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
 from radioplat.data.shard_index import SHARD_SCHEMA, ShardIndex
-from radioplat.data.sources import SourceFiles, list_shards
+from radioplat.data.sources import ShardFile, SourceFiles, list_shards
 from radioplat.data.tarscan import FAULT_SCHEMA
 from radioplat.errors import DataError, Problem
 from radioplat.spec.dataset import SplitConfig
@@ -145,17 +145,21 @@ def _batches(sources: list[SourceFiles], known: _Known) -> Iterator[ScanBatch]:
     first = 0
     for source in sources:
         limit = 1 if source.kind == "tar" else IMAGES_PER_BATCH
-        open_: list[str] = []
+        open_: list[ShardFile] = []
         for number, (file, key) in enumerate(zip(source.files, _keys(source), strict=True), start=first):
-            if key not in known:
-                open_.append(file.name)
             if open_ and (key in known or len(open_) == limit):
-                begin = number - len(open_) + (key not in known)
-                yield ScanBatch(begin, source.kind, source.root, tuple(open_))
+                yield _batch(number - len(open_), source, open_)
                 open_ = []
+            if key not in known:
+                open_.append(file)
         first += len(source.files)
         if open_:
-            yield ScanBatch(first - len(open_), source.kind, source.root, tuple(open_))
+            yield _batch(first - len(open_), source, open_)
+
+
+def _batch(first: int, source: SourceFiles, files: list[ShardFile]) -> ScanBatch:
+    names, size = tuple(file.name for file in files), sum(file.state.size for file in files)
+    return ScanBatch(first, source.kind, source.root, names, size)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from radioplat.data.remote import is_remote
 from radioplat.data.tarscan import FAULT_SCHEMA, SCAN_SCHEMA, scan_image, scan_tar
 
 IMAGES_PER_BATCH = 512  # image files that are scanned together; tars go one by one
+LITTLE_BYTES = 1 << 30  # of shards: less is scanned before other processes have started
 REMOTE_THREADS = 32  # a scan of an object store mostly waits
 _DIGESTED = ("offset", "length", "width", "height", "key", "hash")
 
@@ -30,12 +31,14 @@ class ScanBatch:
     Attributes:
         first: number of the first among the shards of the index; the others follow.
         names: below ``root``.
+        size: of all, bytes.
     """
 
     first: int
     kind: Literal["tar", "image"]
     root: str
     names: tuple[str, ...]
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,16 @@ def scan_here(batches: list[ScanBatch], workers: int | None = None) -> Iterator[
 def scan_in_processes(batches: list[ScanBatch], workers: int | None = None) -> Iterator[ScanResult]:
     """Scan with processes, one a core: reading headers is work for the interpreter, which threads cannot share."""
     count = min(workers or os.cpu_count() or 1, len(batches))
-    if count < 2 or any(is_remote(batch.root) for batch in batches):
+    if count < 2 or is_little(batches) or any(is_remote(batch.root) for batch in batches):
         yield from scan_here(batches, workers)
         return
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         yield from _spread(pool, batches, 4 * count)
+
+
+def is_little(batches: list[ScanBatch]) -> bool:
+    """Whether starting other processes would take longer than the scan."""
+    return sum(batch.size for batch in batches) < LITTLE_BYTES
 
 
 def _spread(pool: Executor, batches: Iterable[ScanBatch], ahead: int) -> Iterator[ScanResult]:

@@ -73,6 +73,14 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
     return sources
 
 
+def holds_tars(folder: str) -> bool:
+    """Whether there is a tar below ``folder``; also True for what is no folder, so that the listing says so."""
+    try:
+        return bool(list_files(absolute(folder), _is_tar))
+    except OSError:
+        return True
+
+
 def _list_source(field: str, folder: str, kind: Literal["tar", "image"], scale: float) -> SourceFiles:
     root = absolute(folder)
     test = _is_tar if kind == "tar" else _is_image
