@@ -12,6 +12,7 @@ from collections.abc import Callable
 Read = Callable[[int, int], bytes]
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
+_HEAD = 320  # most JPEGs tell their size within so many bytes
 _TURN = 274  # EXIF tag
 
 
@@ -22,28 +23,36 @@ def jpeg_size(read: Read) -> tuple[int, int, int] | None:
         read: ``read(offset, length)`` gives bytes of the image, fewer at its end.
     """
     place, turn, seen_exif = 2, 1, False
+    start, data = 0, read(0, _HEAD)
     while True:
-        head = read(place, 20)
-        if len(head) < 10 or head[0] != 0xFF:
+        at = place - start
+        if at + 10 > len(data):
+            start, data, at = place, read(place, _HEAD), 0
+            if len(data) < 10:
+                return None
+        if data[at] != 0xFF:
             return None
-        marker = head[1]
-        if marker == 0xFF:  # a fill byte
-            place += 1
-        elif marker in _FRAMES:
-            height, width = head[5] << 8 | head[6], head[7] << 8 | head[8]
-            sure = head[4] == 8 and head[9] in (1, 3, 4) and width and height
+        marker = data[at + 1]
+        if marker in _FRAMES:
+            height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
+            sure = data[at + 4] == 8 and data[at + 9] in (1, 3, 4) and width and height
             return (width, height, turn) if sure else None
-        elif marker in _ALONE:
-            place += 2
-        elif marker in (0xD9, 0xDA):  # the picture begins or ends before its size was told
-            return None
-        else:
-            length = head[2] << 8 | head[3]
+        if marker >= 0xDB:  # with a length; 0xFF is a fill byte
+            if marker == 0xFF:
+                place += 1
+                continue
+            length = data[at + 2] << 8 | data[at + 3]
             if length < 2:
                 return None
-            if marker == 0xE1 and not seen_exif and head[4:10] == b"Exif\0\0":
+            if marker == 0xE1 and not seen_exif and data[at + 4 : at + 10] == b"Exif\0\0":
                 turn, seen_exif = exif_turn(read(place + 10, length - 8)), True
             place += 2 + length
+        elif marker in _ALONE:
+            place += 2
+        elif marker in (0xC4, 0xC8, 0xCC):
+            place += 2 + (data[at + 2] << 8 | data[at + 3])
+        else:  # the picture begins or ends before its size was told, or this is no marker
+            return None
 
 
 def png_size(read: Read) -> tuple[int, int, int] | None:

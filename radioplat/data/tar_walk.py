@@ -6,6 +6,7 @@ Plain members and pax headers (what webdataset, img2dataset and GNU tar write) a
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ BLOCK = tarfile.BLOCKSIZE
 RECORD = tarfile.RECORDSIZE  # an archive is padded with zeros to a multiple of this
 SEARCH_BYTES = 1 << 24  # how far behind damage the next header is looked for
 _ZEROS = b"\0" * BLOCK
-_REGULAR = (b"0", b"\0")
+_REGULAR, _PAX = b"0x"
+_GLANCE = 3 * BLOCK  # a pax header, its records, and the header behind them
+_MOST_PAX = 1 << 20
+_TELLING = re.compile(rb"path=|size=|GNU\.sparse|hdrcharset").search
 _MODULUS = 65521  # of adler32
 
 
@@ -66,11 +70,11 @@ def walk_tar(window: Window) -> Iterator[Member | Damage]:
     """
     place, size = 0, window.size
     while True:
-        block = window.read(place, BLOCK)
-        if len(block) < BLOCK:
+        at = window.hold(place, min(_GLANCE, size - place) if place < size else 0)
+        if size - place < BLOCK:
             yield Damage("truncated_tar", place, size - place, f"it ends at byte {size} without an end-of-archive mark")
             return
-        if block == _ZEROS:
+        if not window.data[at] and window.data[at : at + BLOCK] == _ZEROS:
             found = _behind_the_end(window, place)
             if found < 0:
                 return
@@ -78,7 +82,7 @@ def walk_tar(window: Window) -> Iterator[Member | Damage]:
             place = found
             continue
         try:
-            member, following = _member(window, place, block)
+            member, following = _member(window, place)
         except _BadHeader:
             found = _next_header(window, place + BLOCK)
             if place == 0 and found < 0:
@@ -99,56 +103,66 @@ def walk_tar(window: Window) -> Iterator[Member | Damage]:
         place = following
 
 
-def _member(window: Window, place: int, block: bytes) -> tuple[Member | None, int]:
-    """The member whose first header is ``block``, None if the file ends inside its headers; where the next stands."""
-    size = _checked_size(block)
-    kind = block[156:157]
-    if kind in _REGULAR:
-        return _plain(_name(block), size, place, place)
-    if kind == b"x":
-        found = _with_pax(window, place, size)
-        if found is not None:
-            return found
-    return _odd(window, place)
+def _member(window: Window, place: int) -> tuple[Member | None, int]:
+    """The member whose first header stands at ``place``, None if the file ends inside its headers; and what follows."""
+    at = window.hold(place, _GLANCE)
+    data, last = window.data, place
+    size = _checked_size(data, at)
+    kind = data[at + 156]
+    name = b""
+    if kind == _PAX:
+        # POSIX.1-2008, pax, "Extended Header": records of another block, and then the member's own header.
+        last = place + BLOCK + -(-size // BLOCK) * BLOCK
+        if last + BLOCK > window.size:
+            return None, last
+        if size > _MOST_PAX:
+            return _odd(window, place)
+        at = window.hold(place, last + BLOCK - place) + BLOCK
+        data = window.data
+        records = data[at : at + size]
+        at += last - place - BLOCK
+        size = _checked_size(data, at)
+        kind = data[at + 156]
+        if _TELLING(records):
+            found = _pax(records)
+            if found is None:
+                return _odd(window, place)
+            name, size = found[0], size if found[1] is None else found[1]
+    if kind != _REGULAR and kind != 0:
+        return _odd(window, place)
+    if not name:
+        end = data.find(b"\0", at, at + 100)
+        name = data[at : end if end >= 0 else at + 100]
+        if data[at + 345] and data[at + 257 : at + 263] == b"ustar\0":
+            name = data[at + 345 : at + 500].partition(b"\0")[0] + b"/" + name
+    offset = last + BLOCK
+    folder = name[-1:] == b"/"  # before there was a type for folders, the slash told them
+    member = Member(name.decode("utf-8", "surrogateescape"), "folder" if folder else "file", place, offset, size)
+    return member, offset + (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def _plain(name: str, size: int, header: int, last_header: int) -> tuple[Member, int]:
-    offset = last_header + BLOCK
-    folder = name.endswith("/")  # before there was a type for folders, the slash told them
-    return Member(name, "folder" if folder else "file", header, offset, size), offset + -(-size // BLOCK) * BLOCK
-
-
-def _with_pax(window: Window, place: int, size: int) -> tuple[Member | None, int] | None:
-    """A member behind a pax header (POSIX.1-2008, pax, "Extended Header"); None where it is more than name and size."""
-    last = place + BLOCK + -(-size // BLOCK) * BLOCK
-    if last + BLOCK > window.size:
-        return None, last
-    if size > 1 << 20:
-        return None
-    data = window.read(place + BLOCK, last - place)
-    block, data = data[last - place - BLOCK :], data[:size]
-    if block[156:157] not in _REGULAR:
-        return None
-    name, length, at = _name(block), _checked_size(block), 0
-    while at < size:
+def _pax(records: bytes) -> tuple[bytes, int | None] | None:
+    """Name and size that the records tell, empty and None where they do not; None where they tell what is odd."""
+    name, length, at = b"", None, 0
+    while at < len(records):
         try:
-            space = data.index(b" ", at, at + 20)
-            end = at + int(data[at:space])
-            key, found, value = data[space + 1 : end - 1].partition(b"=")
+            space = records.index(b" ", at, at + 20)
+            end = at + int(records[at:space])
+            key, found, value = records[space + 1 : end - 1].partition(b"=")
+            if not found or end <= space or end > len(records):
+                return None
+            if key == b"path":
+                name = value
+            elif key == b"size":
+                length = int(value)
+                if length < 0:
+                    return None
+            elif key.startswith(b"GNU.sparse") or key == b"hdrcharset":
+                return None
         except ValueError:
             return None
-        if not found or end <= space or end > size:
-            return None
-        if key == b"path":
-            name = value.decode("utf-8", "surrogateescape")
-        elif key == b"size":
-            if not value.isdigit():
-                return None
-            length = int(value)
-        elif key.startswith(b"GNU.sparse") or key == b"hdrcharset":
-            return None
         at = end
-    return _plain(name, length, place, last)
+    return name, length
 
 
 def _odd(window: Window, place: int) -> tuple[Member | None, int]:
@@ -168,39 +182,56 @@ def _odd(window: Window, place: int) -> tuple[Member | None, int]:
     return Member(info.name, kind, place, place + info.offset_data, info.size), place + following
 
 
-def _checked_size(block: bytes) -> int:
-    """The size field of a header whose checksum holds: the sum of its bytes, the checksum's own counted as blanks."""
-    if len(block) < BLOCK:
+def _checked_size(data: bytes, at: int) -> int:
+    """The size field of the header at ``data[at]``, whose checksum must hold.
+
+    That is the sum of the header's bytes, the checksum's own counted as blanks. adler32's low half is 1 + the sum
+    modulo 65521 (RFC 1950), ten times faster than sum() over the block.
+    """
+    block = data[at : at + BLOCK]
+    field = data[at + 148 : at + 156]
+    wanted = _sums.get(field)
+    if wanted is None:
+        wanted = _sums[field] = _wanted_sum(field)
+        if len(_sums) > 100_000:
+            _sums.clear()
+    if zlib.adler32(block) & 0xFFFF != wanted and not _odd_sum(block, field):
         raise _BadHeader
     try:
-        stored = int(block[148:156].split(b"\0", 1)[0] or b"0", 8)
+        return int(data[at + 124 : at + 135], 8)  # as all tars of today write it: eleven digits
     except ValueError:
-        raise _BadHeader from None
-    wanted = stored - 256 + sum(block[148:156])
-    # adler32's low half is 1 + the sum modulo 65521: ten times faster than sum() over the block.
-    if (wanted + 1) % _MODULUS != zlib.adler32(block) & 0xFFFF and wanted != _signed_sum(block):
-        raise _BadHeader
+        return _odd_size(block[124:136])
+
+
+_sums: dict[bytes, int] = {}  # checksum field -> what adler32's low half must then be
+
+
+def _wanted_sum(field: bytes) -> int:
     try:
-        base256 = block[124] in (0x80, 0xFF)
-        size = tarfile.nti(block[124:136]) if base256 else int(block[124:136].split(b"\0", 1)[0].strip() or b"0", 8)
+        return (int(field.partition(b"\0")[0].strip(), 8) - 256 + sum(field) + 1) % _MODULUS
+    except ValueError:
+        return -1
+
+
+def _odd_sum(block: bytes, field: bytes) -> bool:
+    """Whether the sum holds as some old tars made it, of signed bytes."""
+    if len(block) < BLOCK:
+        return False
+    try:
+        stored = int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return False
+    return stored == 256 + sum(b - 256 if b > 127 else b for b in block[:148] + block[156:])
+
+
+def _odd_size(field: bytes) -> int:
+    try:
+        size = tarfile.nti(field) if field[0] in (0x80, 0xFF) else int(field.partition(b"\0")[0].strip() or b"0", 8)
     except (ValueError, tarfile.TarError):
         raise _BadHeader from None
     if size < 0:
         raise _BadHeader
     return size
-
-
-def _signed_sum(block: bytes) -> int:
-    """Some old tars summed signed bytes."""
-    field = block[148:156]
-    return sum(b - 256 if b > 127 else b for b in block) - sum(b - 256 if b > 127 else b for b in field) + sum(field)
-
-
-def _name(block: bytes) -> str:
-    name = block[:100].split(b"\0", 1)[0]
-    if block[257:263] == b"ustar\0" and block[345]:
-        name = block[345:500].split(b"\0", 1)[0] + b"/" + name
-    return name.decode("utf-8", "surrogateescape")
 
 
 def _behind_the_end(window: Window, place: int) -> int:
@@ -222,7 +253,7 @@ def _next_header(window: Window, place: int) -> int:
             start = at - 257
             if start >= 0 and start % BLOCK == 0 and start + BLOCK <= len(data):
                 try:
-                    _checked_size(data[start : start + BLOCK])
+                    _checked_size(data, start)
                     return place + start
                 except _BadHeader:
                     pass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from radioplat.data.tar_walk import Damage, Member, walk_tar
 from radioplat.data.window import Window
 
 MAX_SIDECAR_BYTES = 1 << 24
+_INT64 = struct.Struct("<q").unpack
 _WANTED = IMAGE_EXTENSIONS | {"json", "cls"}
 
 # What one shard tells of each image; the index adds source and shard.
@@ -141,7 +143,7 @@ class _TarScan:
         key, extension = _split(name)
         if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
             return
-        if key.endswith("/") or not key:
+        if not key or key[-1] == "/":
             self._blame_member(found, name, "hidden_member", "the name starts with a dot")
             return
         sample = self._samples.get(key)
@@ -198,7 +200,7 @@ class _TarScan:
             if kind == "cls":
                 found = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
             else:
-                found = _from_json(json.loads(data))
+                found = _from_json(_parse(data))
                 if found.pop("caption", None) is not None:
                     found["caption_offset"], found["caption_length"] = member.offset, member.size
                 if "given_label" in found or "label_name" in found:  # JSON wins over .cls, whichever comes first
@@ -207,26 +209,43 @@ class _TarScan:
         except (ValueError, RecursionError) as error:
             self._blame_member(member, key, "bad_sidecar", f"{name}: {error}")
             return
-        sample.sidecar = sidecar | found
+        sample.sidecar = sidecar | found if sidecar else found
 
     def _blame_member(self, member: Member, key: str, reason: str, detail: str = "") -> None:
         self.blame(key, reason, detail, member.header, member.offset + member.size - member.header)
+
+
+_scan_json = json.JSONDecoder().scan_once
+
+
+def _parse(data: bytes) -> Any:
+    """As `json.loads`, which spends most of its time around its own scanner."""
+    try:
+        text = data.decode()
+        content, end = _scan_json(text, 0)
+        if end == len(text) or text[end:].isspace():
+            return content
+    except (StopIteration, ValueError):
+        pass
+    return json.loads(data)
 
 
 def _from_json(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("a JSON object is expected")
     found: dict[str, Any] = {}
-    digest = next((content[k] for k in ("sha256", "md5", "uid") if content.get(k) not in (None, "")), None)
-    if digest is not None:
-        found["hash"] = _text(str(digest))
-    if isinstance(content.get("caption"), str):
+    get = content.get
+    for name in ("sha256", "md5", "uid"):
+        if (digest := get(name)) is not None and digest != "":
+            found["hash"] = _text(str(digest))
+            break
+    if isinstance(get("caption"), str):
         found["caption"] = True
     for name in ("label", "id"):
-        if content.get(name) is not None:
-            found |= _label(content[name])
+        if (label := get(name)) is not None:
+            found |= _label(label)
             break
-    if isinstance(content.get("label_name"), str):
+    if isinstance(get("label_name"), str):
         found["label_name"] = _text(content["label_name"])
     return found
 
@@ -258,7 +277,7 @@ def hash_key(value: str | None) -> int:
     """
     if value is None:
         return 0
-    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little", signed=True) or 1
+    return _INT64(hashlib.blake2b(value.encode(), digest_size=8).digest())[0] or 1
 
 
 def _table(rows: list[tuple]) -> pa.Table:

@@ -18,29 +18,38 @@ class Window:
 
     Attributes:
         size: of the file, bytes.
+        data, start: the bytes at hand, and where in the file they begin.
         bytes_read: what was asked of the storage so far.
     """
 
     def __init__(self, path: str) -> None:
         self._file = RangeFile(path)
         self._ahead = REMOTE_BYTES if is_remote(path) else LOCAL_BYTES
-        self._start, self._data = 0, b""
+        self.start, self.data = 0, b""
         self.size = self._file.state.size
         self.bytes_read = 0
 
-    def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``; fewer only where the file ends.
+    def hold(self, offset: int, length: int) -> int:
+        """Have ``length`` bytes from ``offset`` at hand, fewer only where the file ends.
+
+        Returns:
+            Where in :attr:`data` they begin.
 
         Raises:
             OSError: the storage fails for good.
         """
-        place = offset - self._start
-        if 0 <= place and place + length <= len(self._data):
-            return self._data[place : place + length]
-        self._data = self._file.read(offset, max(length, self._ahead))
-        self._start = offset
-        self.bytes_read += len(self._data)
-        return self._data[:length]
+        place = offset - self.start
+        if 0 <= place and place + length <= len(self.data):
+            return place
+        self.data = self._file.read(offset, max(length, self._ahead))
+        self.start = offset
+        self.bytes_read += len(self.data)
+        return 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset``; as :meth:`hold`."""
+        place = self.hold(offset, length)
+        return self.data[place : place + length]
 
     def span(self, start: int, length: int) -> io.BufferedReader:
         """A piece of the file as a stream of its own: reads stop at its end."""
