@@ -11,6 +11,7 @@ from radioplat.data.batch import Batch, View
 from radioplat.data.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
 from radioplat.data.files import HandlePool
 from radioplat.data.shard_index import ShardIndex, gone
+from radioplat.data.uniform_color import refuse_uniform_color
 from radioplat.data.views import ViewSpec, make_view, needed_size, plan_crop, refuse_unbuilt
 from radioplat.spec.dataset import AugmentationConfig
 
@@ -41,6 +42,7 @@ class GrainReader:
         seed: of the run; crops depend on it and on the position, on nothing else.
         batch_size: samples of a grain.
         max_pixels: a larger image is not decoded.
+        reject_uniform: an image of one colour gets weight 0.
 
     Raises:
         SpecError: an augmentation is asked for that is not built.
@@ -55,12 +57,13 @@ class GrainReader:
         seed: int,
         batch_size: int,
         max_pixels: int = MAX_PIXELS,
+        reject_uniform: bool = False,
     ) -> None:
         if augmentation is not None:
             refuse_unbuilt(augmentation)
         self.index, self.order, self.views = index, order, list(views)
         self.augmentation, self.seed, self.batch_size = augmentation, seed, batch_size
-        self.max_pixels = max_pixels
+        self.max_pixels, self.reject_uniform = max_pixels, reject_uniform
         self._files = HandlePool()
 
     def read(self, grain: int) -> Batch:
@@ -114,6 +117,8 @@ class GrainReader:
         image = self._decode(row, needed_size(width, height, crop.box, largest))
         if (image.width, image.height) != (width, height):
             raise BadSample("size_mismatch", f"indexed as {width}x{height}, decoded {image.width}x{image.height}")
+        if self.reject_uniform:
+            refuse_uniform_color(image.rgb)
         for view in self.views:
             pixels, homography = make_view(image, crop, view.size)
             views[view.name].pixels[i], views[view.name].homography[i] = pixels, homography

@@ -204,6 +204,7 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple[str, int],
         dataset.train_dataset.seed,
         dataset.batch_size,
         dataset.max_pixels,
+        reject_uniform=dataset.train_dataset.reject_uniform_color,
     )
 
 
