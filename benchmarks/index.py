@@ -1,9 +1,11 @@
 """How fast shards are indexed, against ``tar -tf`` on the same shards; and the order over a thousand million samples.
 
-``python -m benchmarks.index [--shards DIR ...] [--rows 1000000000] [--keep DIR]``. Without ``--shards`` it writes some of
-its own. The last line is one JSON object: ``images_per_s`` (a fresh index, from listing to saved, by one process a
-core), ``vs_tar_list`` (how many times the time of ``tar -tf``, its inverse), ``order_1e9_s`` and ``order_1e9_gib`` (a new
-process opens a run's data and takes its first slice, at position 0 and in the third pass: the worse of both).
+``python -m benchmarks.index [--shards DIR ...] [--rows 1000000000] [--keep DIR]``. Without ``--shards`` it writes some
+of its own. The last line is one JSON object:
+
+``images_per_s``: a fresh index, from listing to saved, with one process a core; ``vs_tar_list``: that over the images/s
+of ``tar -tf``; ``order_1e9_s`` and ``order_1e9_gib``: a new process opens a run's data and takes its first slice, at
+position 0 and in the third pass, the worse of both.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def scanning(folders: list[Path], index_dir: Path, rounds: int) -> dict[str, flo
         ours.append(time.perf_counter() - begin)
         images = len(index)
     rate, ratio = images / statistics.median(ours), statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
-    print(f"{images} images in {len(tars)} shards: {rate:.0f} images/s, tar -tf {images / statistics.median(theirs):.0f}")
+    print(
+        f"{images} images in {len(tars)} shards: {rate:.0f} images/s, tar -tf {images / statistics.median(theirs):.0f}"
+    )
     return {"images_per_s": round(rate), "vs_tar_list": round(ratio, 3)}
 
 
@@ -119,9 +123,7 @@ def first_slice(home: Path, passes: float) -> dict[str, float]:
 
 
 def _split() -> SplitConfig:
-    return SplitConfig(
-        tar_data_sources=[TarSource("/synthetic")], data_weight_mode=WeightMode.inv_frequency, seed=7
-    )
+    return SplitConfig(tar_data_sources=[TarSource("/synthetic")], data_weight_mode=WeightMode.inv_frequency, seed=7)
 
 
 def write_synthetic(home: Path, rows: int) -> None:
@@ -188,7 +190,11 @@ def write_shards(folder: Path, shards: int = 8, each: int = 2500) -> Path:
     for shard in range(shards):
         with webdataset.TarWriter(str(folder / f"{shard:05d}.tar")) as tar:
             for i in range(shard * each, (shard + 1) * each):
-                sidecar = {"sha256": hashlib.sha256(b"%d" % i).hexdigest(), "label": i % 1000, "caption": "a photograph"}
+                sidecar = {
+                    "sha256": hashlib.sha256(b"%d" % i).hexdigest(),
+                    "label": i % 1000,
+                    "caption": "a photograph",
+                }
                 tar.write({"__key__": f"{i:09d}", "jpg": images[i % len(images)], "json": sidecar})
     return folder
 

@@ -25,7 +25,7 @@ def reject_codes(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.n
         uint8 ``[N]``.
     """
     code = scratch(len(index), np.uint8, index.directory)
-    for start, table in index.blocks(["width", "height"]):
+    for start, table in index.rows.blocks(["width", "height"]):
         width, height = (table[name].to_numpy().astype(np.int64) for name in ("width", "height"))
         code[start : start + len(table)] = _by_size(width, height, split, max_pixels)
     if split.dedup:

@@ -33,7 +33,7 @@ def hash_keys(index: ShardIndex, rows: np.ndarray) -> np.ndarray:
     """
     keys = scratch(len(index), np.int64, index.directory)
     missing = False
-    for start, table in index.blocks(["hash_key"]):
+    for start, table in index.rows.blocks(["hash_key"]):
         stop = start + len(table)
         keys[start:stop] = np.where(rows[start:stop], table["hash_key"].to_numpy(), 0)
         missing |= bool((rows[start:stop] & (keys[start:stop] == 0)).any())
@@ -45,7 +45,7 @@ def hash_keys(index: ShardIndex, rows: np.ndarray) -> np.ndarray:
 def content_hashes(index: ShardIndex) -> list[str | None]:
     """sha256 (hex) of the bytes of each row, None where nobody asked for it yet."""
     found: list[str | None] = []
-    for part, start, stop in index.pieces(0, len(index)):
+    for part, start, stop in index.rows.pieces(0, len(index)):
         known = _known(index.directory / f"{part}.hashes")
         found += known["content_hash"].slice(start, stop - start).to_pylist() if known else [None] * (stop - start)
     return found
@@ -56,7 +56,7 @@ def _hash_bytes(index: ShardIndex, rows: np.ndarray, keys: np.ndarray) -> None:
     pool = HandlePool()
     places: dict[str, list[tuple[int, int, int]]] = {}
     first = 0
-    for part, start, stop in index.pieces(0, len(index)):
+    for part, start, stop in index.rows.pieces(0, len(index)):
         places.setdefault(part, []).append((first, start, stop))
         first += stop - start
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
@@ -68,7 +68,7 @@ def _hash_bytes(index: ShardIndex, rows: np.ndarray, keys: np.ndarray) -> None:
                 continue
             path = index.directory / f"{part}.hashes"
             known = _known(path)
-            texts = known["content_hash"].to_pylist() if known else [None] * index.part_length(part)
+            texts = known["content_hash"].to_pylist() if known else [None] * index.rows.part_length(part)
             fresh = [i for i in np.flatnonzero(open_) if texts[there[i]] is None]
             digests = threads.map(lambda i, sample=sample: _digest(index, pool, int(sample[i])), fresh)
             for i, digest in zip(fresh, digests, strict=True):

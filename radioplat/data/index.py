@@ -106,7 +106,7 @@ class _Known:
         shards = shards.add_column(0, "source", pa.array(source, pa.int32())).select(SHARD_SCHEMA.names)
         index = ShardIndex(shards, self._faults_of(shards, self._origin[rows]), classes or [], index_dir)
         if classes is None:
-            index.classes = _class_names(index)
+            index = ShardIndex(shards, index.faults, _class_names(index), index_dir)
         return index
 
     def _faults_of(self, shards: pa.Table, origin: np.ndarray) -> pa.Table:
@@ -177,7 +177,7 @@ def _only_one(index_dir: Path) -> Iterator[None]:
 def _class_names(index: ShardIndex) -> list[str]:
     """The names of labels that are no numbers, sorted."""
     names: set[str] = set()
-    for _, table in index.blocks(["given_label", "label_name"]):
+    for _, table in index.rows.blocks(["given_label", "label_name"]):
         text = table["label_name"]
         named = pc.filter(text, pc.and_(pc.less(table["given_label"], 0), pc.is_valid(text)))
         names.update(pc.unique(named).to_pylist())
@@ -203,7 +203,7 @@ def _refuse_useless(index: ShardIndex, sources: list[SourceFiles], max_pixels: i
 def _any_usable(index: ShardIndex, rows: range, max_pixels: int) -> bool:
     step = 1 << 14
     for start in range(rows.start, rows.stop, step):
-        table = index.read(start, min(start + step, rows.stop), ["width", "height"])
+        table = index.rows.read(start, min(start + step, rows.stop), ["width", "height"])
         if (table["width"].to_numpy().astype(np.int64) * table["height"].to_numpy() <= max_pixels).any():
             return True
     return False

@@ -119,7 +119,7 @@ def write_rejects(
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     paths = np.array(index.shard_paths, object)
     with pq.ParquetWriter(aside, REJECTS_SCHEMA) as writer:
-        for start, table in index.blocks(["key", "width", "height"]):
+        for start, table in index.rows.blocks(["key", "width", "height"]):
             here = np.asarray(reasons[start : start + len(table)])
             rows = np.flatnonzero(here != "")
             if not len(rows):

@@ -69,9 +69,7 @@ class PartWriter:
             write_table(rows, self._directory / f"{self._name}.parquet", row_group_size=BLOCK_ROWS)
             faults = pa.concat_tables([FAULT_SCHEMA.empty_table(), *self._faults])
             write_table(faults, self._directory / f"{self._name}.faults")
-            write_table(
-                pa.Table.from_pylist(self._notes, schema=NOTE_SCHEMA), self._directory / f"{self._name}.shards"
-            )
+            write_table(pa.Table.from_pylist(self._notes, schema=NOTE_SCHEMA), self._directory / f"{self._name}.shards")
         self._reset()
 
     def _reset(self) -> None:

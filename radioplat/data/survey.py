@@ -108,7 +108,7 @@ def _look_through(index: ShardIndex, codes: np.ndarray, found: Survey) -> None:
     rejected = np.zeros(len(REASONS), np.int64)
     keys = scratch(len(index), np.int64, index.directory)
     columns = ["width", "height", "length", "format", "hash_key", "label", "caption_offset", "key"]
-    for start, table in index.blocks(columns):
+    for start, table in index.rows.blocks(columns):
         numbers = {name: table[name].to_numpy() for name in columns if name not in ("format", "key")}
         stop = start + len(table)
         found.image_bytes += int(numbers["length"].sum())

@@ -188,9 +188,7 @@ class _TarScan:
             return
         sample.image = (offset, size, header)
 
-    def _take_sidecar(
-        self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample
-    ) -> None:
+    def _take_sidecar(self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample) -> None:
         if member.size > MAX_SIDECAR_BYTES:
             self._blame_member(member, key, "bad_sidecar", f"{name} has {member.size} bytes")
             return

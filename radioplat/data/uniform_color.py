@@ -7,7 +7,9 @@ import numpy as np
 from radioplat.data.decode import BadSample
 
 REASON = "uniform_color"
-TOLERANCE = 2  # levels of 255 between the darkest and the brightest pixel of a channel: what coding leaves of one colour
+TOLERANCE = (
+    2  # levels of 255 between the darkest and the brightest pixel of a channel: what coding leaves of one colour
+)
 _GLANCE = 16  # every so manieth row and column is looked at first
 
 

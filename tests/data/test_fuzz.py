@@ -88,7 +88,9 @@ def scratch(tmp_path_factory):
 
 
 edits = st.lists(
-    st.tuples(st.sampled_from(["header", "body", "zero", "anywhere"]), st.floats(0, 0.999), st.binary(min_size=1, max_size=9)),
+    st.tuples(
+        st.sampled_from(["header", "body", "zero", "anywhere"]), st.floats(0, 0.999), st.binary(min_size=1, max_size=9)
+    ),
     min_size=1,
     max_size=6,
 )  # fmt: skip
@@ -131,7 +133,11 @@ def _is_walked(path, offset: int) -> bool:
     return any(m.offset == offset for m in walked(path)[0])
 
 
-@given(st.sampled_from(sorted(FORMATS)), st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=8), st.floats(0, 1))
+@given(
+    st.sampled_from(sorted(FORMATS)),
+    st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=8),
+    st.floats(0, 1),
+)
 @settings(max_examples=400, deadline=None)
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_header_gives_a_size_or_none(images, ext, edits, cut):

@@ -84,7 +84,10 @@ def folder(tmp_path_factory, client, write_tar, photo):
         members = []
         for i in range(20):
             image = photo(80 + i, 60) + rng.bytes(60_000)  # what follows a JPEG's end is never looked at
-            members += [(f"{shard}/{i:03d}.jpg", image), (f"{shard}/{i:03d}.json", b'{"label": %d, "caption": "c"}' % i)]
+            members += [
+                (f"{shard}/{i:03d}.jpg", image),
+                (f"{shard}/{i:03d}.json", b'{"label": %d, "caption": "c"}' % i),
+            ]
         path = write_tar(root / f"sub/{shard}.tar", members)
         client.upload_file(str(path), "corpus", f"set/sub/{shard}.tar")
     client.put_object(Bucket="corpus", Key="set/.hidden/x.tar", Body=b"x")
@@ -137,9 +140,7 @@ def test_a_run_reads_by_offset(folder, store, tmp_path):
     local = build_index(split(folder), "d", tmp_path / "local", max_pixels=10**9)
     order = SampleOrder([ArraySource(np.arange(40), np.asarray(index.shard), np.ones(40))], [1.0], 3)
     store.reset()
-    batches = [
-        GrainReader(i, order, [ViewSpec("32", 32)], AugmentationConfig(), 3, 4).read(2) for i in (index, local)
-    ]
+    batches = [GrainReader(i, order, [ViewSpec("32", 32)], AugmentationConfig(), 3, 4).read(2) for i in (index, local)]
     assert (batches[0].views["32"].pixels == batches[1].views["32"].pixels).all() and not batches[0].faults
     wanted = int(index.length[batches[0].sample_id].sum())
     assert wanted <= store.sent < wanted + 20_000
