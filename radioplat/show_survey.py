@@ -34,8 +34,8 @@ def show(found: Survey) -> None:
             ["labelled", f"{found.labelled} images, {found.classes} classes"],
             ["captions", str(found.captions)],
             ["duplicates", f"{found.duplicates} among the {found.hashed} that carry a hash"],
-            ["rejected by a filter", _counts(found.rejected)],
-            ["unusable members", _counts(found.faults)],
+            ["rejected by a filter", str(sum(found.rejected.values()))],
+            ["unusable members", str(sum(found.faults.values()))],
         ],
     )
     rows = []
@@ -52,7 +52,3 @@ def _show_reasons(title: str, counts: Mapping[str, int], examples: dict[str, lis
     if counts:
         rows = [[why, str(count), "\n".join(examples[why])] for why, count in sorted(counts.items())]
         terminal.show_table(title, ["reason", "count", "for example"], rows)
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

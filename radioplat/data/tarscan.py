@@ -135,8 +135,7 @@ class _TarScan:
 
     def take(self, window: Window, found: Member | Damage) -> None:
         if isinstance(found, Damage):
-            named = f" ({_text(found.name)})" if found.name else ""
-            self.blame("", found.reason, found.detail + named, found.offset, found.length)
+            self.blame(_text(found.name), found.reason, found.detail, found.offset, found.length)
             return
         if found.kind == "folder":
             return
