@@ -9,7 +9,7 @@ import numpy as np
 
 from radioplat.data.scratch import scratch
 
-ROWS_AT_ONCE = 1 << 24  # rows that are sorted together: a few hundred megabytes
+ROWS_AT_ONCE = 1 << 23  # rows that are sorted together: some hundred megabytes
 _STEP = 1 << 22
 
 
