@@ -116,7 +116,8 @@ class Chaos:
         os.kill(alive[-1].pid, signal.SIGKILL)
 
 
-@pytest.mark.proof  # a chaos proof
+@pytest.mark.proof
+@pytest.mark.timeout(600)
 def test_dead_teachers_and_workers_lose_no_sample(
     cluster, workers, ids_by_step, make_spec, distil, student_tensors, tmp_path
 ):
