@@ -77,6 +77,14 @@ def index(args: argparse.Namespace) -> None:
     show(survey(args.folder, args.overrides))
 
 
+def ledger(args: argparse.Namespace) -> None:
+    """Prove that a run saw each sample of its order exactly once."""
+    from radioplat.distill.prove import prove_results
+    from radioplat.distill.show_proof import show
+
+    show(prove_results(args.results))
+
+
 def default_specs(args: argparse.Namespace) -> None:
     """Print every field with its default."""
     from radioplat.spec.load import load_spec, to_yaml
@@ -93,9 +101,9 @@ def quickstart(args: argparse.Namespace) -> None:
 
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
-    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, default_specs, quickstart)
+    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, ledger, default_specs, quickstart)
 }
-_WITHOUT_SPEC = ("default_specs", "quickstart", "index")
+_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "ledger")
 
 
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -112,6 +120,8 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             )
         if name == "index":
             sub.add_argument("folder", help="a folder of tar shards or of images")
+        if name == "ledger":
+            sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)
     return parser
