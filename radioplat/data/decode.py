@@ -19,7 +19,8 @@ class BadSample(Exception):
     """This image cannot be used; the run goes on without it.
 
     Attributes:
-        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``.
+        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``,
+            ``shard_changed``.
         detail: what the decoder said.
     """
 
