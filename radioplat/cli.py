@@ -77,6 +77,17 @@ def index(args: argparse.Namespace) -> None:
     show(survey(args.folder, args.overrides))
 
 
+def pack(args: argparse.Namespace) -> None:
+    """Pack a folder of images, or the images of a CSV file, as balanced shards, split into train and val."""
+    from radioplat.data.pack import pack as run
+    from radioplat.data.pack import pack_options
+    from radioplat.show_pack import PackProgress, show
+
+    with PackProgress() as progress:
+        packed = run(args.source, args.out, pack_options(args.overrides), progress)
+    show(packed)
+
+
 def ledger(args: argparse.Namespace) -> None:
     """Prove that a run saw each sample of its order exactly once."""
     from radioplat.distill.prove import prove_results
@@ -101,9 +112,9 @@ def quickstart(args: argparse.Namespace) -> None:
 
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
-    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, ledger, default_specs, quickstart)
+    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, pack, ledger, default_specs, quickstart)
 }
-_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "ledger")
+_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger")
 
 
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -120,6 +131,9 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             )
         if name == "index":
             sub.add_argument("folder", help="a folder of tar shards or of images")
+        if name == "pack":
+            sub.add_argument("source", help="a folder of images, or a CSV file with columns path, label, caption")
+            sub.add_argument("out", help="where the shards go: OUT/train and OUT/val")
         if name == "ledger":
             sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
