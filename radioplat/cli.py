@@ -88,6 +88,16 @@ def pack(args: argparse.Namespace) -> None:
     show(packed)
 
 
+def show_data(args: argparse.Namespace) -> None:
+    """One page of the first global batches: every view, its crop on the source, masks, rejects."""
+    from radioplat.distill.show_data import show_data as run
+    from radioplat.spec.load import load_spec
+
+    count = [int(word) for word in args.overrides if word.isdecimal()]
+    overrides = [word for word in args.overrides if not word.isdecimal()]
+    terminal.say(str(run(load_spec(args.spec, overrides), *count[-1:])))
+
+
 def ledger(args: argparse.Namespace) -> None:
     """Prove that a run saw each sample of its order exactly once."""
     from radioplat.distill.prove import prove_results
@@ -138,7 +148,17 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)
+    if "distill" in tasks and len(tasks) > 1:
+        _add_show(subparsers)
     return parser
+
+
+def _add_show(subparsers) -> None:
+    shows = subparsers.add_parser("show", help="See what a run works on.").add_subparsers(required=True, metavar="what")
+    data = shows.add_parser("data", help=show_data.__doc__, description=show_data.__doc__)
+    data.add_argument("-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec")
+    data.add_argument("overrides", nargs="*", metavar="N | key=value", help="how many batches (2), and overrides")
+    data.set_defaults(run=show_data)
 
 
 def guarded(action: Callable[[], object]) -> int:
