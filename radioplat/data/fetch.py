@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import queue
 import threading
 import time
@@ -56,6 +57,17 @@ class Fetcher:
         if len(data) != length:
             raise BadSample("short_read", f"{len(data)} of {length} bytes")
         return data
+
+    def check_hash(self, row: int, data: bytes) -> None:
+        """Compare ``data`` with the sidecar's sha256 or md5 of ``row``; another kind of hash is not judged.
+
+        Raises:
+            BadSample: ``hash_mismatch``.
+        """
+        known = (self._index.samples["hash"][row].as_py() or "").lower()
+        name = {64: "sha256", 32: "md5"}.get(len(known))
+        if name and (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != known:
+            raise BadSample("hash_mismatch", f"{name} {found[:12]}, the sidecar says {known[:12]}")
 
     def _read(self, shard: int, offset: int, length: int) -> bytes:
         path = self._index.shard_paths[shard]

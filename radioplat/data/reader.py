@@ -43,6 +43,7 @@ class GrainReader:
         batch_size: samples of a grain.
         max_pixels: a larger image is not decoded.
         read_timeout_s: after how long a grain counts as stalled; for whoever waits for :meth:`read`.
+        verify_hashes: an image that is not what its sidecar's hash says is unreadable.
 
     Raises:
         SpecError: an augmentation is asked for that is not built.
@@ -58,12 +59,13 @@ class GrainReader:
         batch_size: int,
         max_pixels: int = MAX_PIXELS,
         read_timeout_s: float | None = None,
+        verify_hashes: bool = False,
     ) -> None:
         if augmentation is not None:
             refuse_unbuilt(augmentation)
         self.index, self.order, self.views = index, order, list(views)
         self.augmentation, self.seed, self.batch_size = augmentation, seed, batch_size
-        self.max_pixels, self.read_timeout_s = max_pixels, read_timeout_s
+        self.max_pixels, self.read_timeout_s, self.verify_hashes = max_pixels, read_timeout_s, verify_hashes
         self._fetch = Fetcher(index, read_timeout_s)
 
     def careful(self) -> GrainReader:
@@ -121,4 +123,7 @@ class GrainReader:
             views[view.name].pixels[i], views[view.name].homography[i] = pixels, homography
 
     def _decode(self, row: int, min_size: tuple[int, int]) -> Decoded:
-        return decode_rgb(self._fetch.bytes_of(row), min_size, self.max_pixels)
+        data = self._fetch.bytes_of(row)
+        if self.verify_hashes:
+            self._fetch.check_hash(row, data)
+        return decode_rgb(data, min_size, self.max_pixels)

@@ -136,6 +136,7 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple[str, int],
         dataset.batch_size,
         dataset.max_pixels,
         dataset.read_timeout_s,
+        dataset.verify_hashes,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -13,6 +15,8 @@ from radioplat.data import fetch
 from radioplat.data.decode import BadSample
 from radioplat.data.fetch import Fetcher
 from radioplat.data.index import build_index
+from radioplat.data.reader import GrainReader
+from radioplat.data.views import ViewSpec
 from radioplat.spec.dataset import SplitConfig, TarSource
 
 
@@ -87,3 +91,22 @@ def test_a_shard_that_hung_is_left_alone_by_every_process(index, slow_storage, p
     slow_storage.release()
     time.sleep(fetch.STALLS * 0.4)
     assert Fetcher(index, 0.4).bytes_of(0) == photo(60, 50)
+
+
+def test_bytes_that_are_not_what_the_sidecar_says(tmp_path, write_tar, photo):
+    good = photo(60, 50)
+    hashes = {
+        "a": hashlib.sha256(good).hexdigest(), "b": hashlib.md5(good).hexdigest().upper(), "c": "some-uid",
+        "d": hashlib.sha256(good + b"x").hexdigest(), "e": hashlib.md5(b"x").hexdigest(),
+    }  # fmt: skip
+    names = dict.fromkeys("ad", "sha256") | dict.fromkeys("be", "md5") | {"c": "uid"}
+    members = [
+        m for k, h in hashes.items() for m in ((f"{k}.jpg", good), (f"{k}.json", json.dumps({names[k]: h}).encode()))
+    ]
+    write_tar(tmp_path / "a/0.tar", members)
+    split = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))])
+    index = build_index(split, "d", tmp_path / "i", max_pixels=10**9)
+    reader = GrainReader(index, None, [ViewSpec("32", 32)], None, 1, 5, verify_hashes=True)
+    batch = reader.read_rows(range(5))
+    assert batch.weight.tolist() == [1, 1, 1, 0, 0]
+    assert [reason.partition(":")[0] for reason in batch.faults.values()] == ["hash_mismatch"] * 2
