@@ -39,7 +39,7 @@ def show(packed: Packed) -> None:
             for split in SPLITS
         ],
     )
-    terminal.say(f"{len(packed.classes)} classes, {packed.duplicates} duplicates, each on one side of the split")
+    terminal.say(f"classes: {len(packed.classes)}; duplicates, each on one side of the split: {packed.duplicates}")
     if packed.kept:
         terminal.say(f"{packed.kept} shards were there already")
     if packed.bad:
