@@ -15,9 +15,11 @@ import ray
 import radioplat
 from radioplat import cli
 from radioplat.data.ledger import read_rejected
+from radioplat.data.run_data import RunData
 from radioplat.data.tarscan import scan_tar
 from radioplat.distill.follow import StepEvent
 from radioplat.distill.prove import prove_run
+from radioplat.spec.load import load_spec
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -108,7 +110,9 @@ def test_every_damaged_member_is_accounted_for(make_spec, distil, crops, encode,
     assert proof.holds and proof.seen == 60
     rows = pq.read_table(trail.folder / "ledger" / "rejects.parquet").to_pylist()
     scanned = {row["key"]: row["reason"] for row in rows}
-    index = pq.read_table(trail.folder / "data" / "samples.parquet", columns=["key"])["key"].to_pylist()
+    split = load_spec(trail.folder / "experiment.yaml").dataset.train_dataset
+    found = RunData.load(trail.folder / "data", split).index
+    index = [found.key(row) for row in range(len(found))]
     undecoded = {index[i] for i in read_rejected(trail.folder / "ledger")["id"].to_pylist()}
     for key, what in damage.items():
         if what == "whole":
