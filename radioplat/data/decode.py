@@ -10,6 +10,7 @@ import simplejpeg
 from PIL import Image
 
 from radioplat.data.headers import ImageHeader, image_header, open_lazily
+from radioplat.data.png import png_damage
 
 MAX_PIXELS = 178_956_970  # the default of dataset.max_pixels
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -19,7 +20,8 @@ class BadSample(Exception):
     """This image cannot be used; the run goes on without it.
 
     Attributes:
-        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``.
+        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``,
+            ``shard_changed``, ``hash_mismatch``.
         detail: what the decoder said.
     """
 
@@ -68,6 +70,8 @@ def decode_rgb(data: bytes, min_size: tuple[int, int] | None = None, max_pixels:
     factor = _factor(header, min_size)
     rgb = _decode_jpeg(data, factor) if header.format == "JPEG" else None
     if rgb is None:
+        if header.format == "PNG" and (damage := png_damage(data)):
+            raise BadSample("corrupt_image", damage)
         rgb, factor = _decode_pillow(data), 1
     rgb = _upright(rgb, header.orientation)
     if rgb.shape[:2] != (-(-header.height // factor), -(-header.width // factor)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from radioplat.data.batch import Batch, View
 from radioplat.data.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
-from radioplat.data.files import HandlePool
-from radioplat.data.shard_index import ShardIndex, gone
+from radioplat.data.fetch import Fetcher
+from radioplat.data.shard_index import ShardIndex
 from radioplat.data.views import ViewSpec, make_view, needed_size, plan_crop, refuse_unbuilt
 from radioplat.spec.dataset import AugmentationConfig
 
@@ -41,6 +42,8 @@ class GrainReader:
         seed: of the run; crops depend on it and on the position, on nothing else.
         batch_size: samples of a grain.
         max_pixels: a larger image is not decoded.
+        read_timeout_s: after how long a grain counts as stalled; for whoever waits for :meth:`read`.
+        verify_hashes: an image that is not what its sidecar's hash says is unreadable.
 
     Raises:
         SpecError: an augmentation is asked for that is not built.
@@ -55,21 +58,26 @@ class GrainReader:
         seed: int,
         batch_size: int,
         max_pixels: int = MAX_PIXELS,
+        read_timeout_s: float | None = None,
+        verify_hashes: bool = False,
     ) -> None:
         if augmentation is not None:
             refuse_unbuilt(augmentation)
         self.index, self.order, self.views = index, order, list(views)
         self.augmentation, self.seed, self.batch_size = augmentation, seed, batch_size
-        self.max_pixels = max_pixels
-        self._files = HandlePool()
+        self.max_pixels, self.read_timeout_s, self.verify_hashes = max_pixels, read_timeout_s, verify_hashes
+        self._fetch = Fetcher(index, read_timeout_s)
+
+    def careful(self) -> GrainReader:
+        """The same reader, which gives up on each sample that storage does not deliver in ``read_timeout_s``."""
+        other = copy.copy(self)
+        other._fetch = Fetcher(self.index, self.read_timeout_s, careful=True)
+        return other
 
     def read(self, grain: int) -> Batch:
         """The micro-batch at positions ``grain * batch_size`` and on.
 
         A sample that proves unreadable keeps its place: zeros, weight 0, and its reason in ``faults``.
-
-        Raises:
-            DataError: a shard changed since it was indexed, or is gone.
         """
         if self.order is None:
             raise ValueError("this reader has no order; use read_rows")
@@ -77,11 +85,7 @@ class GrainReader:
         return self._batch(grain, span.sample_id, span.position, self.augmentation)
 
     def read_rows(self, rows: Sequence[int] | np.ndarray, grain: int = 0) -> Batch:
-        """Explicit rows of the index as evaluation views; every position is -1.
-
-        Raises:
-            DataError: as :meth:`read`.
-        """
+        """Explicit rows of the index as evaluation views; every position is -1."""
         ids = np.asarray(rows, np.int64)
         return self._batch(grain, ids, np.full(len(ids), -1, np.int64), None)
 
@@ -119,17 +123,7 @@ class GrainReader:
             views[view.name].pixels[i], views[view.name].homography[i] = pixels, homography
 
     def _decode(self, row: int, min_size: tuple[int, int]) -> Decoded:
-        shard = int(self.index.shard[row])
-        path = self.index.shard_paths[shard]
-        length = int(self.index.length[row])
-        try:
-            handle = self._files.get(path, lambda opened: self.index.check_shard(shard, opened.state))
-        except OSError as error:
-            raise gone(path, error) from None
-        try:
-            data = handle.read(int(self.index.offset[row]), length)
-        except OSError as error:
-            raise BadSample("short_read", error.strerror or str(error)) from None
-        if len(data) != length:
-            raise BadSample("short_read", f"{len(data)} of {length} bytes")
+        data = self._fetch.bytes_of(row)
+        if self.verify_hashes:
+            self._fetch.check_hash(row, data)
         return decode_rgb(data, min_size, self.max_pixels)

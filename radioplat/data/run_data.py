@@ -135,6 +135,8 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple[str, int],
         dataset.train_dataset.seed,
         dataset.batch_size,
         dataset.max_pixels,
+        dataset.read_timeout_s,
+        dataset.verify_hashes,
     )
 
 

@@ -55,6 +55,8 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
             "train.global_batch_size",
             "The global batch is cut into whole micro-batches.",
         )
+    if not dataset.read_timeout_s > 0:
+        yield Problem(f"must be positive, not {dataset.read_timeout_s}", "dataset.read_timeout_s")
     if not 0 <= train.zero_stage <= 3:
         yield Problem(f"must be 0, 1, 2 or 3, not {train.zero_stage}", "train.zero_stage")
     if not train.clip_grad_norm >= 0:

@@ -118,5 +118,9 @@ class DatasetConfig:
     max_pixels: int = 178_956_970
     # (+) the share of samples that may prove unreadable before the run stops with a report
     max_bad_fraction: float = 0.05
+    # (+) seconds after which a read that hangs is tried from another process, and then given up
+    read_timeout_s: float = 120.0
+    # (+) an image whose bytes are not what the sidecar's sha256 or md5 says is unreadable
+    verify_hashes: bool = False
     # (+) batches that are decoded and asked of the teachers ahead of the student, per training worker
     prefetch_batches: int = 4

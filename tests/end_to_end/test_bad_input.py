@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 from radioplat import cli
-from radioplat.data.ledger import read_consumed, read_rejected, summary
+from radioplat.data.ledger import read_consumed, read_rejected
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
 from radioplat.distill.checkpoint import verified_state
+from radioplat.distill.prove import prove_run
 from radioplat.errors import DataError, RadioplatError, SpecError, TrainingError, WeightsError
 from radioplat.models.timm_backbone import TimmBackbone
 from radioplat.spec.load import load_spec
@@ -90,8 +91,8 @@ def test_an_image_that_breaks_on_decoding_keeps_its_place(mixed_run):
     bad = read_rejected(mixed_run.folder / "ledger").to_pylist()
     assert bad and all(row["reason"].startswith("corrupt_image") for row in bad)
     assert len({row["id"] for row in bad}) == 1
-    books = summary(mixed_run.folder / "ledger")
-    assert books.unreadable == {"corrupt_image": 1} and (books.missing, books.repeated, books.consumed) == (0, 0, 48)
+    proof = prove_run(mixed_run.folder)
+    assert proof.unlearned == {"corrupt_image": len(bad)} and proof.holds and proof.seen == 48
 
 
 def test_odd_but_valid_images_are_learned_from(mixed_run):
@@ -282,7 +283,8 @@ def test_a_step_that_is_not_finite_is_skipped(overflowing, make_spec, distil, st
     assert "lite0" not in blamed[0]["reason"]
     assert {row["reason"] for row in rows} - {blamed[0]["reason"]} == {"skipped_step"}
     assert all(torch.isfinite(value).all() for value in student_tensors(trail.result.checkpoint).values())
-    assert summary(trail.folder / "ledger").missing == 0
+    proof = prove_run(trail.folder)
+    assert proof.holds and proof.unlearned == {"skipped_step": 4, "non_finite": 2}
 
 
 def test_a_teacher_that_is_not_finite_is_quarantined(overflowing, make_spec, distil, tmp_path):

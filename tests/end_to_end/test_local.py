@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 import yaml
 
-from radioplat.data.ledger import summary
+from radioplat import cli
+from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData
 from radioplat.distill.checkpoint import verified_state
+from radioplat.distill.prove import prove_run
 from radioplat.errors import SpecError
 from radioplat.spec.load import load_spec
 from radioplat.track.results import TaskFolder
@@ -89,8 +92,42 @@ def test_consumed_ids_are_the_orders(quiet_run, ids_by_step):
     order = RunData.load(quiet_run.folder / "data", spec.dataset.train_dataset).order
     found = ids_by_step(quiet_run.folder)
     assert found == {step: order.slice(6 * step, 6 * step + 6).sample_id.tolist() for step in range(8)}
-    books = summary(quiet_run.folder / "ledger")
-    assert (books.consumed, books.replayed, books.repeated, books.missing) == (48, 0, 0, 0)
+    proof = prove_run(quiet_run.folder)
+    assert proof.holds and (proof.expected, proof.seen, proof.replayed, proof.attempts) == (48, 48, 0, [(1, 0, 8)])
+
+
+def test_the_command_that_proves_it(quiet_run, capfd):
+    for place in (quiet_run.folder, quiet_run.folder.parent):
+        assert cli.main(["ledger", str(place)]) == 0
+        out, _ = capfd.readouterr()
+        for words in ("expected", "48", "missing", "replayed", "48 expected samples was seen exactly once"):
+            assert words in out, words
+
+
+@pytest.mark.parametrize("fault", ["swap", "drop"])
+def test_a_worker_that_swaps_or_drops_a_row_is_found_out(make_spec, distil, monkeypatch, capfd, tmp_path, fault):
+    record = Ledger.record
+
+    def faulty(self, step, batch, rank=None):
+        if step == 1 and batch.grain == 4:
+            ids = batch.sample_id[::-1].copy() if fault == "swap" else batch.sample_id[1:]
+            keep = slice(None) if fault == "swap" else slice(1, None)
+            views = {n: dataclasses.replace(v, pixels=v.pixels[keep]) for n, v in batch.views.items()}
+            parts = {n: getattr(batch, n)[keep] for n in ("position", "weight", "label")}
+            batch = dataclasses.replace(batch, views=views, sample_id=ids, **parts)
+        record(self, step, batch, rank)
+
+    monkeypatch.setattr(Ledger, "record", faulty)
+    trail = distil(make_spec(tmp_path), "train.max_steps=2")
+    assert cli.main(["ledger", str(tmp_path)]) == 1
+    out, err = capfd.readouterr()
+    wrong = "2 missing, 0 repeated, 2 misplaced" if fault == "swap" else "1 missing, 0 repeated, 0 misplaced"
+    assert wrong in err and str(trail.folder) in err and "step 1" in out
+
+
+def test_nothing_to_prove(capfd, tmp_path):
+    assert cli.main(["ledger", str(tmp_path)]) == 1
+    assert "no ledger here" in capfd.readouterr().err
 
 
 def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step, student_tensors):
@@ -101,7 +138,8 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
     for step, loss in again.losses.items():
         assert loss == pytest.approx(quiet_run.losses[step], rel=1e-6), step
     assert ids_by_step(again.folder) == ids_by_step(quiet_run.folder)
-    assert summary(again.folder / "ledger").replayed == 6 * (8 - steps)
+    proof = prove_run(again.folder)
+    assert proof.holds and proof.replayed == 6 * (8 - steps) and proof.attempts == [(1, 0, steps), (2, steps, 8)]
     mine, theirs = student_tensors(again.result.checkpoint), student_tensors(quiet_run.result.checkpoint)
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -169,6 +207,8 @@ def test_another_order_is_accepted_when_asked_for(quiet_run, broken_off, distil,
     found, before = ids_by_step(again.folder), ids_by_step(quiet_run.folder)
     assert [found[s] for s in range(4)] == [before[s] for s in range(4)]
     assert [found[s] for s in range(4, 8)] != [before[s] for s in range(4, 8)]
+    proof = prove_run(again.folder)
+    assert proof.holds and (proof.first_step, proof.expected, proof.before, proof.replayed) == (4, 24, 24, 24)
 
 
 def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):
@@ -187,6 +227,8 @@ def test_from_a_named_checkpoint(quiet_run, distil, tmp_path, ids_by_step):
     assert again.result.resumed_from == 4 and str(start) in again.lines[0]
     assert again.losses == pytest.approx({s: quiet_run.losses[s] for s in range(5, 9)}, rel=1e-6)
     assert sorted(ids_by_step(again.folder)) == [4, 5, 6, 7]
+    proof = prove_run(again.folder)
+    assert proof.holds and (proof.first_step, proof.expected) == (4, 24)
 
 
 def test_a_named_checkpoint_of_another_order_is_refused(quiet_run, distil, tmp_path):
