@@ -71,10 +71,9 @@ def plan(args: argparse.Namespace) -> None:
 
 def index(args: argparse.Namespace) -> None:
     """Index a folder of shards or images and say what is in it."""
-    from radioplat.data.survey import survey
-    from radioplat.show_survey import show
+    from radioplat.show_survey import run_and_show
 
-    show(survey(args.folder, args.overrides))
+    run_and_show(args.folder, args.overrides)
 
 
 def pack(args: argparse.Namespace) -> None:

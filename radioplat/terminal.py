@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from radioplat.errors import RadioplatError
@@ -37,6 +41,25 @@ def say(line: str) -> None:
 def note(line: str) -> None:
     """A line on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def counting(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, or a line every ten seconds where that is no terminal; yields ``count(done, total)``."""
+    if not sys.stderr.isatty():
+        spoke = [time.monotonic()]
+
+        def line(done: int, total: int) -> None:
+            if time.monotonic() - spoke[0] >= 10 or done == total > 1000:
+                spoke[0] = time.monotonic()
+                note(f"{label}: {done} of {total}")
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def size(count: float) -> str:

@@ -1,19 +1,37 @@
-"""The one place where the data room touches storage: state of a file, bytes of a range, a bounded pool of handles."""
+"""The one place where the data room touches storage: folders, states of files, bytes of a range, a pool of handles.
+
+Paths are local, or ``s3://bucket/key`` and ``gs://bucket/key`` (pyarrow's own clients). Nothing is ever read but the
+range that is asked for. An error that may pass is tried again with growing pauses, a bounded number of times.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from radioplat.data.remote import filesystem, is_remote, strip_scheme
+from radioplat.data.retry import retried
 
 
 class FileState(NamedTuple):
-    """What tells one version of a file from another: its size in bytes and its modification time in nanoseconds."""
+    """What tells one version of a file from another: its size in bytes and its modification time in nanoseconds.
+
+    Object stores tell the time in whole seconds when asked for one object, so theirs is cut to that.
+    """
 
     size: int
     mtime_ns: int
+
+
+class _Source(Protocol):
+    """Bytes by offset, from any thread."""
+
+    state: FileState
+
+    def read(self, offset: int, length: int) -> bytes: ...
 
 
 def stat_file(path: str) -> FileState:
@@ -22,35 +40,39 @@ def stat_file(path: str) -> FileState:
     Raises:
         OSError: it is missing or may not be read.
     """
-    found = os.stat(path)
-    return FileState(found.st_size, found.st_mtime_ns)
+    return retried(lambda: _stat(path), path)
 
 
-def open_stream(path: str) -> BinaryIO:
-    """A seekable binary stream; the caller closes it."""
-    return open(path, "rb")
+def absolute(path: str) -> str:
+    """``path`` with ``~`` and relative parts resolved; a remote one without a trailing slash."""
+    return path.rstrip("/") if is_remote(path) else os.path.abspath(os.path.expanduser(path))
+
+
+def list_files(root: str, wanted: Callable[[str], bool]) -> list[tuple[str, FileState]]:
+    """Every file below ``root`` whose name ``wanted`` accepts, by its path below ``root``, sorted by it.
+
+    Links are followed, each folder once so that a circle of links ends. Names that start with a dot, and all below
+    such folders, are left out.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such folder.
+        OSError: it cannot be read.
+    """
+    walk = _walk_remote if is_remote(root) else _walk_local
+    return retried(lambda: sorted(walk(root, wanted)), root)
 
 
 class RangeFile:
     """An open file that is read by offset, from any thread; it closes when the last reference goes."""
 
     def __init__(self, path: str) -> None:
-        self._fd = -1
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        found = os.fstat(self._fd)
-        self.state = FileState(found.st_size, found.st_mtime_ns)
+        self._path = path
+        self._source: _Source = retried(lambda: _Remote(path) if is_remote(path) else _Local(path), path)
+        self.state = self._source.state
 
     def read(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``; fewer only where the file ends."""
-        parts = []
-        while length > 0 and (part := os.pread(self._fd, length, offset)):
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return b"".join(parts) if len(parts) != 1 else parts[0]
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        return retried(lambda: self._source.read(offset, length), self._path)
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
@@ -97,3 +119,81 @@ class HandlePool:
 
     def __reduce__(self):
         return (HandlePool, (self._limit,))
+
+
+class _Local:
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.state = _state(os.fstat(self._fd))
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts, got = [data], len(data)
+        while got < length and (part := os.pread(self._fd, length - got, offset + got)):
+            parts.append(part)
+            got += len(part)
+        return b"".join(parts)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class _Remote:
+    def __init__(self, path: str) -> None:
+        self.state = _stat(path)
+        self._file = filesystem(path).open_input_file(strip_scheme(path))
+
+    def read(self, offset: int, length: int) -> bytes:
+        length = min(length, self.state.size - offset)  # a range that starts behind the end is an error there
+        return self._file.read_at(length, offset) if length > 0 else b""
+
+
+def _stat(path: str) -> FileState:
+    if not is_remote(path):
+        return _state(os.stat(path))
+    found = filesystem(path).get_file_info(strip_scheme(path))
+    if not found.is_file:
+        raise FileNotFoundError(2, "No such object", path)
+    return _remote_state(found)
+
+
+def _state(found: os.stat_result) -> FileState:
+    return FileState(found.st_size, found.st_mtime_ns)
+
+
+def _remote_state(found) -> FileState:
+    return FileState(found.size, (found.mtime_ns or 0) // 1_000_000_000 * 1_000_000_000)
+
+
+def _walk_local(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, FileState]]:
+    seen: set[tuple[int, int]] = set()
+    folders = [("", root)]
+    while folders:
+        prefix, folder = folders.pop()
+        found = os.stat(folder)
+        if (found.st_dev, found.st_ino) in seen:
+            continue
+        seen.add((found.st_dev, found.st_ino))
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append((f"{prefix}{entry.name}/", entry.path))
+                elif entry.is_file() and wanted(entry.name):
+                    yield prefix + entry.name, _state(entry.stat())
+
+
+def _walk_remote(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, FileState]]:
+    from pyarrow.fs import FileSelector
+
+    base = strip_scheme(root)
+    for found in filesystem(root).get_file_info(FileSelector(base, recursive=True)):
+        name = found.path[len(base) :].lstrip("/")
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if found.is_file and not hidden and wanted(name):
+            yield name, _remote_state(found)

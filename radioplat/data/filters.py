@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from radioplat.data.hashing import hash_codes
+from radioplat.data.frequency import first_of_each, frequencies
+from radioplat.data.hashing import hash_keys
+from radioplat.data.scratch import scratch
 from radioplat.data.shard_index import ShardIndex
 from radioplat.spec.dataset import SplitConfig, WeightMode
 
@@ -13,16 +15,76 @@ REASONS = (
 )  # fmt: skip
 
 
-def reject_reasons(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
-    """Why each row is rejected: the first of :data:`REASONS` that holds.
+def reject_codes(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
+    """Why each row is rejected: the place in :data:`REASONS` of the first that holds, 0 for a row that is kept.
 
     Thresholds are inclusive: a value equal to its threshold is kept. With ``split.dedup`` a row is a ``duplicate`` if
     an earlier row, of any source, that passes the other filters has its hash; missing hashes are computed.
 
     Returns:
-        object ``[N]`` of str, ``""`` where the row is kept.
+        uint8 ``[N]``.
     """
-    width, height = index.width.astype(np.int64), index.height.astype(np.int64)
+    code = scratch(len(index), np.uint8, index.directory)
+    for start, table in index.rows.blocks(["width", "height"]):
+        width, height = (table[name].to_numpy().astype(np.int64) for name in ("width", "height"))
+        code[start : start + len(table)] = _by_size(width, height, split, max_pixels)
+    if split.dedup:
+        kept = code == 0
+        code[kept & ~first_of_each(hash_keys(index, kept), index.directory)] = REASONS.index("duplicate")
+    return code
+
+
+def reject_reasons(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
+    """:func:`reject_codes` in words: object ``[N]`` of str, ``""`` where the row is kept."""
+    return np.array(REASONS, object)[reject_codes(index, split, max_pixels)]
+
+
+def draw_frequencies(index: ShardIndex, kept: np.ndarray, mode: WeightMode | None) -> np.ndarray:
+    """f of each kept row, from which :func:`weight_of` makes its weight.
+
+    f counts the kept rows, of all sources, with the row's hash; missing hashes are computed if the mode needs them.
+    A mode that weighs all alike has f = 1.
+
+    Args:
+        index: of ``N`` rows.
+        kept: bool ``[N]``.
+        mode: None is ``uniform``.
+
+    Returns:
+        uint32 ``[N]``, 0 where the row is not kept.
+    """
+    if mode is None or mode == WeightMode.uniform:
+        found = scratch(len(index), np.uint32, index.directory)
+        found[:] = kept
+        return found
+    return frequencies(hash_keys(index, kept), index.directory)
+
+
+def weight_of(frequency: np.ndarray, mode: WeightMode | None) -> np.ndarray:
+    """How often a row is drawn, up to a factor: 1/f, 1/f^2, 1/log(1+f) or 1 (TAO's ``data_weight_mode``).
+
+    Args:
+        frequency: ``[n]``, 0 for a row that is not drawn.
+        mode: None is ``uniform``.
+
+    Returns:
+        float64 ``[n]``, 0 where the frequency is 0.
+    """
+    drawn = frequency > 0
+    f = np.where(drawn, frequency, 1).astype(np.float64)
+    if mode is None or mode == WeightMode.uniform:
+        weight = np.ones_like(f)
+    elif mode == WeightMode.inv_frequency:
+        weight = 1 / f
+    elif mode == WeightMode.inv_sq_frequency:
+        weight = 1 / f**2
+    else:
+        # Logarithms differ in the last bit from one processor to another; the order must not.
+        weight = (1 / np.log1p(f)).astype(np.float32).astype(np.float64)
+    return np.where(drawn, weight, 0.0)
+
+
+def _by_size(width: np.ndarray, height: np.ndarray, split: SplitConfig, max_pixels: int) -> np.ndarray:
     short, long, area = np.minimum(width, height), np.maximum(width, height), width * height
     limit = split.native_resolution_filter
     rejected = (
@@ -33,42 +95,7 @@ def reject_reasons(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np
         # Divided as the threshold was: 3 / 2 <= 1.5 must hold, whatever the factors.
         long / short > (np.inf if limit.max_aspect_ratio is None else limit.max_aspect_ratio),
     )
-    code = np.zeros(len(index), np.int8)
+    code = np.zeros(len(width), np.uint8)
     for number, mask in reversed(list(enumerate(rejected, start=1))):
         code[mask] = number
-    if split.dedup:
-        hashes = hash_codes(index, code == 0)
-        kept = np.flatnonzero(code == 0)
-        _, first = np.unique(hashes[kept], return_index=True)
-        again = np.ones(len(kept), bool)
-        again[first] = False
-        code[kept[again]] = REASONS.index("duplicate")
-    return np.array(REASONS, object)[code]
-
-
-def sample_weights(index: ShardIndex, kept: np.ndarray, mode: WeightMode | None) -> np.ndarray:
-    """How often each row is drawn, up to a factor: 1/f, 1/f^2, 1/log(1+f) or 1 (TAO's ``data_weight_mode``).
-
-    f counts the kept rows, of all sources, with the row's hash; missing hashes are computed if the mode needs them.
-
-    Args:
-        index: of ``N`` rows.
-        kept: bool ``[N]``.
-        mode: None is ``uniform``.
-
-    Returns:
-        float64 ``[N]``, 0 where the row is not kept.
-    """
-    weight = np.zeros(len(index))
-    if mode is None or mode == WeightMode.uniform:
-        weight[kept] = 1.0
-        return weight
-    codes = hash_codes(index, kept)[kept]
-    frequency = np.bincount(codes)[codes].astype(np.float64) if len(codes) else np.ones(0)
-    if mode == WeightMode.inv_frequency:
-        weight[kept] = 1 / frequency
-    elif mode == WeightMode.inv_sq_frequency:
-        weight[kept] = 1 / frequency**2
-    else:
-        weight[kept] = 1 / np.log1p(frequency)
-    return weight
+    return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from PIL import Image
@@ -13,6 +14,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
+
+from radioplat.data.quick_headers import jpeg_size, png_size
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "gif", "webp", "bmp", "tiff", "img"})
 
@@ -29,6 +32,7 @@ _MAGIC = (
     (b"MM\0+", TiffImageFile),
 )
 _ORIENTATION = 274  # EXIF tag
+_NAMES = {jpeg_size: "JPEG", png_size: "PNG"}
 
 
 class ImageHeader(NamedTuple):
@@ -52,7 +56,37 @@ def image_header(data: bytes | BinaryIO) -> ImageHeader | None:
     Args:
         data: the image, or a seekable stream of which only what is needed is read.
     """
-    stream = io.BytesIO(data) if isinstance(data, bytes) else data
+    if isinstance(data, bytes):
+        return header_at(lambda offset, length: data[offset : offset + length], lambda: io.BytesIO(data))
+
+    def read(offset: int, length: int) -> bytes:
+        data.seek(offset)
+        return data.read(length)
+
+    def again() -> BinaryIO:
+        data.seek(0)
+        return data
+
+    return header_at(read, again)
+
+
+def header_at(read: Callable[[int, int], bytes], stream: Callable[[], BinaryIO]) -> ImageHeader | None:
+    """As :func:`image_header`, of an image that is read by offset.
+
+    Args:
+        read: ``read(offset, length)`` gives bytes of the image, fewer at its end.
+        stream: opens it as a seekable stream, for the formats that Pillow reads.
+    """
+    start = read(0, 8)
+    quick = jpeg_size if start[:3] == b"\xff\xd8\xff" else png_size if start == b"\x89PNG\r\n\x1a\n" else None
+    found = quick and quick(read)
+    if quick and found:
+        width, height, turn = found
+        return ImageHeader(*((width, height) if turn < 5 else (height, width)), _NAMES[quick], turn)
+    return _careful_header(stream())
+
+
+def _careful_header(stream: BinaryIO) -> ImageHeader | None:
     try:
         # Pillow reads a WebP whole and makes a decoder with its canvas before it can tell the size.
         if _is_webp(stream):
@@ -62,6 +96,8 @@ def image_header(data: bytes | BinaryIO) -> ImageHeader | None:
             return None
         turn = 1 if image.format == "TIFF" else _orientation(image)  # Pillow itself turns a TIFF, size and pixels
         width, height = image.size if turn < 5 else image.size[::-1]
+        if width < 1 or height < 1:
+            return None
         return ImageHeader(width, height, str(image.format), turn)
     except Exception:  # a damaged header can make a parser fail in any way; each means the same to us
         return None
@@ -125,6 +161,8 @@ def _webp_header(stream: BinaryIO) -> ImageHeader | None:
         bits = int.from_bytes(head[21:25], "little")
         width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     else:
+        return None
+    if not width or not height:
         return None
     if turn >= 5:
         width, height = height, width

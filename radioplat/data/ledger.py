@@ -107,23 +107,32 @@ def write_rejects(
     Args:
         directory: of the run's ledger; made if missing.
         index: of ``N`` rows.
-        reasons: object ``[N]`` from :func:`radioplat.data.filters.reject_reasons`, ``""`` where kept.
+        reasons: ``[N]`` of str, ``""`` where kept; any sequence whose slices are arrays.
         faults: default: the index's own.
     """
     faults = index.faults if faults is None else faults
-    rows = np.flatnonzero(reasons != "")
-    paths = pa.array(index.shard_paths, pa.large_string())
-    size = [f"{w}x{h}" for w, h in zip(index.width[rows].tolist(), index.height[rows].tolist(), strict=True)]
-    shard, key = paths.take(pa.array(index.shard[rows])), index.samples["key"].take(pa.array(rows))
-    filtered = [rows, shard, key, reasons[rows], size]
-    found = [np.full(len(faults), -1), *(faults[name] for name in ("shard", "key", "reason", "detail"))]
-    tables = [
-        pa.table([c if isinstance(c, pa.ChunkedArray) else pa.array(c, f.type)
-                  for c, f in zip(columns, REJECTS_SCHEMA, strict=True)], schema=REJECTS_SCHEMA)
-        for columns in (filtered, found)
-    ]  # fmt: skip
     Path(directory).mkdir(parents=True, exist_ok=True)
-    _write(pa.concat_tables(tables), Path(directory) / "rejects.parquet")
+    path = Path(directory) / "rejects.parquet"
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    paths = np.array(index.shard_paths, object)
+    with pq.ParquetWriter(aside, REJECTS_SCHEMA) as writer:
+        for start, table in index.rows.blocks(["key", "width", "height"]):
+            here = np.asarray(reasons[start : start + len(table)])
+            rows = np.flatnonzero(here != "")
+            if not len(rows):
+                continue
+            table = table.take(pa.array(rows))
+            size = [f"{w}x{h}" for w, h in zip(table["width"].to_pylist(), table["height"].to_pylist(), strict=True)]
+            found = [rows + start, paths[index.shard[rows + start]], table["key"], here[rows], size]
+            writer.write_table(_rejects(found))
+        writer.write_table(_rejects([np.full(len(faults), -1), *(faults[n] for n in REJECTS_SCHEMA.names[1:])]))
+    os.replace(aside, path)
+
+
+def _rejects(columns: list) -> pa.Table:
+    arrays = [c if isinstance(c, pa.ChunkedArray) else pa.array(c, f.type)
+              for c, f in zip(columns, REJECTS_SCHEMA, strict=True)]  # fmt: skip
+    return pa.table(arrays, schema=REJECTS_SCHEMA)
 
 
 def read_consumed(directory: str | Path) -> pa.Table:

@@ -12,6 +12,7 @@ from radioplat.data.batch import Batch, View
 from radioplat.data.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
 from radioplat.data.fetch import Fetcher
 from radioplat.data.shard_index import ShardIndex
+from radioplat.data.uniform_color import refuse_uniform_color
 from radioplat.data.views import ViewSpec, make_view, needed_size, plan_crop, refuse_unbuilt
 from radioplat.spec.dataset import AugmentationConfig
 
@@ -44,6 +45,7 @@ class GrainReader:
         max_pixels: a larger image is not decoded.
         read_timeout_s: after how long a grain counts as stalled; for whoever waits for :meth:`read`.
         verify_hashes: an image that is not what its sidecar's hash says is unreadable.
+        reject_uniform: an image of one colour gets weight 0.
 
     Raises:
         SpecError: an augmentation is asked for that is not built.
@@ -60,12 +62,14 @@ class GrainReader:
         max_pixels: int = MAX_PIXELS,
         read_timeout_s: float | None = None,
         verify_hashes: bool = False,
+        reject_uniform: bool = False,
     ) -> None:
         if augmentation is not None:
             refuse_unbuilt(augmentation)
         self.index, self.order, self.views = index, order, list(views)
         self.augmentation, self.seed, self.batch_size = augmentation, seed, batch_size
         self.max_pixels, self.read_timeout_s, self.verify_hashes = max_pixels, read_timeout_s, verify_hashes
+        self.reject_uniform = reject_uniform
         self._fetch = Fetcher(index, read_timeout_s)
 
     def careful(self) -> GrainReader:
@@ -118,6 +122,8 @@ class GrainReader:
         image = self._decode(row, needed_size(width, height, crop.box, largest))
         if (image.width, image.height) != (width, height):
             raise BadSample("size_mismatch", f"indexed as {width}x{height}, decoded {image.width}x{image.height}")
+        if self.reject_uniform:
+            refuse_uniform_color(image.rgb)
         for view in self.views:
             pixels, homography = make_view(image, crop, view.size)
             views[view.name].pixels[i], views[view.name].homography[i] = pixels, homography

@@ -10,53 +10,95 @@ from pathlib import Path
 
 import numpy as np
 
-from radioplat.data.filters import reject_reasons, sample_weights
-from radioplat.data.order import ArraySource, SampleOrder
+from radioplat.data.columns import Column
+from radioplat.data.filters import REASONS, draw_frequencies, reject_codes, weight_of
+from radioplat.data.order import SampleOrder
 from radioplat.data.reader import GrainReader
 from radioplat.data.shard_index import ShardIndex
 from radioplat.data.views import ViewSpec
 from radioplat.errors import DataError, Problem
 from radioplat.spec.dataset import DatasetConfig, SplitConfig
 
-_WEIGHTS, _REASONS = "weights.npy", "reasons.npy"
+_FREQUENCY, _REASONS, _LENGTHS = "frequency.npy", "reasons.npy", "shard_weights.npy"
 
 
 class RunData:
-    """An index with its weights and the order of samples.
+    """An index with its weights and the order of samples; opened from a folder, nothing of it is held in memory.
 
     Attributes:
         index: the run's own copy.
-        weight: float64 ``[N]``, 0 where a row is rejected.
-        reasons: object ``[N]``, ``""`` or why the row is rejected.
+        codes: uint8 ``[N]``, 0 or why the row is rejected, see :data:`radioplat.data.filters.REASONS`.
+        frequency: uint32 ``[N]``, how often a row's hash is seen, 0 where it is rejected.
+        shard_weights: float64 ``[shards]``, sum of the weights of each shard.
     """
 
-    def __init__(self, index: ShardIndex, split: SplitConfig, weight: np.ndarray, reasons: np.ndarray) -> None:
-        self.index, self.split, self.weight, self.reasons = index, split, weight, reasons
+    def __init__(
+        self,
+        index: ShardIndex,
+        split: SplitConfig,
+        codes: np.ndarray,
+        frequency: np.ndarray,
+        shard_weights: np.ndarray,
+    ) -> None:
+        self.index, self.split = index, split
+        self.codes, self.frequency, self.shard_weights = codes, frequency, shard_weights
 
     @classmethod
     def create(cls, index: ShardIndex, split: SplitConfig, max_pixels: int) -> RunData:
         """Apply the filters and weights of ``split``."""
-        reasons = reject_reasons(index, split, max_pixels)
-        return cls(index, split, sample_weights(index, reasons == "", split.data_weight_mode), reasons)
+        codes = reject_codes(index, split, max_pixels)
+        frequency = draw_frequencies(index, codes == 0, split.data_weight_mode)
+        sums = [
+            weight_of(frequency[start:stop], split.data_weight_mode).sum()
+            for start, stop in zip(index.starts[:-1].tolist(), index.starts[1:].tolist(), strict=True)
+        ]
+        return cls(index, split, codes, frequency, np.array(sums, np.float64))
 
     def save(self, directory: Path) -> None:
         """Write the run's copy, readable by :meth:`load` in any process."""
         self.index.save(directory)
-        np.save(directory / _WEIGHTS, self.weight)
-        np.save(directory / _REASONS, self.reasons.astype("U"))
+        for name, array in ((_FREQUENCY, self.frequency), (_REASONS, self.codes), (_LENGTHS, self.shard_weights)):
+            np.save(directory / name, array)
 
     @classmethod
     def load(cls, directory: Path, split: SplitConfig) -> RunData:
-        """Read what :meth:`save` wrote.
+        """Open what :meth:`save` wrote.
 
         Raises:
             DataError: the copy is missing or torn.
         """
         try:
-            weight, reasons = np.load(directory / _WEIGHTS), np.load(directory / _REASONS).astype(object)
+            arrays = [np.load(directory / name, mmap_mode="r") for name in (_REASONS, _FREQUENCY, _LENGTHS)]
         except (OSError, ValueError) as error:
             raise DataError(f"the run's copy of the index is not whole: {error}", where=str(directory)) from None
-        return cls(ShardIndex.load(directory), split, weight, reasons)
+        index = ShardIndex.load(directory)
+        if [len(array) for array in arrays] != [len(index), len(index), index.shards.num_rows]:
+            raise DataError("the run's copy of the index is not whole: lengths differ", where=str(directory))
+        return cls(index, split, *arrays)
+
+    @property
+    def weight(self) -> np.ndarray:
+        """float64 ``[N]``, 0 where a row is rejected; made anew at each call."""
+        return weight_of(np.asarray(self.frequency), self.split.data_weight_mode)
+
+    @cached_property
+    def reasons(self) -> Column:
+        """object ``[N]``, ``""`` or why the row is rejected; put into words where it is looked at."""
+        words = np.array(REASONS, object)
+        return Column(len(self.codes), object, lambda rows: words[self.codes[rows]], lambda: words[self.codes])
+
+    def kept_of(self, source: int) -> int:
+        """Rows of ``source`` that the filters leave."""
+        rows = self.index.rows_of(source)
+        return int(np.count_nonzero(self.codes[rows.start : rows.stop] == 0))
+
+    def rejected(self, source: int) -> dict[str, int]:
+        """Rows of ``source`` that each filter rejects, by its name; filters that reject none are left out."""
+        rows = self.index.rows_of(source)
+        counts = np.zeros(len(REASONS), np.int64)
+        for start in range(rows.start, rows.stop, 1 << 20):
+            counts += np.bincount(self.codes[start : min(start + (1 << 20), rows.stop)], minlength=len(REASONS))
+        return {name: int(count) for name, count in zip(REASONS, counts, strict=True) if name and count}
 
     @property
     def scale_factors(self) -> list[float]:
@@ -72,18 +114,18 @@ class RunData:
         """
         sources, problems = [], []
         for i in range(len(self.scale_factors)):
-            rows = np.flatnonzero(self.index.source == i)
-            if not (self.weight[rows] > 0).any():
-                problems.append(self._nothing_left(i, rows))
+            shards = self.index.shards_of(i)
+            if not self.shard_weights[shards.start : shards.stop].any():
+                problems.append(self._nothing_left(i))
             else:
-                sources.append(ArraySource(rows.astype(np.int64), self.index.shard[rows], self.weight[rows]))
+                sources.append(_RunSource(self, shards))
         if problems:
             raise DataError(*problems)
         return SampleOrder(sources, self.scale_factors, self.split.seed)
 
     def kept(self) -> np.ndarray:
         """Sample ids that the filters leave, int64."""
-        return np.flatnonzero(self.reasons == "").astype(np.int64)
+        return np.flatnonzero(np.asarray(self.codes) == 0)
 
     def order_fields(self, global_batch: int, max_pixels: int) -> dict[str, str]:
         """What the order depends on, by name: a resumed run compares them one by one."""
@@ -98,9 +140,8 @@ class RunData:
             "index_rows": self.index.fingerprint(),
         }
 
-    def _nothing_left(self, source: int, rows: np.ndarray) -> Problem:
-        names, counts = np.unique(self.reasons[rows].astype(str), return_counts=True)
-        why = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "it holds no image"
+    def _nothing_left(self, source: int) -> Problem:
+        why = ", ".join(f"{count} {name}" for name, count in self.rejected(source).items()) or "it holds no image"
         tars = self.split.tar_data_sources
         folder = tars[source].root_dir if source < len(tars) else self.split.images_dir
         return Problem(
@@ -108,6 +149,34 @@ class RunData:
             "dataset.train_dataset.native_resolution_filter",
             "Loosen the filter or remove the source.",
         )
+
+
+class _RunSource:
+    """One source as the order sees it (:class:`radioplat.data.order.OrderSource`): a shard is read when it is due."""
+
+    def __init__(self, data: RunData, shards: range) -> None:
+        self._frequency, self._mode = data.frequency, data.split.data_weight_mode
+        self._starts = data.index.starts[shards.start : shards.stop + 1]
+        rarest = _smallest_positive(data.frequency[int(self._starts[0]) : int(self._starts[-1])])
+        self._largest = float(weight_of(np.array([rarest]), self._mode)[0])  # weights fall with the frequency
+        self.shard_lengths = data.shard_weights[shards.start : shards.stop] / self._largest
+
+    def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
+        return np.arange(start, stop), weight_of(self._frequency[start:stop], self._mode) / self._largest
+
+
+def _smallest_positive(frequency: np.ndarray) -> int:
+    """Of one source; almost always 1, which is found at once."""
+    smallest = 0
+    for start in range(0, len(frequency), 1 << 20):
+        part = frequency[start : start + (1 << 20)]
+        part = part[part > 0]
+        if len(part):
+            smallest = min(smallest or int(part.min()), int(part.min()))
+        if smallest == 1:
+            break
+    return smallest
 
 
 def order_hash(fields: dict[str, str]) -> str:
@@ -137,6 +206,7 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple[str, int],
         dataset.max_pixels,
         dataset.read_timeout_s,
         dataset.verify_hashes,
+        reject_uniform=dataset.train_dataset.reject_uniform_color,
     )
 
 

@@ -1,10 +1,11 @@
-"""The shard index: one row an image, in arrays; the row number is the sample id."""
+"""The shard index: one row an image, on disk, read a block at a time; the row number is the sample id."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from functools import cached_property
 from pathlib import Path
@@ -14,101 +15,126 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from radioplat.data.columns import Column
 from radioplat.data.files import FileState, stat_file
-from radioplat.data.tarscan import SCAN_SCHEMA
+from radioplat.data.index_rows import IndexRows
+from radioplat.data.parts import NOTE_SCHEMA, remove_notes, write_table
+from radioplat.data.scan import canonical
+from radioplat.data.tarscan import FAULT_SCHEMA, SCAN_SCHEMA
 from radioplat.errors import DataError
 
-VERSION = "1"
+VERSION = "2"
 
 SAMPLE_SCHEMA = pa.schema([("source", pa.int32()), ("shard", pa.int32()), *SCAN_SCHEMA, ("label", pa.int64())])
-SHARD_SCHEMA = pa.schema(
-    [
-        ("source", pa.int32()),
-        ("kind", pa.string()),  # tar or image
-        ("root", pa.large_string()),  # absolute
-        ("name", pa.large_string()),  # below root
-        ("size", pa.int64()),  # bytes
-        ("mtime_ns", pa.int64()),
-    ]
-)
-FAULT_SCHEMA = pa.schema([(name, pa.large_string()) for name in ("shard", "key", "reason", "detail")])
+SHARD_SCHEMA = pa.schema([("source", pa.int32()), *NOTE_SCHEMA])
 
 
 class ShardIndex:
     """Every usable image of a split.
 
-    Rows are ordered by source, shard name and offset; the row number is the ``sample_id``. Numeric columns are read as
-    numpy arrays (``source, shard, offset, length, width, height, label``, each ``[N]``; label -1 where there is none);
-    the text columns stay in the Arrow table.
+    Rows are ordered by source, shard name and offset; the row number is the ``sample_id``. Numeric columns
+    (``source, shard, offset, length, width, height, label``, each ``[N]``; label -1 where there is none) look like
+    numpy arrays and are read where they are looked at, so an index of any size opens at once.
 
     Attributes:
-        samples: table of ``SAMPLE_SCHEMA``.
         shards: table of ``SHARD_SCHEMA``; ``shard`` of a sample is its row here.
         faults: table of ``FAULT_SCHEMA``: what could not be used, and why.
         classes: names of the labels that came as text, by label.
-        directory: where it was loaded from or saved to; None before.
+        directory: where it lies.
+        rows: reads them, a stretch or a column at a time.
+        starts: int64 ``[shards + 1]``, the first row of each shard.
     """
 
-    def __init__(
-        self, samples: pa.Table, shards: pa.Table, faults: pa.Table, classes: list[str], directory: Path | None = None
-    ) -> None:
-        self.samples = samples.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA).combine_chunks()
+    def __init__(self, shards: pa.Table, faults: pa.Table, classes: list[str], directory: Path) -> None:
         self.shards = shards.select(SHARD_SCHEMA.names).cast(SHARD_SCHEMA).combine_chunks()
         self.faults = faults.select(FAULT_SCHEMA.names).cast(FAULT_SCHEMA).combine_chunks()
         self.classes = classes
-        self.directory = directory
+        self.directory = Path(directory)
+        self.rows = IndexRows(self.shards, self.directory, classes)
+        self.starts = self.rows.starts
 
     def __len__(self) -> int:
-        return self.samples.num_rows
+        return int(self.starts[-1])
 
-    def __getstate__(self) -> dict:
-        # The numpy columns are views of the table; pickled, they would travel twice.
-        return {k: self.__dict__[k] for k in ("samples", "shards", "faults", "classes", "directory")}
+    def __reduce__(self):
+        return (ShardIndex, (self.shards, self.faults, self.classes, self.directory))
 
     @cached_property
-    def source(self) -> np.ndarray:
+    def source(self) -> Column:
         """int32 ``[N]``, place of the source in the spec."""
-        return self._column("source")
+        return self.rows.per_shard(self.shards["source"].to_numpy())
 
     @cached_property
-    def shard(self) -> np.ndarray:
+    def shard(self) -> Column:
         """int32 ``[N]``, row of :attr:`shards`."""
-        return self._column("shard")
+        return self.rows.per_shard(np.arange(self.shards.num_rows, dtype=np.int32))
 
     @cached_property
-    def offset(self) -> np.ndarray:
+    def offset(self) -> Column:
         """int64 ``[N]``, bytes from the start of the shard."""
-        return self._column("offset")
+        return self.rows.column("offset", np.int64)
 
     @cached_property
-    def length(self) -> np.ndarray:
+    def length(self) -> Column:
         """int64 ``[N]``, bytes."""
-        return self._column("length")
+        return self.rows.column("length", np.int64)
 
     @cached_property
-    def width(self) -> np.ndarray:
+    def width(self) -> Column:
         """int32 ``[N]``, pixels, upright."""
-        return self._column("width")
+        return self.rows.column("width", np.int32)
 
     @cached_property
-    def height(self) -> np.ndarray:
+    def height(self) -> Column:
         """int32 ``[N]``, pixels, upright."""
-        return self._column("height")
+        return self.rows.column("height", np.int32)
 
     @cached_property
-    def label(self) -> np.ndarray:
+    def label(self) -> Column:
         """int64 ``[N]``, -1 where there is none."""
-        return self._column("label")
+        return self.rows.column("label", np.int64)
+
+    @cached_property
+    def caption_offset(self) -> Column:
+        """int64 ``[N]``, where in the shard the JSON with the caption begins; -1 where there is none."""
+        return self.rows.column("caption_offset", np.int64)
+
+    @cached_property
+    def caption_length(self) -> Column:
+        """int64 ``[N]``, bytes of that JSON."""
+        return self.rows.column("caption_length", np.int64)
 
     @cached_property
     def shard_paths(self) -> list[str]:
-        """Absolute path of each shard."""
+        """Path of each shard: absolute, or ``s3://...``, ``gs://...``."""
         roots, names = self.shards["root"].to_pylist(), self.shards["name"].to_pylist()
         return [f"{root}/{name}" for root, name in zip(roots, names, strict=True)]
 
+    @property
+    def samples(self) -> pa.Table:
+        """The whole index as one table of ``SAMPLE_SCHEMA``, in memory: for a look at a small one."""
+        tables = [table for _, table in self.rows.blocks([*SCAN_SCHEMA.names, "label"])]
+        table = pa.concat_tables([SAMPLE_SCHEMA.empty_table().drop_columns(["source", "shard"]), *tables])
+        table = table.add_column(0, "shard", pa.array(np.asarray(self.shard)))
+        return table.add_column(0, "source", pa.array(np.asarray(self.source))).cast(SAMPLE_SCHEMA).combine_chunks()
+
+    def shards_of(self, source: int) -> range:
+        """Rows of :attr:`shards` that belong to ``source``; its samples are one stretch too."""
+        sources = self.shards["source"].to_numpy()
+        return range(int(np.searchsorted(sources, source)), int(np.searchsorted(sources, source, side="right")))
+
+    def rows_of(self, source: int) -> range:
+        """Sample ids of ``source``."""
+        shards = self.shards_of(source)
+        return range(int(self.starts[shards.start]), int(self.starts[shards.stop]))
+
     def key(self, row: int) -> str:
         """Name of a sample inside its shard."""
-        return self.samples["key"][int(row)].as_py()
+        return self.texts([row], "key")[0]
+
+    def texts(self, rows: np.ndarray | list[int], column: str) -> list[str | None]:
+        """``key``, ``hash``, ``format`` or ``label_name`` of ``rows``, in their order."""
+        return [self.rows.read(int(row), int(row) + 1, [column])[column][0].as_py() for row in rows]
 
     def check_shard(self, shard: int, state: FileState) -> None:
         """Compare what a shard is now with what it was when it was indexed.
@@ -150,62 +176,62 @@ class ShardIndex:
         Where the shards lie, and when they were written or copied, does not enter.
         """
         digest = hashlib.sha256(f"radioplat index {VERSION}".encode())
-        for table, names in (
-            (self.shards, ("source", "name", "size")),
-            (self.samples, ("source", "shard", "offset", "length", "width", "height", "key", "hash")),
-        ):
-            for name in names:
-                digest.update(f"|{name}:{table.num_rows}|".encode())
-                for part in _canonical(table[name]):
-                    digest.update(part)
+        for name in ("source", "name", "size", "rows", "digest"):
+            digest.update(f"|{name}:{self.shards.num_rows}|".encode())
+            for part in canonical(self.shards[name].cast(pa.large_string()) if name == "digest" else self.shards[name]):
+                digest.update(part)
         return digest.hexdigest()
 
     def save(self, directory: str | Path) -> None:
-        """Write ``samples.parquet``, ``shards.parquet``, ``faults.parquet`` and ``classes.json``.
+        """Write the index into ``directory``: its parts (linked where they can be), then the files that name them.
 
         Each is written aside and renamed; all carry one id, so that a torn set is noticed on load.
 
         Raises:
             DataError: the folder cannot be written.
         """
-        directory = Path(directory)
-        build = uuid.uuid4().hex
+        directory, build = Path(directory), uuid.uuid4().hex
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            for name in ("faults", "shards", "samples"):
+            before = _parts_of(directory)
+            parts = set(self.shards["part"].to_pylist())
+            for part in parts:
+                for path in self.directory.glob(f"{part}.*"):
+                    if path.suffix in (".parquet", ".hashes"):
+                        _link(path, directory / path.name)
+            for name in ("faults", "shards"):
                 table = getattr(self, name).replace_schema_metadata({"radioplat_index": VERSION, "build": build})
-                aside = directory / f".{name}.{build}"
-                pq.write_table(table, aside)
-                os.replace(aside, directory / f"{name}.parquet")
+                write_table(table, directory / f"{name}.parquet")
             aside = directory / f".classes.{build}"
             aside.write_text(json.dumps(self.classes, ensure_ascii=False, indent=1), encoding="utf-8")
             os.replace(aside, directory / "classes.json")
+            remove_notes(directory, parts | before)  # whoever has the index before this one open may go on reading it
         except OSError as error:
             raise DataError(f"the index cannot be written: {error.strerror}", where=str(directory)) from None
-        self.directory = directory
 
     @classmethod
     def load(cls, directory: str | Path) -> ShardIndex:
-        """Read what :meth:`save` wrote.
+        """Open what :meth:`save` wrote.
 
         Raises:
             DataError: a file is missing, damaged, of another version, or of another build than the rest.
         """
         directory = Path(directory)
         try:
-            tables = {n: pq.read_table(directory / f"{n}.parquet") for n in ("samples", "shards", "faults")}
+            tables = {n: pq.read_table(directory / f"{n}.parquet") for n in ("shards", "faults")}
             classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
             metadata = [table.schema.metadata or {} for table in tables.values()]
             marks = {(m.get(b"radioplat_index"), m.get(b"build")) for m in metadata}
             if len(marks) != 1 or next(iter(marks))[0] != VERSION.encode():
                 raise ValueError("its files are of different builds or another version")
-            return cls(tables["samples"], tables["shards"], tables["faults"], classes, directory)
+            index = cls(tables["shards"], tables["faults"], classes, directory)
+            for part in pc.unique(index.shards["part"]).to_pylist():
+                if not (directory / f"{part}.parquet").exists():
+                    raise ValueError(f"{part}.parquet is missing")
+            return index
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             message = f"no usable index here: {' '.join(str(error).split())}"
             raise DataError(message, where=str(directory), hint="Run `radioplat index`.") from None
-
-    def _column(self, name: str) -> np.ndarray:
-        return self.samples[name].to_numpy()
 
 
 def gone(path: str, error: OSError) -> DataError:
@@ -213,17 +239,22 @@ def gone(path: str, error: OSError) -> DataError:
     return DataError(f"shard changed since it was indexed: {error.strerror}", where=path, hint="Restore the file.")
 
 
-def _canonical(column: pa.ChunkedArray) -> list[memoryview | bytes]:
-    """The same bytes for the same values, however Arrow has cut or padded them."""
-    if pa.types.is_integer(column.type):
-        values = column.to_numpy()
-        return [memoryview(np.ascontiguousarray(values, values.dtype.newbyteorder("<"))).cast("B")]
-    lengths = pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), -1).to_numpy()
-    parts: list[memoryview | bytes] = [memoryview(np.ascontiguousarray(lengths, "<i8")).cast("B")]
-    for chunk in column.chunks:
-        chunk = pa.concat_arrays([chunk.fill_null("")])  # a fresh array: offset 0, no bytes behind nulls
-        data = chunk.buffers()[2]
-        if data is not None and len(chunk):
-            bounds = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            parts.append(memoryview(data)[int(bounds[0]) : int(bounds[-1])])
-    return parts
+def _parts_of(directory: Path) -> set[str]:
+    """Parts that the index in ``directory`` names, if there is one."""
+    try:
+        return set(pq.read_table(directory / "shards.parquet", columns=["part"])["part"].to_pylist())
+    except (OSError, pa.ArrowException, KeyError):
+        return set()
+
+
+def _link(path: Path, to: Path) -> None:
+    """Parts are never written again, so a link is as good as a copy."""
+    if to.exists() and to.samefile(path):
+        return
+    aside = to.with_name(f".{to.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(path, aside)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(path, aside)
+    os.replace(aside, to)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from radioplat.data.files import FileState
+from radioplat.data.files import FileState, absolute, list_files
 from radioplat.data.headers import IMAGE_EXTENSIONS
 from radioplat.errors import DataError, Problem
 from radioplat.spec.dataset import SplitConfig
@@ -32,7 +30,7 @@ class SourceFiles:
 
     Attributes:
         field: the spec field that names the folder.
-        root: absolute path of the folder.
+        root: absolute path of the folder, or ``s3://...``, ``gs://...``.
         kind: what each file is.
         scale_factor: unnormalised share in the mixture (1 for ``images_dir``).
         files: sorted by name.
@@ -75,16 +73,25 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
     return sources
 
 
+def holds_tars(folder: str) -> bool:
+    """Whether there is a tar below ``folder``; also True for what is no folder, so that the listing says so."""
+    try:
+        return bool(list_files(absolute(folder), _is_tar))
+    except OSError:
+        return True
+
+
 def _list_source(field: str, folder: str, kind: Literal["tar", "image"], scale: float) -> SourceFiles:
-    root = os.path.abspath(os.path.expanduser(folder))
-    if not os.path.isdir(root):
-        what = "is a file, not a folder" if os.path.exists(root) else "does not exist"
-        raise DataError(Problem(f"the folder {root} {what}", field, "Give the folder that holds the data."))
+    root = absolute(folder)
     test = _is_tar if kind == "tar" else _is_image
     try:
-        files = sorted(_walk(root, test), key=lambda f: f.name)
+        files = [ShardFile(name, state) for name, state in list_files(root, test)]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "is a file, not a folder" if isinstance(error, NotADirectoryError) else "does not exist"
+        raise DataError(Problem(f"the folder {root} {what}", field, "Give the folder that holds the data.")) from None
     except OSError as error:
-        raise DataError(Problem(f"the folder {error.filename} cannot be read: {error.strerror}", field)) from None
+        where = error.filename or root
+        raise DataError(Problem(f"the folder {where} cannot be read: {error.strerror}", field)) from None
     if not files:
         what = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
         raise DataError(Problem(f"the folder {root} holds no {what}", field))
@@ -97,24 +104,3 @@ def _is_tar(name: str) -> bool:
 
 def _is_image(name: str) -> bool:
     return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
-
-
-def _walk(root: str, wanted: Callable[[str], bool]) -> Iterator[ShardFile]:
-    """Files below ``root``, links followed, each folder once so that a circle of links ends; no hidden names."""
-    seen: set[tuple[int, int]] = set()
-    folders = [("", root)]
-    while folders:
-        prefix, folder = folders.pop()
-        found = os.stat(folder)
-        if (found.st_dev, found.st_ino) in seen:
-            continue
-        seen.add((found.st_dev, found.st_ino))
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda e: e.name):
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    folders.append((f"{prefix}{entry.name}/", entry.path))
-                elif entry.is_file() and wanted(entry.name):
-                    state = entry.stat()
-                    yield ShardFile(prefix + entry.name, FileState(state.st_size, state.st_mtime_ns))

@@ -5,20 +5,21 @@ Nothing is ever extracted: names inside a tar, ``../x`` too, are only names here
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
-import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+import struct
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from radioplat.data.files import open_stream
-from radioplat.data.headers import IMAGE_EXTENSIONS, ImageHeader, image_header
+from radioplat.data.headers import IMAGE_EXTENSIONS, ImageHeader, header_at
+from radioplat.data.tar_walk import Damage, Member, walk_tar
+from radioplat.data.window import Window
 
-HEADER_BYTES = 1 << 16  # read at a time for an image header; most fit into one read
 MAX_SIDECAR_BYTES = 1 << 24
+_INT64 = struct.Struct("<q").unpack
+_WANTED = IMAGE_EXTENSIONS | {"json", "cls"}
 
 # What one shard tells of each image; the index adds source and shard.
 SCAN_SCHEMA = pa.schema(
@@ -30,11 +31,20 @@ SCAN_SCHEMA = pa.schema(
         ("format", pa.string()),
         ("key", pa.large_string()),
         ("hash", pa.large_string()),  # from the sidecar; null if it has none
-        ("content_hash", pa.large_string()),  # sha256 of the bytes; null until somebody asks for it
+        ("hash_key", pa.int64()),  # 64 bits of it, see hash_key(); 0 if it has none
         ("caption_offset", pa.int64()),  # of the JSON sidecar that holds a caption; -1 if none
         ("caption_length", pa.int64()),
         ("given_label", pa.int64()),  # a number from the sidecar; -1 if none
         ("label_name", pa.large_string()),
+    ]
+)
+
+
+FAULT_SCHEMA = pa.schema(
+    [
+        *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail")),
+        ("offset", pa.int64()),  # of the bytes that are lost or unused; -1 where no bytes are meant
+        ("length", pa.int64()),
     ]
 )
 
@@ -49,12 +59,15 @@ class Fault:
         reason: ``unreadable_shard, not_a_tar, empty_tar, truncated_tar, corrupt_tar, not_an_image, empty_member,
             duplicate_key, no_image, not_a_file, hidden_member, bad_sidecar``.
         detail: for a person.
+        offset, length: the bytes meant, from a member's first header on; -1 and 0 where none are.
     """
 
     shard: str
     key: str
     reason: str
     detail: str = ""
+    offset: int = -1
+    length: int = 0
 
 
 @dataclass
@@ -65,32 +78,29 @@ class Scan:
     faults: list[Fault]
 
 
-@dataclass
 class _Sample:
-    image: dict[str, Any] | None = None
-    sidecar: dict[str, Any] = field(default_factory=dict)
-    blamed: bool = False
+    __slots__ = ("blamed", "first", "image", "sidecar")
+
+    def __init__(self, first: int) -> None:
+        self.first = first  # byte of its first member
+        self.image: tuple[int, int, ImageHeader] | None = None  # offset, length, header
+        self.sidecar: dict[str, Any] | None = None
+        self.blamed = False
 
 
 def scan_tar(path: str) -> Scan:
     """Scan the tar at ``path``; whatever is wrong with it becomes a fault, never an exception."""
-    faults: list[Fault] = []
-    samples: dict[str, _Sample] = {}
+    shard = _TarScan(path)
     try:
-        with open_stream(path) as stream:
-            for member in _members(stream, path, faults):
-                _take(stream, member, path, samples, faults)
+        window = Window(path)
+        if window.size == 0:
+            shard.blame("", "empty_tar", "0 bytes")
+        else:
+            for found in walk_tar(window):
+                shard.take(window, found)
     except OSError as error:
-        faults.append(Fault(path, "", "unreadable_shard", error.strerror or str(error)))
-    rows = []
-    for key, sample in samples.items():
-        if sample.image is not None:
-            rows.append(sample.image | sample.sidecar)
-        elif not sample.blamed:
-            faults.append(Fault(path, key, "no_image", "no member of this key has an image extension"))
-    if not samples and not faults:
-        faults.append(Fault(path, "", "empty_tar", "no members"))
-    return Scan(_table(rows), faults)
+        shard.blame("", "unreadable_shard", error.strerror or str(error))
+    return shard.finish()
 
 
 def scan_image(path: str, name: str) -> Scan:
@@ -101,129 +111,139 @@ def scan_image(path: str, name: str) -> Scan:
         name: the path below ``images_dir``, with ``/``.
     """
     try:
-        with open_stream(path) as stream:
-            length = stream.seek(0, io.SEEK_END)
-            stream.seek(0)
-            header = image_header(stream)
+        window = Window(path)
+        header = header_at(window.read, lambda: window.span(0, window.size))
     except OSError as error:
         return Scan(_table([]), [Fault(path, name, "unreadable_shard", error.strerror or str(error))])
     if header is None:
-        reason = "not_an_image" if length else "empty_member"
-        return Scan(_table([]), [Fault(path, name, reason)])
-    row = _row(_split(name)[0], 0, length, header)
+        return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")])
     parent = name.rpartition("/")[0].rpartition("/")[2]
-    return Scan(_table([row | ({"label_name": parent} if parent else {})]), [])
+    label = {"label_name": _text(parent)} if parent else None
+    return Scan(_table([_row(_text(_split(name)[0]), (0, window.size, header), label)]), [])
 
 
-def _members(stream: BinaryIO, path: str, faults: list[Fault]) -> Iterator[tarfile.TarInfo]:
-    """The members that are whole; tarfile itself ends in silence at damage, so the end is looked at again."""
-    size = stream.seek(0, io.SEEK_END)
-    stream.seek(0)
-    if size == 0:
-        faults.append(Fault(path, "", "empty_tar", "0 bytes"))
-        return
+class _TarScan:
+    """What is known of one tar while it is walked."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._samples: dict[str, _Sample] = {}
+        self._faults: list[Fault] = []
+
+    def blame(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
+        self._faults.append(Fault(self._path, key, reason, detail, offset, length))
+
+    def take(self, window: Window, found: Member | Damage) -> None:
+        if isinstance(found, Damage):
+            self.blame(_text(found.name), found.reason, found.detail, found.offset, found.length)
+            return
+        if found.kind == "folder":
+            return
+        name = _text(found.name)
+        key, extension = _split(name)
+        if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
+            return
+        if not key or key[-1] == "/":
+            self._blame_member(found, name, "hidden_member", "the name starts with a dot")
+            return
+        sample = self._samples.get(key)
+        if sample is None:
+            sample = self._samples[key] = _Sample(found.header)
+        if found.kind == "other":
+            sample.blamed = True
+            self._blame_member(found, name, "not_a_file", "a link or a sparse or special file")
+        elif extension in IMAGE_EXTENSIONS:
+            self._take_image(window, found, key, name, sample)
+        elif extension in _WANTED:
+            self._take_sidecar(window, found, key, name, extension, sample)
+
+    def finish(self) -> Scan:
+        rows = []
+        for key, sample in self._samples.items():
+            if sample.image is not None:
+                rows.append(_row(key, sample.image, sample.sidecar))
+            elif not sample.blamed:
+                self.blame(key, "no_image", "no member of this key has an image extension", sample.first)
+        if not self._samples and not self._faults:
+            self.blame("", "empty_tar", "no members")
+        return Scan(_table(rows), self._faults)
+
+    def _take_image(self, window: Window, member: Member, key: str, name: str, sample: _Sample) -> None:
+        if sample.image is not None:
+            self._blame_member(member, key, "duplicate_key", f"{name} at byte {member.offset}")
+            return
+        offset, size = member.offset, member.size
+        if size == 0:
+            sample.blamed = True
+            self._blame_member(member, key, "empty_member", name)
+            return
+
+        def read(at: int, length: int) -> bytes:
+            return window.read(offset + at, min(length, size - at)) if at < size else b""
+
+        header = header_at(read, lambda: window.span(offset, size))
+        if header is None:
+            sample.blamed = True
+            self._blame_member(member, key, "not_an_image", name)
+            return
+        sample.image = (offset, size, header)
+
+    def _take_sidecar(self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample) -> None:
+        if member.size > MAX_SIDECAR_BYTES:
+            self._blame_member(member, key, "bad_sidecar", f"{name} has {member.size} bytes")
+            return
+        data = window.read(member.offset, member.size)
+        sidecar = sample.sidecar or {}
+        try:
+            if kind == "cls":
+                found = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
+            else:
+                found = _from_json(_parse(data))
+                if found.pop("caption", None) is not None:
+                    found["caption_offset"], found["caption_length"] = member.offset, member.size
+                if "given_label" in found or "label_name" in found:  # JSON wins over .cls, whichever comes first
+                    sidecar.pop("given_label", None)
+                    sidecar.pop("label_name", None)
+        except (ValueError, RecursionError) as error:
+            self._blame_member(member, key, "bad_sidecar", f"{name}: {error}")
+            return
+        sample.sidecar = sidecar | found if sidecar else found
+
+    def _blame_member(self, member: Member, key: str, reason: str, detail: str = "") -> None:
+        self.blame(key, reason, detail, member.header, member.offset + member.size - member.header)
+
+
+_scan_json = json.JSONDecoder().scan_once
+
+
+def _parse(data: bytes) -> Any:
+    """As `json.loads`, which spends most of its time around its own scanner."""
     try:
-        tar = tarfile.open(fileobj=stream, mode="r:")
-    except tarfile.TarError as error:
-        cut = "truncated" in str(error)
-        faults.append(Fault(path, "", "truncated_tar" if cut else "not_a_tar", str(error)))
-        return
-    try:
-        for member in tar:
-            if member.offset_data + member.size > size:
-                break
-            yield member
-    except tarfile.TarError:
+        text = data.decode()
+        content, end = _scan_json(text, 0)
+        if end == len(text) or text[end:].isspace():
+            return content
+    except (StopIteration, ValueError):
         pass
-    # A whole archive ends with a block of zeros where the next header would stand.
-    stream.seek(tar.offset)
-    end = stream.read(tarfile.BLOCKSIZE)
-    if len(end) < tarfile.BLOCKSIZE:
-        faults.append(Fault(path, "", "truncated_tar", f"the file ends at byte {size} without an end-of-archive mark"))
-    elif end.strip(b"\0"):
-        faults.append(Fault(path, "", "corrupt_tar", f"no member header at byte {tar.offset}; what follows is lost"))
-
-
-def _take(
-    stream: BinaryIO, member: tarfile.TarInfo, path: str, samples: dict[str, _Sample], faults: list[Fault]
-) -> None:
-    if member.isdir():
-        return
-    name = _text(member.name)
-    key, extension = _split(name)
-    if extension.rpartition(".")[2] not in IMAGE_EXTENSIONS | {"json", "cls"}:
-        return
-    if key.endswith("/") or not key:
-        faults.append(Fault(path, name, "hidden_member", "the name starts with a dot"))
-        return
-    sample = samples.setdefault(key, _Sample())
-    if not member.isreg() or member.issparse():
-        sample.blamed = True
-        faults.append(Fault(path, name, "not_a_file", "a link or a sparse or special file"))
-    elif extension in IMAGE_EXTENSIONS:
-        _take_image(stream, member, path, key, sample, faults)
-    elif extension in ("json", "cls"):
-        _take_sidecar(stream, member, path, key, extension, sample, faults)
-
-
-def _take_image(
-    stream: BinaryIO, member: tarfile.TarInfo, path: str, key: str, sample: _Sample, faults: list[Fault]
-) -> None:
-    if sample.image is not None:
-        faults.append(Fault(path, key, "duplicate_key", f"{_text(member.name)} at byte {member.offset_data}"))
-        return
-    if member.size == 0:
-        sample.blamed = True
-        faults.append(Fault(path, key, "empty_member", _text(member.name)))
-        return
-    span = io.BufferedReader(_Span(stream, member.offset_data, member.size), HEADER_BYTES)
-    header = image_header(span)
-    if header is None:
-        sample.blamed = True
-        faults.append(Fault(path, key, "not_an_image", _text(member.name)))
-        return
-    sample.image = _row(key, member.offset_data, member.size, header)
-
-
-def _take_sidecar(
-    stream: BinaryIO, member: tarfile.TarInfo, path: str, key: str, kind: str, sample: _Sample, faults: list[Fault]
-) -> None:
-    if member.size > MAX_SIDECAR_BYTES:
-        faults.append(Fault(path, key, "bad_sidecar", f"{_text(member.name)} has {member.size} bytes"))
-        return
-    stream.seek(member.offset_data)
-    data = stream.read(member.size)
-    try:
-        if kind == "cls":
-            found = _label(data.decode().strip())
-            found = {} if "given_label" in sample.sidecar or "label_name" in sample.sidecar else found
-        else:
-            found = _from_json(json.loads(data))
-            if found.pop("caption", None) is not None:
-                found |= {"caption_offset": member.offset_data, "caption_length": member.size}
-            if "given_label" in found or "label_name" in found:  # JSON wins over .cls, whichever comes first
-                sample.sidecar.pop("given_label", None)
-                sample.sidecar.pop("label_name", None)
-    except (ValueError, RecursionError) as error:
-        faults.append(Fault(path, key, "bad_sidecar", f"{_text(member.name)}: {error}"))
-        return
-    sample.sidecar |= found
+    return json.loads(data)
 
 
 def _from_json(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("a JSON object is expected")
     found: dict[str, Any] = {}
-    digest = next((content[k] for k in ("sha256", "md5", "uid") if content.get(k) not in (None, "")), None)
-    if digest is not None:
-        found["hash"] = _text(str(digest))
-    if isinstance(content.get("caption"), str):
+    get = content.get
+    for name in ("sha256", "md5", "uid"):
+        if (digest := get(name)) is not None and digest != "":
+            found["hash"] = _text(str(digest))
+            break
+    if isinstance(get("caption"), str):
         found["caption"] = True
     for name in ("label", "id"):
-        if content.get(name) is not None:
-            found |= _label(content[name])
+        if (label := get(name)) is not None:
+            found |= _label(label)
             break
-    if isinstance(content.get("label_name"), str):
+    if isinstance(get("label_name"), str):
         found["label_name"] = _text(content["label_name"])
     return found
 
@@ -238,17 +258,29 @@ def _label(value: Any) -> dict[str, Any]:
     return {"label_name": _text(value)} if isinstance(value, str) and value else {}
 
 
-def _row(key: str, offset: int, length: int, header: ImageHeader) -> dict[str, Any]:
-    return {
-        "offset": offset, "length": length, "key": key,
-        "width": header.width, "height": header.height, "format": header.format,
-    }  # fmt: skip
+def _row(key: str, image: tuple[int, int, ImageHeader], sidecar: dict[str, Any] | None) -> tuple:
+    """One row of :data:`SCAN_SCHEMA`."""
+    offset, length, header = image
+    get = (sidecar or {}).get
+    return (
+        offset, length, header.width, header.height, header.format, key, get("hash"), hash_key(get("hash")),
+        get("caption_offset", -1), get("caption_length", 0), get("given_label", -1), get("label_name"),
+    )  # fmt: skip
 
 
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    blank = dict.fromkeys(("caption_offset", "given_label"), -1) | {"caption_length": 0}
-    rows = sorted((blank | row for row in rows), key=lambda row: row["offset"])
-    return pa.Table.from_pylist(rows, schema=SCAN_SCHEMA)
+def hash_key(value: str | None) -> int:
+    """64 bits that stand for a hash where hashes are counted and compared; never 0 but for None.
+
+    Among a thousand million different images one chance in forty makes a single pair look equal.
+    """
+    if value is None:
+        return 0
+    return _INT64(hashlib.blake2b(value.encode(), digest_size=8).digest())[0] or 1
+
+
+def _table(rows: list[tuple]) -> pa.Table:
+    columns = list(zip(*sorted(rows, key=lambda row: row[0]), strict=True)) or [()] * len(SCAN_SCHEMA)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCAN_SCHEMA, strict=True)], schema=SCAN_SCHEMA)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -260,31 +292,4 @@ def _split(name: str) -> tuple[str, str]:
 
 def _text(name: str) -> str:
     """Names are bytes in a tar; what is not UTF-8 is replaced, since Arrow holds nothing else."""
-    return name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
-class _Span(io.RawIOBase):
-    """A member as a stream of its own: reads stop at its end."""
-
-    def __init__(self, stream: BinaryIO, start: int, length: int) -> None:
-        super().__init__()
-        self._stream, self._start, self._length, self._place = stream, start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._length}[whence]
-        self._place = max(0, base + offset)
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), max(0, self._length - self._place))
-        self._stream.seek(self._start + self._place)
-        data = self._stream.read(count)
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)
+    return name if name.isascii() else name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

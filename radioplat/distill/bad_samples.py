@@ -8,6 +8,7 @@ import torch
 
 from radioplat.data.batch import Batch
 from radioplat.data.shard_index import ShardIndex
+from radioplat.data.uniform_color import REASON as UNIFORM_COLOR
 from radioplat.distill import group
 from radioplat.errors import DataError
 
@@ -33,9 +34,11 @@ class BadSamples:
 
     def see(self, batch: Batch) -> None:
         """Count a real micro-batch."""
+        # An image of one colour was asked to be left out: it is in the ledger, but it is not bad.
+        faults = {row: why for row, why in batch.faults.items() if why.partition(":")[0] != UNIFORM_COLOR}
         self._fresh[0] += len(batch)
-        self._fresh[1] += len(batch.faults)
-        for row, reason in batch.faults.items():
+        self._fresh[1] += len(faults)
+        for row, reason in faults.items():
             self._reasons[reason.partition(":")[0]] += 1
             if len(self._examples) < EXAMPLES:
                 self._examples[row] = reason

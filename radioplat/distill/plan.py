@@ -118,15 +118,13 @@ def _data(spec: Spec, result: Plan) -> RunData | None:
     shares = order.mixture.shares
     paths = [s.root_dir for s in split.tar_data_sources] + ([split.images_dir] if split.images_dir else [])
     for i, path in enumerate(paths):
-        rows = data.index.source == i
-        names, counts = np.unique(data.reasons[rows].astype(str), return_counts=True)
         share = shares[i] / sum(shares)
         result.sources.append(
             SourceLine(
                 str(path),
-                int(rows.sum()),
-                int((data.reasons[rows] == "").sum()),
-                {n: int(c) for n, c in zip(names, counts, strict=True) if n},
+                len(data.index.rows_of(i)),
+                data.kept_of(i),
+                data.rejected(i),
                 share,
                 round(share * steps * spec.global_batch_size),
             )
@@ -137,8 +135,8 @@ def _data(spec: Spec, result: Plan) -> RunData | None:
 
 def _check_samples_per_file(spec: Spec, data: RunData, result: Plan) -> None:
     for i, source in enumerate(spec.dataset.train_dataset.tar_data_sources):
-        shards = data.index.shard[data.index.source == i]
-        largest = int(np.bincount(shards).max()) if len(shards) else 0
+        shards = data.index.shards_of(i)
+        largest = int(data.index.shards["rows"].to_numpy()[shards.start : shards.stop].max(initial=0))
         if largest > source.samples_per_file:
             result.warnings.append(
                 f"dataset.train_dataset.tar_data_sources[{i}].samples_per_file is {source.samples_per_file}, "

@@ -13,6 +13,7 @@ from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.ledger import write_rejects
 from radioplat.data.run_data import RunData, dataset_to_json, order_hash
+from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
@@ -122,12 +123,19 @@ def design_models(spec: Spec, task: str) -> Models:
     return Models(teachers, infos, grids, architecture, stride, parameters)
 
 
-def prepare(spec: Spec, task: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Run:
+def prepare(
+    spec: Spec,
+    task: str,
+    folder: Path,
+    progress: Callable[[int, int], None] | None = None,
+    scan: Scanner | None = None,
+) -> Run:
     """Check the spec, index the shards, and fix the order and the length of the run.
 
     Args:
         folder: the task's results folder.
         progress: called with (shards done, shards in all) while indexing.
+        scan: where shards are scanned; default: this process.
 
     Raises:
         SpecError, DataError: everything that can be found before a worker starts.
@@ -138,9 +146,8 @@ def prepare(spec: Spec, task: str, folder: Path, progress: Callable[[int, int], 
     models = design_models(spec, task)
     split = spec.dataset.train_dataset
     index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index") / "train"
-    index = build_index(
-        split, "dataset.train_dataset", index_dir, max_pixels=spec.dataset.max_pixels, progress=progress
-    )
+    limit = spec.dataset.max_pixels
+    index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
     data = RunData.create(index, split, spec.dataset.max_pixels)
     data.order  # noqa: B018  an empty source must be found now
     sizes = sorted({spec.dataset.img_size, *(t.input_size for t in models.teachers)})
@@ -169,7 +176,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
     split = spec.dataset.train_dataset
     steps = [source.steps_per_epoch for source in split.tar_data_sources]
     if split.images_dir:
-        images = int((data.weight[data.index.source == len(steps)] > 0).sum())
+        images = data.kept_of(len(steps))
         steps.append(max(1, -(-images // spec.global_batch_size)))
     return max(steps)
 

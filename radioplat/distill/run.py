@@ -12,6 +12,7 @@ from radioplat.distill.checkpoint import RunState, newest
 from radioplat.distill.follow import Callback, Follower
 from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, prepare
+from radioplat.distill.scanning import scanner
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
@@ -92,14 +93,15 @@ def _run(
     status = StatusLog(folder.status_path)
     status.write(f"{task} starts", Status.STARTED)
     try:
-        run = prepare(spec, task, folder.path)
-        start, line = _beginning(run, folder)
-        say(line)
-        status.write(line)
-        folder.write_experiment(to_yaml(spec))
-        if start < run.total_steps:
-            with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
-                _train(run, say)
+        with scanner(spec) as scan:
+            run = prepare(spec, task, folder.path, scan=scan)
+            start, line = _beginning(run, folder)
+            say(line)
+            status.write(line)
+            folder.write_experiment(to_yaml(spec))
+            if start < run.total_steps:
+                with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
+                    _train(run, say)
     except BaseException as error:
         status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")
         raise

@@ -48,6 +48,8 @@ class SplitConfig:
     prefetch: bool = True
     native_resolution_filter: ResolutionFilter = field(default_factory=ResolutionFilter)
     dedup: bool = False  # (+)
+    # (+) an image of one colour, which only its pixels tell, keeps its place in the order with weight zero
+    reject_uniform_color: bool = False
 
 
 @dataclass

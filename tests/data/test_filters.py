@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radioplat.data.filters import REASONS, reject_reasons, sample_weights
+from radioplat.data.filters import REASONS, draw_frequencies, reject_reasons, weight_of
+from radioplat.data.hashing import content_hashes
 from radioplat.data.index import ShardIndex, build_index
-from radioplat.data.shard_index import FAULT_SCHEMA, SAMPLE_SCHEMA, SHARD_SCHEMA
+from radioplat.data.shard_index import SHARD_SCHEMA
+from radioplat.data.tarscan import FAULT_SCHEMA, SCAN_SCHEMA, hash_key
 from radioplat.spec.dataset import ResolutionFilter, SplitConfig, TarSource, WeightMode
 
 
 def index_of(sizes, hashes=None) -> ShardIndex:
-    """An index in memory over one shard; sizes are (width, height)."""
-    n = len(sizes)
-    columns = {f.name: pa.nulls(n, f.type) for f in SAMPLE_SCHEMA}
-    columns |= {name: pa.array(np.zeros(n, np.int32)) for name in ("source", "shard")}
+    """An index over one shard that nobody reads; sizes are (width, height)."""
+    n, folder = len(sizes), Path(tempfile.mkdtemp(dir=FOLDER))
+    columns = {f.name: pa.nulls(n, f.type) for f in SCAN_SCHEMA}
     columns["width"] = pa.array([w for w, _ in sizes], pa.int32())
     columns["height"] = pa.array([h for _, h in sizes], pa.int32())
-    columns["hash"] = pa.array([f"h{h}" for h in (hashes if hashes is not None else range(n))], pa.large_string())
-    shards = pa.table([[0], ["tar"], ["/nowhere"], ["a.tar"], [0], [0]], schema=SHARD_SCHEMA)
-    return ShardIndex(pa.table(columns, schema=SAMPLE_SCHEMA), shards, FAULT_SCHEMA.empty_table(), [])
+    texts = [f"h{h}" for h in (hashes if hashes is not None else range(n))]
+    columns["hash"] = pa.array(texts, pa.large_string())
+    columns["hash_key"] = pa.array([hash_key(text) for text in texts], pa.int64())
+    pq.write_table(pa.table(columns, schema=SCAN_SCHEMA), folder / "part-0.parquet")
+    row = [[0], ["tar"], ["/nowhere"], ["a.tar"], [0], [0], [n], [""], ["part-0"], [0]]
+    return ShardIndex(pa.table(row, schema=SHARD_SCHEMA), FAULT_SCHEMA.empty_table(), [], folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Where :func:`index_of` writes."""
+    global FOLDER
+    FOLDER = tmp_path_factory.mktemp("indices")
+
+
+def weights(index, kept, mode) -> np.ndarray:
+    return weight_of(draw_frequencies(index, kept, mode), mode)
 
 
 sizes = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=30)
@@ -85,9 +103,9 @@ def test_weights_follow_the_formulas(hashes, data):
         WeightMode.inv_log_frequency: lambda f: 1 / np.log(1 + f), WeightMode.uniform: np.ones_like, None: np.ones_like,
     }  # fmt: skip
     for mode, formula in formulas.items():
-        weight = sample_weights(index, kept, mode)
+        weight = weights(index, kept, mode)
         assert weight.dtype == np.float64
-        np.testing.assert_allclose(weight[kept], formula(f[kept]))
+        np.testing.assert_allclose(weight[kept], formula(f[kept]), rtol=1e-7)
         assert (weight[~kept] == 0).all()
 
 
@@ -99,19 +117,19 @@ def test_missing_hashes_are_computed_once_and_kept(tmp_path, write_tar, photo):
     split = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))])
     index = build_index(split, "d", tmp_path / "index", max_pixels=10**9)
     fingerprint = index.fingerprint()
-    assert sample_weights(index, np.ones(4, bool), None).tolist() == [1, 1, 1, 1]
-    assert index.samples["content_hash"].null_count == 4  # nobody asked yet
+    assert weights(index, np.ones(4, bool), None).tolist() == [1, 1, 1, 1]
+    assert content_hashes(index) == [None] * 4  # nobody asked yet
     kept = np.array([True, True, True, False])
-    assert sample_weights(index, kept, WeightMode.inv_frequency).tolist() == [0.5, 0.5, 1, 0]
+    assert weights(index, kept, WeightMode.inv_frequency).tolist() == [0.5, 0.5, 1, 0]
     again = ShardIndex.load(tmp_path / "index")
-    assert again.samples["content_hash"].is_valid().to_pylist() == [False, True, True, False]
+    assert [h is not None for h in content_hashes(again)] == [False, True, True, False]
     assert again.fingerprint() == fingerprint == index.fingerprint()
     rebuilt = build_index(split, "d", tmp_path / "index", max_pixels=10**9)
-    assert rebuilt.samples["content_hash"].to_pylist() == again.samples["content_hash"].to_pylist()
+    assert content_hashes(rebuilt) == content_hashes(again)
     split.dedup = True
     assert reject_reasons(rebuilt, split, 10**9).tolist() == ["", "duplicate", "", "duplicate"]
 
 
 @pytest.mark.parametrize("mode", list(WeightMode))
 def test_nothing_kept_weighs_nothing(mode):
-    assert sample_weights(index_of([(1, 1)] * 3), np.zeros(3, bool), mode).tolist() == [0, 0, 0]
+    assert weights(index_of([(1, 1)] * 3), np.zeros(3, bool), mode).tolist() == [0, 0, 0]

@@ -122,3 +122,44 @@ def test_seeds_and_passes_differ():
 def test_a_source_without_samples_is_named():
     with pytest.raises(DataError, match="source 1 has no sample left"):
         SampleOrder([source(0, [3]), source(3, [2], np.zeros(2))], [1.0, 1.0], 0)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40), st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_worker_count_changes_nothing(workers, per_worker, start, seed):
+    order = SampleOrder([source(0, [9, 4, 7]), source(100, [5, 5])], [2.0, 1.0], seed, 2)
+    batch = workers * per_worker
+    whole = order.slice(start * batch, (start + 3) * batch).sample_id
+    dealt = [
+        SampleOrder([source(0, [9, 4, 7]), source(100, [5, 5])], [2.0, 1.0], seed, 2)  # each worker makes its own
+        .slice(start * batch + i * per_worker, start * batch + (i + 1) * per_worker)
+        .sample_id
+        for i in range(3 * workers)
+    ]
+    assert np.array_equal(np.concatenate(dealt), whole)
+
+
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=8), st.integers(0, 99), st.data())
+@settings(max_examples=40, deadline=None)
+def test_each_source_keeps_its_own_passes(shards, seed, data):
+    order = SampleOrder([source(0, shards), source(1000, [3, 4])], [3.0, 1.0], seed, 3)
+    length = order.pass_length(0)
+    span = order.slice(0, 4 * length * 2)
+    mine = span.sample_id[span.source == 0]
+    number = data.draw(st.integers(0, len(mine) // length - 1))
+    assert sorted(mine[number * length : (number + 1) * length]) == list(range(length))
+
+
+def test_position_a_thousand_million_reads_no_more_than_position_zero():
+    class Counting(ArraySource):
+        read: list[int] = []
+
+        def row_lengths(self, shard):
+            self.read.append(shard)
+            return super().row_lengths(shard)
+
+    rows = Counting(np.arange(2000 * 50), np.repeat(np.arange(2000), 50), np.ones(2000 * 50))
+    for position in (0, 10**9, 10**15):
+        Counting.read.clear()
+        assert len(set(SampleOrder([rows], [1.0], 1).slice(position, position + 512).sample_id)) >= 511
+        assert len(Counting.read) <= 32  # two windows of shards

@@ -145,7 +145,10 @@ def test_damage_in_the_middle_is_told(tmp_path, write_tar, photo):
     data[third - 512 : third] = b"\xaa" * 512
     path.write_bytes(data)
     scan = scan_tar(str(path))
-    assert len(scan.rows) == 2 and [f.reason for f in scan.faults] == ["corrupt_tar"]
+    assert scan.rows["key"].to_pylist() == ["0", "1", "3"]  # what follows the damage is found again
+    (fault,) = scan.faults
+    assert (fault.reason, fault.offset) == ("corrupt_tar", third - 512)
+    assert fault.offset + fault.length == scan.rows["offset"].to_pylist()[2] - 512
 
 
 def test_a_missing_file_is_a_fault(tmp_path):

@@ -1,0 +1,62 @@
+"""Clients of object stores, made once a process: pyarrow's, which need no further package."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, GcsFileSystem, S3FileSystem, resolve_s3_region
+
+SCHEMES = ("s3://", "gs://")
+
+
+def is_remote(path: str) -> bool:
+    """Whether ``path`` names an object of a store rather than a file of this machine."""
+    return path.startswith(SCHEMES)
+
+
+def strip_scheme(path: str) -> str:
+    """``bucket/key``, as the clients want it."""
+    return path.partition("://")[2].rstrip("/")
+
+
+def filesystem(path: str) -> FileSystem:
+    """The client for ``path``.
+
+    Credentials, region and endpoint come from the environment alone, by the names that AWS's and Google's own tools
+    read (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``,
+    ``GOOGLE_APPLICATION_CREDENTIALS``, ``CLOUD_STORAGE_EMULATOR_ENDPOINT``); a spec holds none of them.
+
+    Raises:
+        OSError: the store cannot be asked where the bucket is.
+    """
+    scheme, _, rest = path.partition("://")
+    bucket = rest.partition("/")[0]
+    return _gcs() if scheme == "gs" else _s3(bucket, _endpoint(), _region())
+
+
+@lru_cache(maxsize=64)
+def _s3(bucket: str, endpoint: str | None, region: str | None) -> FileSystem:
+    # Few attempts of the client's own: the storage door counts and spaces them, for every kind of storage alike.
+    return S3FileSystem(
+        region=region or ("us-east-1" if endpoint else resolve_s3_region(bucket)),
+        endpoint_override=endpoint,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),
+        connect_timeout=10,
+        request_timeout=30,
+    )
+
+
+@lru_cache(maxsize=1)
+def _gcs() -> FileSystem:
+    from datetime import timedelta
+
+    return GcsFileSystem(retry_time_limit=timedelta(seconds=20))
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def _region() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
