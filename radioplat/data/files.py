@@ -72,7 +72,10 @@ class RangeFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``; fewer only where the file ends."""
-        return retried(lambda: self._source.read(offset, length), self._path)
+        try:
+            return self._source.read(offset, length)  # what nearly always is enough, without ceremony
+        except OSError:
+            return retried(lambda: self._source.read(offset, length), self._path)
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from radioplat.data.quick_headers import jpeg_size, png_size
+from radioplat.data.quick_headers import HEAD_BYTES, jpeg_size, png_size
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "gif", "webp", "bmp", "tiff", "img"})
 
@@ -32,7 +32,6 @@ _MAGIC = (
     (b"MM\0+", TiffImageFile),
 )
 _ORIENTATION = 274  # EXIF tag
-_NAMES = {jpeg_size: "JPEG", png_size: "PNG"}
 
 
 class ImageHeader(NamedTuple):
@@ -77,12 +76,16 @@ def header_at(read: Callable[[int, int], bytes], stream: Callable[[], BinaryIO])
         read: ``read(offset, length)`` gives bytes of the image, fewer at its end.
         stream: opens it as a seekable stream, for the formats that Pillow reads.
     """
-    start = read(0, 8)
-    quick = jpeg_size if start[:3] == b"\xff\xd8\xff" else png_size if start == b"\x89PNG\r\n\x1a\n" else None
-    found = quick and quick(read)
-    if quick and found:
+    start = read(0, HEAD_BYTES)
+    if start[:3] == b"\xff\xd8\xff":
+        name, found = "JPEG", jpeg_size(read, start)
+    elif start[:8] == b"\x89PNG\r\n\x1a\n":
+        name, found = "PNG", png_size(read, start)
+    else:
+        name, found = "", None
+    if found is not None:
         width, height, turn = found
-        return ImageHeader(*((width, height) if turn < 5 else (height, width)), _NAMES[quick], turn)
+        return ImageHeader(width, height, name, turn) if turn < 5 else ImageHeader(height, width, name, turn)
     return _careful_header(stream())
 
 

@@ -12,22 +12,22 @@ from collections.abc import Callable
 Read = Callable[[int, int], bytes]
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
-_HEAD = 320  # most JPEGs tell their size within so many bytes
+HEAD_BYTES = 320  # most JPEGs tell their size within so many bytes
 _TURN = 274  # EXIF tag
 
 
-def jpeg_size(read: Read) -> tuple[int, int, int] | None:
+def jpeg_size(read: Read, data: bytes) -> tuple[int, int, int] | None:
     """Width and height as stored, and EXIF orientation (ITU-T T.81, annex B; Exif 2.32).
 
     Args:
         read: ``read(offset, length)`` gives bytes of the image, fewer at its end.
+        data: its first bytes, :data:`HEAD_BYTES` if it has as many.
     """
-    place, turn, seen_exif = 2, 1, False
-    start, data = 0, read(0, _HEAD)
+    place, turn, seen_exif, start = 2, 1, False, 0
     while True:
         at = place - start
         if at + 10 > len(data):
-            start, data, at = place, read(place, _HEAD), 0
+            start, data, at = place, read(place, HEAD_BYTES), 0
             if len(data) < 10:
                 return None
         if data[at] != 0xFF:
@@ -55,9 +55,9 @@ def jpeg_size(read: Read) -> tuple[int, int, int] | None:
             return None
 
 
-def png_size(read: Read) -> tuple[int, int, int] | None:
-    """Width and height as stored, and EXIF orientation (PNG, third edition, sections 5 and 11)."""
-    head = read(0, 33)
+def png_size(read: Read, data: bytes) -> tuple[int, int, int] | None:
+    """As :func:`jpeg_size` (PNG, third edition, sections 5 and 11)."""
+    head = data[:33]
     if len(head) < 33 or head[8:16] != b"\0\0\0\rIHDR" or zlib.crc32(head[12:29]) != int.from_bytes(head[29:33]):
         return None
     width, height = struct.unpack_from(">II", head, 16)

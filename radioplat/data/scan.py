@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Literal
@@ -93,8 +94,15 @@ def scan_in_processes(batches: list[ScanBatch], workers: int | None = None) -> I
     if count < 2 or is_little(batches) or any(is_remote(batch.root) for batch in batches):
         yield from scan_here(batches, workers)
         return
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        yield from _spread(pool, batches, 4 * count)
+    with scan_pool(count) as scan:
+        yield from scan(batches)
+
+
+@contextmanager
+def scan_pool(workers: int) -> Iterator[Scanner]:
+    """Processes that scan, until the block ends."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield lambda batches: _spread(pool, batches, 4 * workers)
 
 
 def is_little(batches: list[ScanBatch]) -> bool:

@@ -75,10 +75,15 @@ def walk_tar(window: Window) -> Iterator[Member | Damage]:
             yield Damage("truncated_tar", place, size - place, f"it ends at byte {size} without an end-of-archive mark")
             return
         if not window.data[at] and window.data[at : at + BLOCK] == _ZEROS:
-            found = _behind_the_end(window, place)
+            if _is_zero_from(window, place):
+                if size - place < 2 * BLOCK:
+                    yield Damage("truncated_tar", place, size - place, f"it ends at byte {size} with a lone zero block")
+                return
+            found = _next_header(window, place + BLOCK)
+            end = found if found >= 0 else size
+            yield Damage("corrupt_tar", place, end - place, "zeros where a member header should stand")
             if found < 0:
                 return
-            yield Damage("corrupt_tar", place, found - place, "zeros where a member header should stand")
             place = found
             continue
         try:
@@ -137,8 +142,8 @@ def _member(window: Window, place: int) -> tuple[Member | None, int]:
             name = data[at + 345 : at + 500].partition(b"\0")[0] + b"/" + name
     offset = last + BLOCK
     folder = name[-1:] == b"/"  # before there was a type for folders, the slash told them
-    member = Member(name.decode("utf-8", "surrogateescape"), "folder" if folder else "file", place, offset, size)
-    return member, offset + (size + BLOCK - 1) // BLOCK * BLOCK
+    text = name.decode("utf-8", "surrogateescape")
+    return Member(text, "folder" if folder else "file", place, offset, size), offset + (size + 511) // 512 * 512
 
 
 def _pax(records: bytes) -> tuple[bytes, int | None] | None:
@@ -234,12 +239,14 @@ def _odd_size(field: bytes) -> int:
     return size
 
 
-def _behind_the_end(window: Window, place: int) -> int:
-    """-1 where the archive ends at ``place``; else the next header behind these zeros."""
-    left = window.size - place
-    if left <= RECORD + BLOCK and not window.read(place, left).strip(b"\0"):
-        return -1
-    return _next_header(window, place + BLOCK)
+def _is_zero_from(window: Window, place: int) -> bool:
+    """Whether nothing but zeros follows, as behind a whole archive; far behind it nobody looks."""
+    end, step = min(place + SEARCH_BYTES, window.size), RECORD
+    while place < end:
+        if window.read(place, min(step, end - place)).strip(b"\0"):
+            return False
+        place, step = place + step, 1 << 16
+    return True
 
 
 def _next_header(window: Window, place: int) -> int:

@@ -139,7 +139,7 @@ class _TarScan:
             return
         if found.kind == "folder":
             return
-        name = _text(found.name)
+        name = found.name if found.name.isascii() else _text(found.name)
         key, extension = _split(name)
         if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
             return
@@ -261,7 +261,9 @@ def _label(value: Any) -> dict[str, Any]:
 def _row(key: str, image: tuple[int, int, ImageHeader], sidecar: dict[str, Any] | None) -> tuple:
     """One row of :data:`SCAN_SCHEMA`."""
     offset, length, header = image
-    get = (sidecar or {}).get
+    if not sidecar:
+        return (offset, length, header.width, header.height, header.format, key, None, 0, -1, 0, -1, None)
+    get = sidecar.get
     return (
         offset, length, header.width, header.height, header.format, key, get("hash"), hash_key(get("hash")),
         get("caption_offset", -1), get("caption_length", 0), get("given_label", -1), get("label_name"),
@@ -285,9 +287,8 @@ def _table(rows: list[tuple]) -> pa.Table:
 
 def _split(name: str) -> tuple[str, str]:
     """Key and lower-case extension: the base name is cut at its first dot, the folder stays part of the key."""
-    folder, slash, base = name.rpartition("/")
-    stem, _, extension = base.partition(".")
-    return folder + slash + stem, extension.lower()
+    dot = name.find(".", name.rfind("/") + 1)
+    return (name[:dot], name[dot + 1 :].lower()) if dot >= 0 else (name, "")
 
 
 def _text(name: str) -> str:
