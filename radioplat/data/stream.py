@@ -26,7 +26,7 @@ MAX_GRAINS = 4096  # of one dataset
 class _ReadSpan:
     """The body of a Ray Data task."""
 
-    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple, ...]) -> None:
         self._arguments = (directory, dataset_json, views)
 
     def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
@@ -38,7 +38,7 @@ class _ReadSpan:
 
 
 def open_stream(
-    reader: tuple[str, str, tuple[tuple[str, int], ...]],
+    reader: tuple[str, str, tuple[tuple, ...]],
     grains: Grains,
     start: int,
     stop: int,
