@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from radioplat.data.draws import uniforms
-from radioplat.errors import Problem, SpecError
 from radioplat.spec.dataset import AugmentationConfig
 
 ATTEMPTS = 10  # to fit a random box, before it is centred
@@ -145,27 +144,3 @@ def _turn(angle: float) -> tuple[float, float]:
     if angle % 90 == 0:
         return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[int(angle // 90) % 4]
     return math.cos(math.radians(angle)), math.sin(math.radians(angle))
-
-
-def check_crops(augmentation: AugmentationConfig, path: str = "dataset.augmentation") -> None:
-    """Refuse ranges that make no sense.
-
-    Raises:
-        SpecError: with a problem for each.
-    """
-    problems = []
-    scale, ratio = augmentation.random_crop.scale_range, augmentation.random_crop.ratio_range
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-        message = f"two shares with 0 < low <= high <= 1 are needed, not {scale}"
-        problems.append(Problem(message, f"{path}.random_crop.scale_range"))
-    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1]:
-        message = f"two ratios with 0 < low <= high are needed, not {ratio}"
-        problems.append(Problem(message, f"{path}.random_crop.ratio_range"))
-    scaled = augmentation.with_scale_random_crop
-    if len(scaled.scale_range) != 2 or not 1 <= scaled.scale_range[0] <= scaled.scale_range[1]:
-        message = f"two scales with 1 <= low <= high are needed, not {scaled.scale_range}"
-        problems.append(Problem(message, f"{path}.with_scale_random_crop.scale_range"))
-    if augmentation.random_rotate.enable and not augmentation.random_rotate.angle_list:
-        problems.append(Problem("at least one angle is needed", f"{path}.random_rotate.angle_list"))
-    if problems:
-        raise SpecError(*problems)

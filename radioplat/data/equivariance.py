@@ -7,8 +7,6 @@ positions are common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from radioplat.data.draws import uniforms
@@ -62,17 +60,3 @@ def drawn_size(view: ViewSpec, seed: int, grain: int) -> int:
     chances = np.cumsum([chance for _, chance in view.sizes])
     draw = uniforms(seed, "resolution", np.array([grain]), 1)[0, 0] * chances[-1]
     return view.sizes[int(np.searchsorted(chances, draw, side="right"))][0]
-
-
-def merge_sizes(draws: Sequence[dict[int, float]]) -> tuple[tuple[int, float], ...]:
-    """One draw out of several teachers' ``stochastic_resolutions``: the largest probability of each size, renormalised.
-
-    Returns:
-        (size, probability) pairs by size; empty where nobody draws.
-    """
-    merged: dict[int, float] = {}
-    for draw in draws:
-        for size, chance in draw.items():
-            merged[size] = max(chance, merged.get(size, 0.0))
-    total = sum(merged.values())
-    return tuple((size, merged[size] / total) for size in sorted(merged) if merged[size] > 0)

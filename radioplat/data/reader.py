@@ -43,9 +43,6 @@ class GrainReader:
         batch_size: samples of a grain.
         max_pixels: a larger image is not decoded.
         equivariance: how the views of one image lie to each other.
-
-    Raises:
-        SpecError: an augmentation's range makes no sense.
     """
 
     def __init__(

@@ -8,12 +8,11 @@ from enum import Enum
 import numpy as np
 
 from radioplat.data.batch import View
-from radioplat.data.crops import check_crops, plan_crops
+from radioplat.data.crops import plan_crops
 from radioplat.data.decode import Decoded
 from radioplat.data.equivariance import drawn_size, shift_windows, warp_windows
 from radioplat.data.photometry import Photometry, plan_photometry
 from radioplat.data.views import ViewSpec, reduction, render, view_matrix
-from radioplat.errors import SpecError
 from radioplat.spec.dataset import AugmentationConfig, SplitConfig
 
 
@@ -26,17 +25,7 @@ class Equivariance(Enum):
 
     @classmethod
     def of(cls, split: SplitConfig) -> Equivariance:
-        """What a split asks for.
-
-        Raises:
-            SpecError: both.
-        """
-        if split.shift_equivariance and split.full_equivariance:
-            raise SpecError(
-                "shift_equivariance and full_equivariance exclude each other",
-                where="dataset.train_dataset.shift_equivariance",
-                hint="full_equivariance moves the views by more than shifts already.",
-            )
+        """What a split asks for; a warp moves the views by more than a shift already."""
         return cls.full if split.full_equivariance else cls.shift if split.shift_equivariance else cls.none
 
 
@@ -48,9 +37,6 @@ class Recipe:
         augmentation: None gives evaluation views (the centred square, the largest size, nothing drawn).
         seed: of the run.
         equivariance: not read where ``augmentation`` is None.
-
-    Raises:
-        SpecError: an augmentation's range makes no sense.
     """
 
     def __init__(
@@ -60,8 +46,6 @@ class Recipe:
         seed: int,
         equivariance: Equivariance = Equivariance.none,
     ) -> None:
-        if augmentation is not None:
-            check_crops(augmentation)
         self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
 
     def plan(self, grain: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
