@@ -16,10 +16,10 @@ import ray.data
 from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
-from radioplat.data.run_data import open_reader
+from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.wire import batch_to_table, table_to_batch
 
-SPAN = 4  # grains a task reads
+SPAN = 128  # samples a task reads: enough that starting it is little beside its work
 MAX_GRAINS = 4096  # of one dataset
 
 
@@ -58,7 +58,8 @@ def open_stream(
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # a block ends after each row; a row is never cut
     dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
-    spans = pa.table({"grains": [dealt[i : i + SPAN] for i in range(0, len(dealt), SPAN)]})
+    span = max(1, min(SPAN // dataset_from_json(reader[1]).batch_size, len(dealt) // (2 * tasks)))
+    spans = pa.table({"grains": [dealt[i : i + span] for i in range(0, len(dealt), span)]})
     dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
         batch_size=None,
