@@ -57,15 +57,16 @@ class Recipe:
         """
         drawn = self.augmentation is not None
         crops = plan_crops(width, height, self.augmentation, self.seed, position)
+        whole = np.stack([crop.matrix() for crop in crops]) if crops else np.empty((0, 3, 3))
         sizes = [drawn_size(view, self.seed, grain) if drawn else view.size for view in self.views]
         matrices = []
         for view, size in zip(self.views, sizes, strict=True):
-            windows: Sequence[np.ndarray | None] = [None] * len(crops)
+            window = None
             if drawn and self.equivariance is Equivariance.shift:
-                windows = list(shift_windows(view, size, self.seed, position))
+                window = shift_windows(view, size, self.seed, position)
             elif drawn and self.equivariance is Equivariance.full:
-                windows = list(warp_windows(view, self.seed, position))
-            matrices.append([view_matrix(c, size, w) for c, w in zip(crops, windows, strict=True)])
+                window = warp_windows(view, self.seed, position)
+            matrices.append(view_matrix(whole, size, window))
         light = plan_photometry(self.augmentation, self.seed, position)
         return Plan([view.name for view in self.views], sizes, matrices, light)
 
@@ -77,16 +78,16 @@ class Plan:
     """
 
     def __init__(
-        self, names: list[str], sizes: list[int], matrices: list[list[np.ndarray]], light: list[Photometry] | None
+        self, names: list[str], sizes: list[int], matrices: list[np.ndarray], light: list[Photometry] | None
     ) -> None:
         self._names, self._sizes, self._matrices, self._light = names, sizes, matrices, light
-        count = len(matrices[0]) if matrices else 0
-        self._pixels = [np.zeros((count, 3, size, size), np.uint8) for size in sizes]
+        self._pixels = [np.zeros((len(m), 3, size, size), np.uint8) for m, size in zip(matrices, sizes, strict=True)]
         self._valid: list[np.ndarray | None] = [None] * len(sizes)
+        self._reduction = np.min([reduction(m, size) for m, size in zip(matrices, sizes, strict=True)], axis=0)
 
     def reduction(self, i: int) -> float:
         """Source pixels that a decoded pixel of image ``i`` may stand for: what its most demanding view allows."""
-        return min(reduction(m[i], size) for m, size in zip(self._matrices, self._sizes, strict=True))
+        return float(self._reduction[i])
 
     def fill(self, i: int, image: Decoded) -> None:
         """Cut every view out of image ``i``; one decode feeds them all."""
@@ -103,7 +104,7 @@ class Plan:
     def views(self) -> dict[str, View]:
         """The views by name: uint8 pixels, float32 homographies, and masks where a pixel shows nothing."""
         return {
-            name: View(pixels, np.stack(matrices).astype(np.float32), valid)
+            name: View(pixels, matrices.astype(np.float32), valid)
             for name, pixels, matrices, valid in zip(
                 self._names, self._pixels, self._matrices, self._valid, strict=True
             )

@@ -15,7 +15,7 @@ import numpy as np
 from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
 from PIL import Image
 
-from radioplat.data.crops import Box, Crop
+from radioplat.data.crops import Box
 from radioplat.data.decode import Decoded
 
 _NEAR = 1e-6  # of a pixel: what the product of matrices may lose
@@ -39,28 +39,28 @@ class ViewSpec(NamedTuple):
     sizes: tuple[tuple[int, float], ...] = ()
 
 
-def view_matrix(crop: Crop, size: int, window: np.ndarray | None = None) -> np.ndarray:
-    """float64 ``[3, 3]``: from the pixels of a view of ``size`` pixels a side to those of the source.
+def view_matrix(crop: np.ndarray, size: int, window: np.ndarray | None = None) -> np.ndarray:
+    """float64 ``[..., 3, 3]``: from the pixels of a view of ``size`` pixels a side to those of the source.
 
     Args:
-        window: ``[3, 3]``, the view's own place inside the crop, unit square to unit square; None for all of it.
+        crop: ``[..., 3, 3]``, see :meth:`radioplat.data.crops.Crop.matrix`.
+        window: ``[..., 3, 3]``, the view's own place inside the crop, unit square to unit square; None for all of it.
     """
-    whole = crop.matrix() if window is None else crop.matrix() @ window
-    return whole @ np.diag([1 / size, 1 / size, 1.0])
+    whole = crop if window is None else crop @ window
+    return whole * np.array([1 / size, 1 / size, 1.0])
 
 
-def reduction(matrix: np.ndarray, size: int) -> float:
-    """Source pixels for each view pixel along the axis that has fewer; at the corner where they are fewest."""
-    if not matrix[2, :2].any():
-        return float(min(np.hypot(*matrix[:2, 0]), np.hypot(*matrix[:2, 1])))
-    steps = []
-    for x, y in ((0, 0), (size, 0), (0, size), (size, size)):
-        u, v, w = matrix @ (x, y, 1)
-        for axis in (0, 1):
-            steps.append(
-                math.hypot(matrix[0, axis] - u / w * matrix[2, axis], matrix[1, axis] - v / w * matrix[2, axis]) / w
-            )
-    return min(steps)
+def reduction(matrix: np.ndarray, size: int) -> np.ndarray:
+    """float64 ``[...]``: source pixels for each view pixel, along the axis and at the corner where they are fewest.
+
+    Args:
+        matrix: ``[..., 3, 3]``, view pixels to source pixels.
+    """
+    corners = np.array([[0, 0, 1], [size, 0, 1], [0, size, 1], [size, size, 1.0]])
+    points = corners @ matrix.swapaxes(-1, -2)  # [..., corner, (x, y, w)]
+    place, depth = points[..., :2, None] / points[..., 2:, None], points[..., 2, None]
+    steps = (matrix[..., None, :2, :2] - place * matrix[..., None, 2:, :2]) / depth[..., None]
+    return np.hypot(steps[..., 0, :], steps[..., 1, :]).min((-1, -2))
 
 
 def render(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -130,7 +130,7 @@ def _warp(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np
     if x0 >= x1 or y0 >= y1:
         return np.zeros((size, size, 3), np.uint8), np.zeros((size, size), bool)
     # Brought to the view's own scale first, by the filter that antialiases: bilinear alone looks at four pixels.
-    scale = max(1.0, reduction(matrix, size))
+    scale = max(1.0, float(reduction(matrix, size)))
     small = max(1, math.ceil((x1 - x0) / scale)), max(1, math.ceil((y1 - y0) / scale))
     part = Image.fromarray(resample(image, Box(x0, y0, x1, y1), small))
     to_part = np.diag([small[0] / (x1 - x0), small[1] / (y1 - y0), 1.0]) @ np.array(

@@ -76,6 +76,7 @@ def test_the_quick_header_agrees_with_pillow(photo, orientation, save):
         assert jpeg_header(data) == image_header(data) != None  # noqa: E711
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of damaged EXIF blocks
 def test_the_quick_header_says_what_pillow_says_of_damage_or_nothing(photo):
     rng = np.random.default_rng(1)
     data = np.frombuffer(photo(70, 50, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1\0\6\0\0\0\0"), np.uint8)

@@ -108,7 +108,7 @@ def test_threads_and_pickles_read_the_same(index):
 def test_rows_are_read_as_evaluation_views(index, photo):
     batch = reader(index, order=None).read_rows([2, 0])
     assert batch.sample_id.tolist() == [2, 0] and batch.position.tolist() == [-1, -1]
-    matrix = view_matrix(centre_crop(82, 60), 32)
+    matrix = view_matrix(centre_crop(82, 60).matrix(), 32)
     expected, _ = render(decode_rgb(photo(82, 60, name="coffee.png")), matrix, 32)
     assert (batch.views["32"].pixels[0] == expected.transpose(2, 0, 1)).all()
     assert (batch.views["32"].homography[0] == matrix.astype(np.float32)).all()
