@@ -8,12 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from radioplat.data.batch import Batch, View
+from radioplat.data.batch import Batch
 from radioplat.data.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
 from radioplat.data.fetch import Fetcher
+from radioplat.data.recipe import Equivariance, Recipe
 from radioplat.data.shard_index import ShardIndex
 from radioplat.data.uniform_color import refuse_uniform_color
-from radioplat.data.views import ViewSpec, make_view, needed_size, plan_crop, refuse_unbuilt
+from radioplat.data.views import ViewSpec
 from radioplat.spec.dataset import AugmentationConfig
 
 
@@ -46,9 +47,7 @@ class GrainReader:
         read_timeout_s: after how long a grain counts as stalled; for whoever waits for :meth:`read`.
         verify_hashes: an image that is not what its sidecar's hash says is unreadable.
         reject_uniform: an image of one colour gets weight 0.
-
-    Raises:
-        SpecError: an augmentation is asked for that is not built.
+        equivariance: how the views of one image lie to each other.
     """
 
     def __init__(
@@ -63,13 +62,13 @@ class GrainReader:
         read_timeout_s: float | None = None,
         verify_hashes: bool = False,
         reject_uniform: bool = False,
+        equivariance: Equivariance = Equivariance.none,
     ) -> None:
-        if augmentation is not None:
-            refuse_unbuilt(augmentation)
         self.index, self.order, self.views = index, order, list(views)
-        self.augmentation, self.seed, self.batch_size = augmentation, seed, batch_size
-        self.max_pixels, self.read_timeout_s, self.verify_hashes = max_pixels, read_timeout_s, verify_hashes
-        self.reject_uniform = reject_uniform
+        self.batch_size, self.max_pixels = batch_size, max_pixels
+        self.read_timeout_s, self.verify_hashes, self.reject_uniform = read_timeout_s, verify_hashes, reject_uniform
+        self.recipe = Recipe(self.views, augmentation, seed, equivariance)
+        self._still = Recipe(self.views, None, seed)
         self._fetch = Fetcher(index, read_timeout_s)
 
     def careful(self) -> GrainReader:
@@ -86,50 +85,34 @@ class GrainReader:
         if self.order is None:
             raise ValueError("this reader has no order; use read_rows")
         span = self.order.slice(grain * self.batch_size, (grain + 1) * self.batch_size)
-        return self._batch(grain, span.sample_id, span.position, self.augmentation)
+        return self._batch(grain, span.sample_id, span.position, self.recipe)
 
     def read_rows(self, rows: Sequence[int] | np.ndarray, grain: int = 0) -> Batch:
         """Explicit rows of the index as evaluation views; every position is -1."""
         ids = np.asarray(rows, np.int64)
-        return self._batch(grain, ids, np.full(len(ids), -1, np.int64), None)
+        return self._batch(grain, ids, np.full(len(ids), -1, np.int64), self._still)
 
-    def _batch(
-        self, grain: int, ids: np.ndarray, positions: np.ndarray, augmentation: AugmentationConfig | None
-    ) -> Batch:
-        count = len(ids)
-        weight = np.ones(count, np.float32)
+    def _batch(self, grain: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe) -> Batch:
+        sizes = self.index.width[ids], self.index.height[ids]
+        plan = recipe.plan(grain, *sizes, positions)
+        weight = np.ones(len(ids), np.float32)
         faults: dict[int, str] = {}
-        views = {
-            v.name: View(
-                np.zeros((count, 3, v.size, v.size), np.uint8), np.tile(np.eye(3, dtype=np.float32), (count, 1, 1))
-            )
-            for v in self.views
-        }
-        for i, (row, position) in enumerate(zip(ids.tolist(), positions.tolist(), strict=True)):
+        for i, row in enumerate(ids.tolist()):
             try:
-                self._fill(views, i, row, position, augmentation)
+                image = self._decode(row, plan.reduction(i))
+                if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
+                    detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
+                    raise BadSample("size_mismatch", detail)
+                if self.reject_uniform:
+                    refuse_uniform_color(image.rgb)
+                plan.fill(i, image)
             except BadSample as bad:
                 weight[i] = 0
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
-        return Batch(grain, views, ids, positions, weight, self.index.label[ids], faults)
+        return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
 
-    def _fill(
-        self, views: dict[str, View], i: int, row: int, position: int, augmentation: AugmentationConfig | None
-    ) -> None:
-        width, height = int(self.index.width[row]), int(self.index.height[row])
-        crop = plan_crop(width, height, augmentation, self.seed, position)
-        largest = max(v.size for v in self.views)
-        image = self._decode(row, needed_size(width, height, crop.box, largest))
-        if (image.width, image.height) != (width, height):
-            raise BadSample("size_mismatch", f"indexed as {width}x{height}, decoded {image.width}x{image.height}")
-        if self.reject_uniform:
-            refuse_uniform_color(image.rgb)
-        for view in self.views:
-            pixels, homography = make_view(image, crop, view.size)
-            views[view.name].pixels[i], views[view.name].homography[i] = pixels, homography
-
-    def _decode(self, row: int, min_size: tuple[int, int]) -> Decoded:
+    def _decode(self, row: int, reduction: float) -> Decoded:
         data = self._fetch.bytes_of(row)
         if self.verify_hashes:
             self._fetch.check_hash(row, data)
-        return decode_rgb(data, min_size, self.max_pixels)
+        return decode_rgb(data, reduction, self.max_pixels)

@@ -18,17 +18,17 @@ import ray.data
 from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
-from radioplat.data.run_data import open_reader
+from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.wire import batch_to_table, table_to_batch
 
-SPAN = 4  # grains a task reads
+SPAN = 128  # samples a task reads: enough that starting it is little beside its work
 MAX_GRAINS = 4096  # of one dataset
 
 
 class _ReadSpan:
     """The body of a Ray Data task."""
 
-    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple, ...]) -> None:
         self._arguments = (directory, dataset_json, views)
 
     def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
@@ -66,7 +66,7 @@ def _retries() -> int:
 
 
 def open_stream(
-    reader: tuple[str, str, tuple[tuple[str, int], ...]],
+    reader: tuple[str, str, tuple[tuple, ...]],
     grains: Grains,
     start: int,
     stop: int,
@@ -86,7 +86,8 @@ def open_stream(
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # a block ends after each row; a row is never cut
     dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
-    spans = pa.table({"grains": [dealt[i : i + SPAN] for i in range(0, len(dealt), SPAN)]})
+    span = max(1, min(SPAN // dataset_from_json(reader[1]).batch_size, len(dealt) // (2 * tasks)))
+    spans = pa.table({"grains": [dealt[i : i + span] for i in range(0, len(dealt), span)]})
     dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
         batch_size=None,

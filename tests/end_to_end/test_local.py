@@ -6,13 +6,14 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from radioplat import cli
 from radioplat.data.ledger import Ledger
-from radioplat.data.run_data import RunData
+from radioplat.data.run_data import RunData, dataset_to_json, open_reader
 from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.prove import prove_run
 from radioplat.errors import SpecError
@@ -23,27 +24,31 @@ from radioplat.track.status import read_status
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 
 
+def break_off(folder: Path, into: Path, steps: int) -> list[str]:
+    """Copy a run's ``folder`` as a run that died after ``steps`` steps leaves it: overrides that go on from there."""
+    copy = into / "run" / "distill"
+    shutil.copytree(folder, copy, symlinks=True)
+    keep = {2: "model_epoch_000_step_00002", 4: "model_epoch_001", 6: "model_epoch_001_step_00006"}
+    for path in TaskFolder(copy.parent, "distill").checkpoints():
+        if verified_state(path).global_step > steps:
+            shutil.rmtree(path)
+    TaskFolder(copy.parent, "distill").point_latest(keep[steps])
+    return [f"results_dir={copy.parent}", *EVERY_SECOND]
+
+
 @pytest.fixture
 def broken_off(quiet_run, tmp_path):
-    """broken_off(steps) -> overrides for a results folder as a run that died after ``steps`` steps leaves it."""
-
-    def make(steps: int) -> list[str]:
-        folder = tmp_path / "run" / "distill"
-        shutil.copytree(quiet_run.folder, folder, symlinks=True)
-        keep = {2: "model_epoch_000_step_00002", 4: "model_epoch_001", 6: "model_epoch_001_step_00006"}
-        for path in TaskFolder(folder.parent, "distill").checkpoints():
-            if verified_state(path).global_step > steps:
-                shutil.rmtree(path)
-        TaskFolder(folder.parent, "distill").point_latest(keep[steps])
-        return [f"results_dir={folder.parent}", *EVERY_SECOND]
-
-    return make
+    """broken_off(steps) -> :func:`break_off` of the quiet run."""
+    return lambda steps: break_off(quiet_run.folder, tmp_path, steps)
 
 
 def test_results_folder(quiet_run):
     folder = quiet_run.folder
     assert {path.name for path in folder.glob("model_*")} == {
-        "model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002",
+        "model_epoch_000_step_00002",
+        "model_epoch_001",
+        "model_epoch_001_step_00006",
+        "model_epoch_002",
         "model_latest",
     }
     assert (folder / "model_latest").resolve() == quiet_run.result.checkpoint == folder / "model_epoch_002"
@@ -75,8 +80,16 @@ def test_status_lines(quiet_run):
     for line in progress:
         assert (line["max_epoch"], line["max_step"]) == (2, 8)
         assert line["time_per_step"] and line["time_per_epoch"] and line["eta"]
-        assert {"loss", "loss/lite0/summary", "loss/lite0/spatial", "loss/vit/spatial", "lr", "images_per_s",
-                "seconds/teacher/lite0", "seconds/teacher/vit"} <= line["kpi"].keys()
+        assert {
+            "loss",
+            "loss/lite0/summary",
+            "loss/lite0/spatial",
+            "loss/vit/spatial",
+            "lr",
+            "images_per_s",
+            "seconds/teacher/lite0",
+            "seconds/teacher/vit",
+        } <= line["kpi"].keys()
 
 
 def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
@@ -234,5 +247,36 @@ def test_from_a_named_checkpoint(quiet_run, distil, tmp_path, ids_by_step):
 def test_a_named_checkpoint_of_another_order_is_refused(quiet_run, distil, tmp_path):
     start = quiet_run.folder / "model_epoch_001"
     with pytest.raises(SpecError, match="dataset.train_dataset.seed"):
-        distil(quiet_run.file, f"results_dir={tmp_path}", f"train.resume_training_checkpoint_path={start}",
-               "dataset.train_dataset.seed=7")
+        distil(
+            quiet_run.file,
+            f"results_dir={tmp_path}",
+            f"train.resume_training_checkpoint_path={start}",
+            "dataset.train_dataset.seed=7",
+        )
+
+
+def test_drawn_sizes_and_every_augmentation_train_and_go_on_as_they_were(make_spec, distil, tmp_path):
+    changes = {
+        "dataset": {
+            "augmentation": {
+                "random_rotate": {"enable": True, "angle_list": [90, 20]},
+                "random_color": {"enable": True},
+                "random_erase": {"enable": True},
+                "random_aug": {"enable": True},
+                "with_scale_random_crop": {"enable": True},
+                "with_random_blur": True,
+            }
+        },
+    }
+    spec = make_spec(tmp_path / "whole", changes)
+    spec["distill"]["teacher"][0]["stochastic_resolutions"] = {48: 0.3, 64: 0.3, 96: 0.4}
+    whole = distil(spec, *EVERY_SECOND)
+    assert all(np.isfinite(loss) for loss in whole.losses.values()) and len(whole.losses) == 8
+    views = (("matched", 96, 1, ((48, 0.3), (64, 0.3), (96, 0.4))),)
+    reader = open_reader(str(whole.folder / "data"), dataset_to_json(load_spec(spec).dataset), views)
+    shapes = {reader.read(grain).views["matched"].pixels.shape for grain in range(24)}
+    assert shapes == {(2, 3, side, side) for side in (48, 64, 96)}
+    again = distil(spec, *break_off(whole.folder, tmp_path / "broken", 4))
+    assert again.result.resumed_from == 4 and sorted(again.losses) == [5, 6, 7, 8]
+    for step, loss in again.losses.items():
+        assert loss == pytest.approx(whole.losses[step], rel=1e-6), step
