@@ -81,7 +81,7 @@ def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data
     slow_storage.hold(path)
     feeder = Feeder(stream(arguments), {}, [], depth=4)
     batches = iter(feeder)
-    too_long = threading.Timer(30, slow_storage.release)
+    too_long = threading.Timer(40, slow_storage.release)
     too_long.start()
     found = [next(batches)[0] for _ in range(grain)]  # all that come before the late one are there without it
     assert too_long.is_alive()
