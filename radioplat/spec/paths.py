@@ -26,7 +26,7 @@ def paths_in_copy(spec: Spec, cwd: Path | None = None) -> list[Problem]:
             f"Give the absolute path, e.g. {where}=$PWD/{path} where you submit.",
         )
         for where, path in _paths(spec)
-        if not Path(path).is_absolute()
+        if not Path(path).is_absolute() and "://" not in path  # an object store is the same place from everywhere
     ]
 
 
