@@ -75,6 +75,7 @@ def ids_of(batches) -> list[int]:
     return [i for b in batches for i in b.sample_id.tolist()]
 
 
+@pytest.mark.proof
 def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data, slow_storage):
     arguments, data = run_data(timeout=60)
     path, grain = first_use(data, lowest=16)
@@ -108,6 +109,7 @@ def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data
     assert [b.faults for b in found if b.faults] == []
 
 
+@pytest.mark.proof
 def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_storage):
     arguments, data = run_data()
     path, _ = first_use(data, lowest=4)
