@@ -80,7 +80,7 @@ def test_what_cannot_be_used_is_counted_and_the_rest_trains(mixed_run, mixed):
     rejects = pq.read_table(mixed_run.folder / "ledger" / "rejects.parquet").to_pylist()
     found = {(Path(row["shard"]).name, row["key"], row["reason"]) for row in rejects}
     assert found == {
-        ("half.tar", "", "truncated_tar"),
+        ("half.tar", "0008.png", "truncated_tar"),
         ("empty.tar", "", "empty_tar"),
         ("words.tar", "", "not_a_tar"),
         ("odd.tar", "huge", "too_many_pixels"),
