@@ -89,6 +89,7 @@ def test_the_group_said_what_it_runs_on(two_workers):
     assert verified_state(two_workers.result.checkpoint).world_size == 2
 
 
+@pytest.mark.proof
 def test_bf16_on_two_workers_goes_on_with_one(cluster, workers, make_spec, distil, ids_by_step, local_run, tmp_path):
     bf16 = {"zero_stage": 2, "precision": "bf16"}
     first = distil(workers(tmp_path, 2, max_steps=5, **bf16))
