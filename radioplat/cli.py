@@ -76,6 +76,35 @@ def index(args: argparse.Namespace) -> None:
     run_and_show(args.folder, args.overrides)
 
 
+def pack(args: argparse.Namespace) -> None:
+    """Pack a folder of images, or the images of a CSV file, as balanced shards, split into train and val."""
+    from radioplat.data.pack import pack as run
+    from radioplat.data.pack import pack_options
+    from radioplat.show_pack import PackProgress, show
+
+    with PackProgress() as progress:
+        packed = run(args.source, args.out, pack_options(args.overrides), progress)
+    show(packed)
+
+
+def show_data(args: argparse.Namespace) -> None:
+    """One page of the first global batches: every view, its crop on the source, masks, rejects."""
+    from radioplat.distill.show_data import show_data as run
+    from radioplat.spec.load import load_spec
+
+    count = [int(word) for word in args.overrides if word.isdecimal()]
+    overrides = [word for word in args.overrides if not word.isdecimal()]
+    terminal.say(str(run(load_spec(args.spec, overrides), *count[-1:])))
+
+
+def ledger(args: argparse.Namespace) -> None:
+    """Prove that a run saw each sample of its order exactly once."""
+    from radioplat.distill.prove import prove_results
+    from radioplat.distill.show_proof import show
+
+    show(prove_results(args.results))
+
+
 def default_specs(args: argparse.Namespace) -> None:
     """Print every field with its default."""
     from radioplat.spec.load import load_spec, to_yaml
@@ -92,9 +121,9 @@ def quickstart(args: argparse.Namespace) -> None:
 
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
-    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, default_specs, quickstart)
+    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, pack, ledger, default_specs, quickstart)
 }
-_WITHOUT_SPEC = ("default_specs", "quickstart", "index")
+_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger")
 
 
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -111,9 +140,24 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             )
         if name == "index":
             sub.add_argument("folder", help="a folder of tar shards or of images")
+        if name == "pack":
+            sub.add_argument("source", help="a folder of images, or a CSV file with columns path, label, caption")
+            sub.add_argument("out", help="where the shards go: OUT/train and OUT/val")
+        if name == "ledger":
+            sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)
+    if "distill" in tasks and len(tasks) > 1:
+        _add_show(subparsers)
     return parser
+
+
+def _add_show(subparsers) -> None:
+    shows = subparsers.add_parser("show", help="See what a run works on.").add_subparsers(required=True, metavar="what")
+    data = shows.add_parser("data", help=show_data.__doc__, description=show_data.__doc__)
+    data.add_argument("-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec")
+    data.add_argument("overrides", nargs="*", metavar="N | key=value", help="how many batches (2), and overrides")
+    data.set_defaults(run=show_data)
 
 
 def guarded(action: Callable[[], object]) -> int:

@@ -36,9 +36,7 @@ class RadioplatError(Exception):
     agreed = False
 
     def __init__(self, *problems: Problem | str, where: str = "", hint: str = "") -> None:
-        self.problems: list[Problem] = [
-            p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems
-        ]
+        self.problems: list[Problem] = [p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems]
         super().__init__("\n".join(str(p) for p in self.problems))
 
     def __reduce__(self):  # Ray and multiprocessing pickle exceptions by their constructor arguments.

@@ -9,7 +9,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from radioplat.data.headers import ImageHeader, image_header, open_lazily
+from radioplat.data.headers import ImageHeader, image_header, jpeg_header, open_lazily
+from radioplat.data.png import png_damage
 
 MAX_PIXELS = 178_956_970  # the default of dataset.max_pixels
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -19,7 +20,8 @@ class BadSample(Exception):
     """This image cannot be used; the run goes on without it.
 
     Attributes:
-        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``.
+        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``,
+            ``shard_changed``, ``hash_mismatch``.
         detail: what the decoder said.
     """
 
@@ -45,7 +47,7 @@ class Decoded:
     factor: int = 1
 
 
-def decode_rgb(data: bytes, min_size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> Decoded:
+def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS) -> Decoded:
     """Decode one image, upright (EXIF orientation applied), to 8-bit RGB.
 
     Grey, palette, CMYK and YCCK become RGB; 16-bit and deeper samples are scaled, not clipped; transparency is laid on
@@ -53,21 +55,23 @@ def decode_rgb(data: bytes, min_size: tuple[int, int] | None = None, max_pixels:
 
     Args:
         data: the encoded image.
-        min_size: width and height in pixels, upright, that the caller needs of the whole image. A JPEG may then be
-            decoded at 1/2, 1/4 or 1/8 of its size, never below this.
+        reduction: source pixels that one pixel may stand for, along each axis. A JPEG is then decoded at 1/2, 1/4 or
+            1/8 of its size, whichever is the least that this allows; libjpeg-turbo has vector code for these alone.
         max_pixels: an image whose header says more is not decoded.
 
     Raises:
         BadSample: the content is no image, is damaged or cut short, or is too large.
     """
-    header = image_header(data)
+    header = jpeg_header(data) or image_header(data)
     if header is None:
         raise BadSample("not_an_image")
     if header.width * header.height > max_pixels:
         raise BadSample("too_many_pixels", f"{header.width}x{header.height}")
-    factor = _factor(header, min_size)
+    factor = _factor(header, reduction)
     rgb = _decode_jpeg(data, factor) if header.format == "JPEG" else None
     if rgb is None:
+        if header.format == "PNG" and (damage := png_damage(data)):
+            raise BadSample("corrupt_image", damage)
         rgb, factor = _decode_pillow(data), 1
     rgb = _upright(rgb, header.orientation)
     if rgb.shape[:2] != (-(-header.height // factor), -(-header.width // factor)):
@@ -76,14 +80,13 @@ def decode_rgb(data: bytes, min_size: tuple[int, int] | None = None, max_pixels:
     return Decoded(rgb, header.width, header.height, factor)
 
 
-def _factor(header: ImageHeader, min_size: tuple[int, int] | None) -> int:
-    if header.format != "JPEG" or min_size is None:
+def _factor(header: ImageHeader, reduction: float) -> int:
+    if header.format != "JPEG":
         return 1
     for factor in (8, 4, 2):
         # A turned image would have the overhang of a size that does not divide at its left or top; rare, so not scaled.
         whole = header.width % factor == 0 and header.height % factor == 0
-        large = header.width >= min_size[0] * factor and header.height >= min_size[1] * factor
-        if large and (whole or header.orientation == 1):
+        if reduction >= factor and (whole or header.orientation == 1):
             return factor
     return 1
 
@@ -91,6 +94,8 @@ def _factor(header: ImageHeader, min_size: tuple[int, int] | None) -> int:
 def _decode_jpeg(data: bytes, factor: int) -> np.ndarray | None:
     """RGB at 1/factor of the size, or None where libjpeg-turbo refuses (CMYK, oddities, damage): Pillow then judges."""
     try:
+        if factor == 1:
+            return simplejpeg.decode_jpeg(data, "RGB")
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
         height, width = -(-height // factor), -(-width // factor)
         return simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, min_factor=factor)

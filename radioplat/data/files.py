@@ -109,6 +109,14 @@ class HandlePool:
                 self._open.popitem(last=False)
         return handle
 
+    def __contains__(self, path: str) -> bool:
+        return path in self._open
+
+    def drop(self, path: str) -> None:
+        """Forget the handle for ``path``: the next :meth:`get` opens the file again."""
+        with self._lock:
+            self._open.pop(path, None)
+
     def __len__(self) -> int:
         return len(self._open)
 

@@ -106,6 +106,30 @@ def _careful_header(stream: BinaryIO) -> ImageHeader | None:
         return None
 
 
+def jpeg_header(data: bytes) -> ImageHeader | None:
+    """As :func:`image_header` for a JPEG in memory, at a fraction of the time; None wherever anything is unusual.
+
+    Walks the markers up to the frame (ITU-T T.81, annex B) and reads the orientation of an EXIF segment on the way.
+    """
+    if data[:2] != b"\xff\xd8":
+        return None
+    place, turn, end, seen = 2, 1, len(data) - 10, False
+    while place < end and data[place] == 0xFF:
+        marker = data[place + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, place + 5)
+            if not width or not height:
+                return None
+            return ImageHeader(*((width, height) if turn < 5 else (height, width)), "JPEG", turn)
+        if marker < 0xC0 or 0xD0 <= marker <= 0xDA or marker == 0xFF:
+            return None
+        length = data[place + 2] << 8 | data[place + 3]
+        if marker == 0xE1 and not seen and data[place + 4 : place + 10] == b"Exif\0\0":
+            seen, turn = True, _exif_orientation(data[place + 4 : place + 2 + length])
+        place += 2 + length
+    return None
+
+
 def open_lazily(stream: BinaryIO) -> Image.Image | None:
     """Pillow's image over ``stream`` before any pixel is decoded, or None if the format is unknown.
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from radioplat.data.batch import Batch
@@ -149,55 +146,51 @@ def read_rejected(directory: str | Path) -> pa.Table:
     return _read(directory, "rejected", REJECTED_SCHEMA)
 
 
-def effective(consumed: pa.Table, final_step: int | None = None) -> pa.Table:
-    """The rows that led to the final checkpoint: of each step up to ``final_step``, those of its last attempt."""
-    if final_step is not None:
-        consumed = consumed.filter(pc.less_equal(consumed["step"], final_step))
-    last = consumed.group_by("step").aggregate([("attempt", "max")])
-    latest = dict(zip(last["step"].to_pylist(), last["attempt_max"].to_pylist(), strict=True))
-    steps, attempts = consumed["step"].to_numpy(), consumed["attempt"].to_numpy()
-    return consumed.filter(pa.array(np.array([latest[s] for s in steps.tolist()], np.int64) == attempts, pa.bool_()))
+def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | None = None) -> pa.Table:
+    """The rows that led to the final checkpoint; see :func:`lineage`.
 
-
-@dataclass(frozen=True)
-class LedgerSummary:
-    """The ledger in numbers.
-
-    Attributes:
-        consumed: samples that led to the final checkpoint.
-        replayed: samples of steps that were run again or left behind.
-        repeated: positions that stand more than once among the consumed; 0 in a sound run.
-        missing: positions between the first and the last consumed that no row holds; 0 in a sound run.
-        rejected: samples that never entered the order, by reason.
-        unreadable: samples that proved unusable at run time, by the reason's first word.
+    Args:
+        consumed: of :func:`read_consumed`.
+        final_step: the last step, counted from 0; default: the last that ``attempt`` wrote.
+        attempt: that wrote the checkpoint; default: the last.
     """
+    steps, attempts = consumed["step"].to_numpy(), consumed["attempt"].to_numpy()
+    spans = {
+        a: (int(steps[attempts == a].min()), int(steps[attempts == a].max())) for a in np.unique(attempts).tolist()
+    }
+    keep = np.zeros(len(consumed), bool)
+    for number, start, stop in lineage(spans, None if final_step is None else final_step + 1, attempt):
+        keep |= (attempts == number) & (steps >= start) & (steps < stop)
+    return consumed.filter(pa.array(keep))
 
-    consumed: int
-    replayed: int
-    repeated: int
-    missing: int
-    rejected: dict[str, int]
-    unreadable: dict[str, int]
 
+def lineage(
+    spans: dict[int, tuple[int, int]], steps: int | None = None, attempt: int | None = None
+) -> list[tuple[int, int, int]]:
+    """Which attempt made which steps of the way to the final checkpoint, walked back from it.
 
-def summary(directory: str | Path, final_step: int | None = None) -> LedgerSummary:
-    """Sum up the ledger of a run whose final checkpoint is at ``final_step`` (default: the last step written)."""
-    everything = read_consumed(directory)
-    rows = effective(everything, final_step)
-    position = rows["position"].to_numpy()
-    distinct = np.unique(position)
-    rejects = Path(directory) / "rejects.parquet"
-    reasons = pq.read_table(rejects)["reason"].to_pylist() if rejects.exists() else []
-    bad = read_rejected(directory)
-    bad_once = dict(zip(bad["id"].to_pylist(), bad["reason"].to_pylist(), strict=True))
-    return LedgerSummary(
-        consumed=len(rows),
-        replayed=len(everything) - len(rows),
-        repeated=len(position) - len(distinct),
-        missing=int(distinct[-1] - distinct[0] + 1 - len(distinct)) if len(distinct) else 0,
-        rejected=dict(Counter(reasons)),
-        unreadable=dict(Counter(reason.partition(":")[0] for reason in bad_once.values())),
-    )
+    An attempt goes on from a checkpoint that an earlier one wrote, which has been at least that far.
+
+    Args:
+        spans: first and last step that each attempt wrote down.
+        steps: of the final checkpoint; default: as far as ``attempt`` came.
+        attempt: that wrote it; default: the last.
+
+    Returns:
+        ``(attempt, start, stop)`` by rising step, ``stop`` exclusive.
+    """
+    found: list[tuple[int, int, int]] = []
+    stop = steps
+    for number in sorted(spans, reverse=True):
+        first, last = spans[number]
+        if attempt is not None and number > attempt:
+            continue
+        stop = last + 1 if stop is None else stop
+        # The writer of the checkpoint is known: what its rows lack is missing, not another attempt's.
+        if first < stop and (last >= stop - 1 or number == attempt):
+            found.append((number, first, stop))
+            stop = first
+    return found[::-1]
 
 
 def _read(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:

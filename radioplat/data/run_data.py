@@ -14,6 +14,7 @@ from radioplat.data.columns import Column
 from radioplat.data.filters import REASONS, draw_frequencies, reject_codes, weight_of
 from radioplat.data.order import SampleOrder
 from radioplat.data.reader import GrainReader
+from radioplat.data.recipe import Equivariance
 from radioplat.data.shard_index import ShardIndex
 from radioplat.data.views import ViewSpec
 from radioplat.errors import DataError, Problem
@@ -185,26 +186,28 @@ def order_hash(fields: dict[str, str]) -> str:
 
 
 @lru_cache(maxsize=2)
-def open_reader(directory: str, dataset_json: str, views: tuple[tuple[str, int], ...]) -> GrainReader:
+def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> GrainReader:
     """The reader of a run's train split, opened once a process.
 
     Args:
         directory: the run's copy of the index.
         dataset_json: the ``dataset`` section, see :func:`dataset_to_json`.
-        views: name and size of each.
+        views: the fields of each :class:`~radioplat.data.views.ViewSpec`; name and size will do.
     """
     dataset = dataset_from_json(dataset_json)
     data = RunData.load(Path(directory), dataset.train_dataset)
-    specs = [ViewSpec(name, size) for name, size in views]
     return GrainReader(
         data.index,
         data.order,
-        specs,
+        [ViewSpec(*view) for view in views],
         dataset.augmentation,
         dataset.train_dataset.seed,
         dataset.batch_size,
         dataset.max_pixels,
+        dataset.read_timeout_s,
+        dataset.verify_hashes,
         reject_uniform=dataset.train_dataset.reject_uniform_color,
+        equivariance=Equivariance.of(dataset.train_dataset),
     )
 
 

@@ -7,6 +7,8 @@ was planned is the order that arrives. A dataset covers a bounded number of step
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -16,29 +18,55 @@ import ray.data
 from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
-from radioplat.data.run_data import open_reader
+from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.wire import batch_to_table, table_to_batch
 
-SPAN = 4  # grains a task reads
+SPAN = 128  # samples a task reads: enough that starting it is little beside its work
 MAX_GRAINS = 4096  # of one dataset
 
 
 class _ReadSpan:
     """The body of a Ray Data task."""
 
-    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple, ...]) -> None:
         self._arguments = (directory, dataset_json, views)
 
     def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
         reader = open_reader(*self._arguments)
+        patience = reader.read_timeout_s
+        if _retries():
+            # A process of this task is gone, perhaps for a read that hung: if it hangs again, the sample is given up.
+            reader, patience = reader.careful(), None
         for grains in spans["grains"].to_pylist():
             for grain in grains:
-                batch = padding_batch(reader.views, reader.batch_size) if grain == PADDING else reader.read(grain)
+                with _ended_after(patience):
+                    batch = padding_batch(reader.views, reader.batch_size) if grain == PADDING else reader.read(grain)
                 yield batch_to_table(batch)
 
 
+@contextlib.contextmanager
+def _ended_after(seconds: float | None) -> Iterator[None]:
+    """End this process if the block takes longer: Ray then runs the task again in another one.
+
+    A read that hangs inside the kernel can be neither interrupted nor left by the thread that it holds. Where it hung
+    stands in the process's log.
+    """
+    if seconds is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        if seconds is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _retries() -> int:
+    """How often Ray has started this task before."""
+    return ray._private.worker.global_worker.core_worker.get_current_task_attempt_number()
+
+
 def open_stream(
-    reader: tuple[str, str, tuple[tuple[str, int], ...]],
+    reader: tuple[str, str, tuple[tuple, ...]],
     grains: Grains,
     start: int,
     stop: int,
@@ -58,7 +86,8 @@ def open_stream(
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # a block ends after each row; a row is never cut
     dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
-    spans = pa.table({"grains": [dealt[i : i + SPAN] for i in range(0, len(dealt), SPAN)]})
+    span = max(1, min(SPAN // dataset_from_json(reader[1]).batch_size, len(dealt) // (2 * tasks)))
+    spans = pa.table({"grains": [dealt[i : i + span] for i in range(0, len(dealt), span)]})
     dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
         batch_size=None,
@@ -75,8 +104,12 @@ def steps_per_dataset(grains: Grains) -> int:
     return max(1, MAX_GRAINS // (grains.per_rank * grains.world_size))
 
 
-def read_stream(iterator: ray.data.DataIterator, prefetch: int) -> Iterator[Batch]:
-    """The batches of one rank, in order; arrays are views of the object store."""
+def read_stream(iterator: ray.data.DataIterator, prefetch: int = 0) -> Iterator[Batch]:
+    """The batches of one rank, in order; arrays are views of the object store.
+
+    Whoever reads this holds what is ahead of the student. Ray hands a block out only when the ``prefetch``-th after it
+    has come: a read that is late would keep back as many blocks that are there.
+    """
     for block in iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch):
         for i in range(block.num_rows):
             yield table_to_batch(block.slice(i, 1))

@@ -1,172 +1,150 @@
-"""Which part of an image is shown, and how it becomes a view.
+"""How the planned part of a decoded image becomes a view.
 
 Coordinates are continuous and cover areas: pixel (i, j) is the square [i, i+1) x [j, j+1) and its centre is
-(i + 0.5, j + 0.5), in a view as in the source. A homography therefore maps view to source by one affine map whatever
+(i + 0.5, j + 0.5), in a view as in the source. A homography therefore maps view to source by one matrix whatever
 the resolutions, and a cell of a feature map of stride p has its centre at ((i + 0.5) p, (j + 0.5) p) of the view.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import dataclass
+import threading
 from typing import NamedTuple
 
 import numpy as np
+from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
 from PIL import Image
 
+from radioplat.data.crops import Box
 from radioplat.data.decode import Decoded
-from radioplat.errors import Problem, SpecError
-from radioplat.spec.dataset import AugmentationConfig
+
+_NEAR = 1e-6  # of a pixel: what the product of matrices may lose
+_TRIANGLE = ResizeAlg.convolution(FilterType.bilinear)
+_local = threading.local()  # a Resizer holds its buffers, and a lock
 
 
-@dataclass(frozen=True)
-class ViewSpec:
-    """A view that every image of a batch gets: square, ``size`` pixels a side."""
+class ViewSpec(NamedTuple):
+    """A view that every image of a batch gets: square.
+
+    Attributes:
+        name: by which a batch knows it.
+        size: pixels a side; where ``sizes`` is given, the largest of them.
+        patch: pixels a side of the patches of the model that sees it; shifts are multiples of it.
+        sizes: (size, probability) pairs; one is drawn for each micro-batch, the same for all views with equal pairs.
+    """
 
     name: str
     size: int
+    patch: int = 1
+    sizes: tuple[tuple[int, float], ...] = ()
 
 
-class Box(NamedTuple):
-    """A rectangle of the source, in source pixels."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    @property
-    def width(self) -> float:
-        """Pixels from left to right."""
-        return self.right - self.left
-
-    @property
-    def height(self) -> float:
-        """Pixels from top to bottom."""
-        return self.bottom - self.top
-
-
-class Crop(NamedTuple):
-    """What all views of one image share: the rectangle, and whether it is mirrored left-right and top-bottom."""
-
-    box: Box
-    hflip: bool = False
-    vflip: bool = False
-
-
-def keyed(seed: int, purpose: str, position: int) -> np.random.Generator:
-    """A generator that depends on its key alone, so that nothing is carried from sample to sample."""
-    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
-    return np.random.Generator(np.random.Philox(key=np.array([int.from_bytes(digest, "little"), position], np.uint64)))
-
-
-def centre_crop(width: int, height: int) -> Crop:
-    """The centred square of the short side: the view of an evaluation."""
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return Crop(Box(left, top, left + side, top + side))
-
-
-def plan_crop(width: int, height: int, augmentation: AugmentationConfig | None, seed: int, position: int) -> Crop:
-    """The crop of the sample at ``position`` of the order; the same wherever and whenever it is asked.
+def view_matrix(crop: np.ndarray, size: int, window: np.ndarray | None = None) -> np.ndarray:
+    """float64 ``[..., 3, 3]``: from the pixels of a view of ``size`` pixels a side to those of the source.
 
     Args:
-        width, height: of the source, in pixels.
-        augmentation: None for an evaluation view. Without ``random_crop`` the box is the centred square.
-        seed: of the run.
-        position: the sample's place in the order.
-
-    The box is drawn as torchvision's ``RandomResizedCrop`` draws it: area share uniform in ``scale_range``, log of the
-    ratio uniform in ``ratio_range``, ten attempts, then the largest centred box within the ratios.
+        crop: ``[..., 3, 3]``, see :meth:`radioplat.data.crops.Crop.matrix`.
+        window: ``[..., 3, 3]``, the view's own place inside the crop, unit square to unit square; None for all of it.
     """
-    if augmentation is None:
-        return centre_crop(width, height)
-    crop = centre_crop(width, height)
-    box, hflip, vflip = crop.box, False, False
-    if augmentation.random_crop.enable and augmentation.with_random_crop:
-        low, high = augmentation.random_crop.scale_range
-        ratios = augmentation.random_crop.ratio_range
-        box = _random_box(width, height, (low, high), (ratios[0], ratios[1]), keyed(seed, "crop", position))
-    if augmentation.random_flip.enable:
-        draws = keyed(seed, "flip", position).random(2)
-        hflip = bool(draws[0] < augmentation.random_flip.hflip_probability)
-        vflip = bool(draws[1] < augmentation.random_flip.vflip_probability)
-    return Crop(box, hflip, vflip)
+    whole = crop if window is None else crop @ window
+    return whole * np.array([1 / size, 1 / size, 1.0])
 
 
-def _random_box(
-    width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator
-) -> Box:
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    # All draws at once: how many attempts one image needs then changes no other draw.
-    for area_draw, ratio_draw, x_draw, y_draw in rng.random((10, 4)):
-        area = width * height * (scale[0] + (scale[1] - scale[0]) * area_draw)
-        aspect = math.exp(low + (high - low) * ratio_draw)
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = int(x_draw * (width - w + 1)), int(y_draw * (height - h + 1))
-            return Box(left, top, left + w, top + h)
-    aspect = min(max(width / height, ratio[0]), ratio[1])
-    w = min(width, max(1, round(height * aspect)))
-    h = min(height, max(1, round(width / aspect)))
-    left, top = (width - w) // 2, (height - h) // 2
-    return Box(left, top, left + w, top + h)
+def reduction(matrix: np.ndarray, size: int) -> np.ndarray:
+    """float64 ``[...]``: source pixels for each view pixel, along the axis and at the corner where they are fewest.
+
+    Args:
+        matrix: ``[..., 3, 3]``, view pixels to source pixels.
+    """
+    corners = np.array([[0, 0, 1], [size, 0, 1], [0, size, 1], [size, size, 1.0]])
+    points = corners @ matrix.swapaxes(-1, -2)  # [..., corner, (x, y, w)]
+    place, depth = points[..., :2, None] / points[..., 2:, None], points[..., 2, None]
+    steps = (matrix[..., None, :2, :2] - place * matrix[..., None, 2:, :2]) / depth[..., None]
+    return np.hypot(steps[..., 0, :], steps[..., 1, :]).min((-1, -2))
 
 
-def needed_size(width: int, height: int, box: Box, size: int) -> tuple[int, int]:
-    """Width and height the whole image must be decoded at, so that ``box`` still has ``size`` pixels a side."""
-    return math.ceil(size * width / box.width), math.ceil(size * height / box.height)
+def render(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The view of ``image`` that ``matrix`` (view pixels to source pixels) describes, antialiased.
 
-
-def make_view(image: Decoded, crop: Crop, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut ``crop`` out of ``image`` and resize it, antialiased (Pillow, bilinear), to a square.
+    A view whose sides are parallel to the source's and that lies inside it is cut and resized (triangle filter, as
+    Pillow's bilinear); any other is resized to its own scale and then warped, bilinear.
 
     Returns:
-        uint8 ``[3, size, size]`` and the float32 ``[3, 3]`` homography from view to source, both in pixels with
-        centres at +0.5 (see the head of this file).
+        uint8 ``[size, size, 3]``, and bool ``[size, size]``, False where a pixel's centre lies outside of the source
+        (it is black there), or None where none does.
     """
-    left, top, right, bottom = (edge / image.factor for edge in crop.box)
+    box = _aligned(matrix, size)
+    if box is None or not _inside(box, image):
+        return _warp(image, matrix, size)
+    pixels = resample(image, box, (size, size))
+    if abs(matrix[0, 1]) > abs(matrix[0, 0]):  # a quarter turn: view x runs along source y
+        return pixels.swapaxes(0, 1)[:: -1 if matrix[0, 1] < 0 else 1, :: -1 if matrix[1, 0] < 0 else 1], None
+    return pixels[:: -1 if matrix[1, 1] < 0 else 1, :: -1 if matrix[0, 0] < 0 else 1], None
+
+
+def resample(image: Decoded, box: Box, size: tuple[int, int]) -> np.ndarray:
+    """Cut ``box`` (inside the source, in source pixels) and resize it to ``size`` (width, height): uint8 HWC."""
+    left, top, right, bottom = (edge / image.factor for edge in box)
     height, width = image.rgb.shape[:2]
-    x0, y0 = max(0, math.floor(left)), max(0, math.floor(top))
-    x1, y1 = min(width, math.ceil(right)), min(height, math.ceil(bottom))
-    # Only the cut is handed over: Pillow copies what it gets, and a filter must not look beyond the crop.
-    part = Image.fromarray(np.ascontiguousarray(image.rgb[y0:y1, x0:x1]))
-    inside = (max(0.0, left - x0), max(0.0, top - y0), min(right - x0, x1 - x0), min(bottom - y0, y1 - y0))
-    resized = part.resize((size, size), Image.Resampling.BILINEAR, box=inside, reducing_gap=3.0)
-    pixels = np.asarray(resized).transpose(2, 0, 1)[:, :: -1 if crop.vflip else 1, :: -1 if crop.hflip else 1]
-    return pixels, homography(crop, size)
+    x0, y0 = max(0, math.floor(left + _NEAR)), max(0, math.floor(top + _NEAR))
+    x1, y1 = min(width, math.ceil(right - _NEAR)), min(height, math.ceil(bottom - _NEAR))
+    # Only the cut is handed over: the filter must not look beyond the crop.
+    cut = ImageData(x1 - x0, y1 - y0, PixelType.U8x3, image.rgb[y0:y1, x0:x1].tobytes())
+    left, top = max(0.0, left - x0), max(0.0, top - y0)
+    right, bottom = min(right - x0, x1 - x0), min(bottom - y0, y1 - y0)
+    out = ImageData(*size, PixelType.U8x3)
+    options = ResizeOptions(_TRIANGLE, crop_box=CropBox(left, top, right - left, bottom - top))
+    _resizer().resize(cut, out, options)
+    return np.frombuffer(out.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
 
 
-def homography(crop: Crop, size: int) -> np.ndarray:
-    """float32 ``[3, 3]``: from a view of ``size`` pixels a side to the source, mirroring included."""
-    box = crop.box
-    sx, sy = box.width / size, box.height / size
-    x, y = (box.right if crop.hflip else box.left), (box.bottom if crop.vflip else box.top)
-    return np.array([[-sx if crop.hflip else sx, 0, x], [0, -sy if crop.vflip else sy, y], [0, 0, 1]], np.float32)
+def _resizer() -> Resizer:
+    if not hasattr(_local, "resizer"):
+        _local.resizer = Resizer()
+    return _local.resizer
 
 
-def refuse_unbuilt(augmentation: AugmentationConfig, path: str = "dataset.augmentation") -> None:
-    """Refuse what the views cannot do yet, rather than leave it out in silence.
+def _aligned(matrix: np.ndarray, size: int) -> Box | None:
+    """The box of a view whose sides are parallel to the source's; None for any other."""
+    (a, b, x), (c, d, y), (g, h, _) = matrix.tolist()
+    if g or h or not ((abs(b) < _NEAR and abs(c) < _NEAR) or (abs(a) < _NEAR and abs(d) < _NEAR)):
+        return None
+    far_x, far_y = x + (a + b) * size, y + (c + d) * size
+    return Box(min(x, far_x), min(y, far_y), max(x, far_x), max(y, far_y))
 
-    Raises:
-        SpecError: with a problem for each switch that is on, and for crop ranges that make no sense.
-    """
-    hint = "Switch it off; random_crop and random_flip are the augmentations of this version."
-    switches = ("random_rotate", "random_color", "random_erase", "random_aug", "with_scale_random_crop")
-    problems = [
-        Problem("this augmentation is not built yet", f"{path}.{name}.enable", hint)
-        for name in switches
-        if getattr(augmentation, name).enable
-    ]
-    if augmentation.with_random_blur:
-        problems.append(Problem("this augmentation is not built yet", f"{path}.with_random_blur", hint))
-    scale, ratio = augmentation.random_crop.scale_range, augmentation.random_crop.ratio_range
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-        message = f"two shares with 0 < low <= high <= 1 are needed, not {scale}"
-        problems.append(Problem(message, f"{path}.random_crop.scale_range"))
-    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1]:
-        message = f"two ratios with 0 < low <= high are needed, not {ratio}"
-        problems.append(Problem(message, f"{path}.random_crop.ratio_range"))
-    if problems:
-        raise SpecError(*problems)
+
+def _inside(box: Box, image: Decoded) -> bool:
+    return (
+        box.left >= -_NEAR
+        and box.top >= -_NEAR
+        and box.right <= image.width + _NEAR
+        and box.bottom <= image.height + _NEAR
+    )
+
+
+def _warp(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    edges = np.array([[0, 0, 1], [size, 0, 1], [0, size, 1], [size, size, 1]]) @ matrix.T
+    corners = edges[:, :2] / edges[:, 2:]
+    x0, y0 = np.maximum(np.floor(corners.min(0)), 0)
+    x1, y1 = np.minimum(np.ceil(corners.max(0)), (image.width, image.height))
+    if x0 >= x1 or y0 >= y1:
+        return np.zeros((size, size, 3), np.uint8), np.zeros((size, size), bool)
+    # Brought to the view's own scale first, by the filter that antialiases: bilinear alone looks at four pixels.
+    scale = max(1.0, float(reduction(matrix, size)))
+    small = max(1, math.ceil((x1 - x0) / scale)), max(1, math.ceil((y1 - y0) / scale))
+    part = Image.fromarray(resample(image, Box(x0, y0, x1, y1), small))
+    to_part = np.diag([small[0] / (x1 - x0), small[1] / (y1 - y0), 1.0]) @ np.array(
+        [[1, 0, -x0], [0, 1, -y0], [0, 0, 1]]
+    )
+    data = to_part @ matrix
+    data = (data / data[2, 2]).ravel()[:8].tolist()
+    pixels = np.asarray(part.transform((size, size), Image.Transform.PERSPECTIVE, data, Image.Resampling.BILINEAR))
+    valid = _seen(matrix, size, image)
+    return pixels, None if valid.all() else valid
+
+
+def _seen(matrix: np.ndarray, size: int, image: Decoded) -> np.ndarray:
+    """bool ``[size, size]``: whether the centre of each view pixel lies inside the source."""
+    centre = np.arange(size) + 0.5
+    x, y, w = (row[0] * centre + row[1] * centre[:, None] + row[2] for row in matrix)
+    return (x >= 0) & (y >= 0) & (x <= image.width * w) & (y <= image.height * w)

@@ -44,9 +44,9 @@ def batch_to_table(batch: Batch) -> pa.Table:
         "view": [list(batch.views)],
         "height": [[v.pixels.shape[2] for v in views]],
         "width": [[v.pixels.shape[3] for v in views]],
-        "pixels": [[_bytes(v.pixels, np.uint8) for v in views]],
-        "homography": [[_bytes(v.homography, np.float32) for v in views]],
-        "valid": [[None if v.valid is None else _bytes(v.valid, np.bool_) for v in views]],
+        "pixels": _blobs([v.pixels for v in views], np.uint8),
+        "homography": _blobs([v.homography for v in views], np.float32),
+        "valid": _blobs([v.valid for v in views], np.bool_),
     }
     return pa.table(columns, schema=SCHEMA)
 
@@ -87,8 +87,15 @@ def _numbers(values: np.ndarray, dtype: type) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array([0, len(flat)], pa.int32()), flat)
 
 
-def _bytes(values: np.ndarray, dtype: type) -> memoryview:
-    return memoryview(np.ascontiguousarray(values, dtype).reshape(-1).view(np.uint8))
+def _blobs(arrays: list[np.ndarray | None], dtype: type) -> pa.Array:
+    """One list of binaries. A single array is lent to Arrow as it is, several are laid end to end."""
+    flat = [np.ascontiguousarray(() if a is None else a, dtype).reshape(-1).view(np.uint8) for a in arrays]
+    ends = np.cumsum([0, *(len(part) for part in flat)])
+    data = flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, np.uint8)
+    present = pa.array([a is not None for a in arrays], pa.bool_())
+    buffers = [present.buffers()[1], pa.py_buffer(ends), pa.py_buffer(data)]
+    blobs = pa.Array.from_buffers(pa.large_binary(), len(arrays), buffers)
+    return pa.ListArray.from_arrays(pa.array([0, len(arrays)], pa.int32()), blobs)
 
 
 def _array(blob: pa.Scalar, dtype: type, shape: tuple[int, ...]) -> np.ndarray:

@@ -32,6 +32,8 @@ class RunState:
         global_step: optimizer steps taken.
         samples_consumed: the whole state of the data.
         order_hash: of the sample order, with the fields it was made from in ``order_fields``.
+        order_from: the step at which this order, and the ledger beside the checkpoint, began: not 0 after
+            ``train.restart_order`` and after a resume from another run's checkpoint.
         optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
     """
 
@@ -43,6 +45,7 @@ class RunState:
     attempt: int = 1
     order_hash: str = ""
     order_fields: dict[str, str] = field(default_factory=dict)
+    order_from: int = 0
     quarantined: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

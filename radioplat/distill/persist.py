@@ -84,6 +84,8 @@ class Persistence:
             return None, RunState(order_hash=self._run.order_hash, order_fields=self._run.order_fields, attempt=attempt)
         path, state = found
         state.attempt = attempt
+        if state.order_hash != self._run.order_hash or path.parent.resolve() != self._run.folder.resolve():
+            state.order_from = state.global_step
         state.order_hash, state.order_fields = self._run.order_hash, self._run.order_fields
         return path, state
 

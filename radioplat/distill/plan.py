@@ -13,6 +13,7 @@ from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.spec.check import check
+from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
 from radioplat.teachers.teacher import compute_dtype, fitting_weights
@@ -196,13 +197,17 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
                 info.parameters,
                 info.parameters * size,
                 where,
-                f"{'+'.join(sorted(teacher.wanted))} at {teacher.input_size} px, map {info.grid[0]}x{info.grid[1]} "
+                f"{'+'.join(sorted(teacher.wanted))} at {_pixels(teacher)} px, map {info.grid[0]}x{info.grid[1]} "
                 f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}",
             )
         )
     if not gpus:
         result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
     result.facts["decode"] = f"{spec.dataset.workers * world} decode task(s) on {there.cpus:g} CPUs"
+
+
+def _pixels(teacher: ResolvedTeacher) -> str:
+    return ", ".join(f"{size} ({chance:.0%})" for size, chance in teacher.sizes) or str(teacher.input_size)
 
 
 def _length(spec: Spec, data: RunData, result: Plan) -> None:

@@ -22,7 +22,7 @@ from radioplat.models.probe import probe
 from radioplat.models.start import start_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check import check
-from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
+from radioplat.spec.resolve import MATCHED, ResolvedTeacher, drawn_sizes, resolve_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import TeacherInfo, describe
 
@@ -72,9 +72,9 @@ class Run:
         return self.folder / "data"
 
     @property
-    def reader_arguments(self) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+    def reader_arguments(self) -> tuple[str, str, tuple[tuple, ...]]:
         """For :func:`radioplat.data.run_data.open_reader`."""
-        return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple((v.name, v.size) for v in self.views)
+        return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple(map(tuple, self.views))
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def design_models(spec: Spec, task: str) -> Models:
     infos: dict[str, TeacherInfo] = {}
     for teacher in teachers:
         try:
-            infos[teacher.name] = describe(teacher)
+            infos[teacher.name] = _describe(teacher)
         except SpecError as error:
             problems += error.problems
     try:
@@ -108,16 +108,16 @@ def design_models(spec: Spec, task: str) -> Models:
         with torch.device("meta"):
             student = Student(architecture)
         stride = student.stride
-        problems += _divides(spec.dataset.img_size, student)
+        sizes = {spec.dataset.img_size: "dataset.img_size", **_where_drawn(spec)}
+        for size, where in sizes.items():
+            problems += _divides(size, student, where)
         if not problems:
-            found = probe(
-                student.backbone, spec.dataset.img_size, frozenset({"summary", "spatial"}), "dataset.img_size"
-            )
+            maps = [probe(student.backbone, s, frozenset({"summary", "spatial"}), w).spatial for s, w in sizes.items()]
     except SpecError as error:
         problems += error.problems
     if problems:
         raise SpecError(*problems)
-    own = found.spatial.shape[1:3]
+    own = max(tuple(found.shape[1:3]) for found in maps)
     grids = {name: (min(own[0], info.grid[0]), min(own[1], info.grid[1])) for name, info in infos.items()}
     parameters = sum(p.numel() for p in student.parameters())
     return Models(teachers, infos, grids, architecture, stride, parameters)
@@ -150,7 +150,6 @@ def prepare(
     index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
     data = RunData.create(index, split, spec.dataset.max_pixels)
     data.order  # noqa: B018  an empty source must be found now
-    sizes = sorted({spec.dataset.img_size, *(t.input_size for t in models.teachers)})
     steps = steps_per_epoch(spec, data)
     run = Run(
         spec=spec,
@@ -160,8 +159,8 @@ def prepare(
         infos=models.infos,
         grids=models.grids,
         architecture=models.architecture,
-        views=tuple(ViewSpec(str(size), size) for size in sizes),
-        student_view=str(spec.dataset.img_size),
+        views=_views(spec, models.teachers),
+        student_view=MATCHED if drawn_sizes(spec) else str(spec.dataset.img_size),
         steps_per_epoch=steps,
         total_steps=min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
@@ -169,6 +168,29 @@ def prepare(
     data.save(run.data_dir)
     write_rejects(folder / "ledger", data.index, data.reasons)
     return run
+
+
+def _describe(teacher: ResolvedTeacher) -> TeacherInfo:
+    """Of a teacher whose sizes are drawn, the grid is that of the largest."""
+    info = describe(teacher)
+    grids = [describe(dataclasses.replace(teacher, input_size=size)).grid for size, _ in teacher.sizes]
+    return dataclasses.replace(info, grid=max([info.grid, *grids]))
+
+
+def _where_drawn(spec: Spec) -> dict[int, str]:
+    """The field that each drawn size comes from."""
+    fields = {size: "dataset.augmentation.multi_scales" for size in spec.dataset.augmentation.multi_scales}
+    for i, teacher in enumerate(spec.distill.teacher):
+        fields |= {size: f"distill.teacher[{i}].stochastic_resolutions" for size in teacher.stochastic_resolutions}
+    return {size: fields[size] for size, _ in drawn_sizes(spec)}
+
+
+def _views(spec: Spec, teachers: list[ResolvedTeacher]) -> tuple[ViewSpec, ...]:
+    """One view for each distinct size, and one for the size that is drawn, if any is."""
+    draw = drawn_sizes(spec)
+    sizes = {t.input_size for t in teachers if not t.sizes} | (set() if draw else {spec.dataset.img_size})
+    fixed = [ViewSpec(str(size), size) for size in sorted(sizes)]
+    return (*fixed, *([ViewSpec(MATCHED, draw[-1][0], sizes=draw)] if draw else []))
 
 
 def steps_per_epoch(spec: Spec, data: RunData) -> int:
@@ -240,10 +262,8 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchite
     )
 
 
-def _divides(size: int, student: Student) -> Iterator[Problem]:
+def _divides(size: int, student: Student, where: str) -> Iterator[Problem]:
     stride = student.stride
     if student.backbone.needs_multiple and size % stride:
         nearest = max(1, round(size / stride)) * stride
-        yield Problem(
-            f"{size} is not a multiple of the student's patch {stride}", "dataset.img_size", f"Take {nearest}."
-        )
+        yield Problem(f"{size} is not a multiple of the student's patch {stride}", where, f"Take {nearest}.")

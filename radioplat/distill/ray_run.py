@@ -16,7 +16,6 @@ from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
 from radioplat.distill.cluster import joined, teacher_gpus
-from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
@@ -125,7 +124,7 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
                 cpus_per_task=run.spec.cluster.cpus_per_decode,
             )
         iterators = group.agree(iterators, channel)
-        yield from read_stream(iterators[seat.rank], prefetch_depth(run.spec))
+        yield from read_stream(iterators[seat.rank])
 
 
 def _ours(error: BaseException) -> RadioplatError | None:

@@ -47,9 +47,14 @@ class PcaBasis:
         basis[:, :kept] = axes[:kept].T
         largest = basis.abs().argmax(dim=0)
         basis = basis * torch.where(basis.gather(0, largest[None]) < 0, -1.0, 1.0)
-        along = (rows - mean) @ basis
-        low, high = torch.quantile(along, along.new_tensor(_ROBUST), dim=0)
-        return PcaBasis(mean, basis, low, high)
+        return PcaBasis(mean, basis, *_span((rows - mean) @ basis))
+
+    def stretched(self, maps: Tensor) -> PcaBasis:
+        """The same axes with the span of ``maps``: a young head speaks in a low voice, and the picture should show
+        what it says."""
+        rows = _float_rows(maps)
+        rows = rows[:: math.ceil(len(rows) / _FIT_ROWS)]
+        return PcaBasis(self.mean, self.axes, *_span((rows - self.mean) @ self.axes))
 
     def colours(self, maps: Tensor) -> np.ndarray:
         """``[..., D]`` features as uint8 ``[..., 3]``; a component without any spread is mid-grey."""
@@ -80,8 +85,8 @@ def pca_panel(
 ) -> bytes:
     """Images and the features of several models side by side: one row an image, one column a model.
 
-    A student's head lives in its teacher's space: with ``same_space`` it is drawn with the teacher's axes and the
-    teacher's span of values, so that equal colours are equal features.
+    A student's head lives in its teacher's space: with ``same_space`` it is drawn along the teacher's axes, each column
+    stretched to its own span of values, so that equal colours are equal features up to their contrast.
 
     Args:
         images: uint8 ``[N, 3, H, W]``.
@@ -138,8 +143,14 @@ def _columns(maps: Mapping[str, Tensor], same_space: Mapping[str, str], count: i
             raise ValueError(f"columns {title!r} and {owner!r} differ in width, so they cannot share a space")
         if owner not in bases:
             bases[owner] = PcaBasis.fit(maps[owner])
-        coloured[title] = bases[owner].colours(features)
+        basis = bases[owner] if owner == title else bases[owner].stretched(features)
+        coloured[title] = basis.colours(features)
     return coloured
+
+
+def _span(along: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = torch.quantile(along, along.new_tensor(_ROBUST), dim=0)
+    return low, high
 
 
 def _float_rows(maps: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Fi
         (folder.path / "pictures.png").write_bytes(panel)
         pictures.append(
             (
-                "Spatial features by their three main components. A student's head is shown in the axes and "
-                "colours of the teacher it speaks for.",
+                "Spatial features by their three main components. A student's head is shown along the axes of the "
+                "teacher it speaks for, stretched to its own contrast.",
                 panel,
             )
         )

@@ -21,7 +21,7 @@ from radioplat.errors import DataError
 from radioplat.quickstart.labelled import Labelled, labelled_images
 from radioplat.quickstart.photographs import PHOTOGRAPHS, crops, misfits
 
-PACKING = 1  # raise it when the same packages should give other shards
+PACKING = 2  # raise it when the same packages should give other shards
 SEED = 1234
 SAMPLES_PER_SHARD = 200
 DUPLICATE_SHARE = 0.04  # of a training corpus is written again, byte for byte, one to four times
@@ -150,7 +150,7 @@ def _held_out(per_photograph: int) -> list[_Sample]:
     return [
         _encode(image, "jpg", photograph.name, photograph.caption)
         for photograph in PHOTOGRAPHS
-        for image in crops(photograph, True, max(2, per_photograph // 7), SEED)
+        for image in crops(photograph, True, max(2, per_photograph // 4), SEED)
     ]
 
 

@@ -21,8 +21,9 @@ GAP = 16
 HELD_OUT_SHARE = 0.35
 SHORT_SIDES = (96, 224)  # of the crops, pixels
 SHAPES = (0.6, 1.7)  # width / height of the crops
-HUE_TURN = 2 * np.pi / 6  # radians, either way
-GREY_SHARE = 0.3  # of the crops lose their colour
+HUE_TURN = 2 * np.pi / 18  # radians, either way
+SATURATION, CONTRAST, EXPOSURE = (0.6, 1.3), (0.75, 1.3), (0.7, 1.4)
+GREY_SHARE = 0.1  # of the crops lose their colour
 
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 
@@ -146,8 +147,8 @@ def _relight(image: Image.Image, rng: np.random.Generator) -> Image.Image:
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     turn = rng.uniform(-HUE_TURN, HUE_TURN)
-    saturation = 0.0 if rng.random() < GREY_SHARE else rng.uniform(0.3, 1.3)
-    contrast, exposure = rng.uniform(0.6, 1.5), rng.uniform(0.5, 1.6)
+    saturation = 0.0 if rng.random() < GREY_SHARE else rng.uniform(*SATURATION)
+    contrast, exposure = rng.uniform(*CONTRAST), rng.uniform(*EXPOSURE)
     chroma = saturation * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     in_yiq = np.block([[np.ones((1, 1)), np.zeros((1, 2))], [np.zeros((2, 1)), chroma]])
     linear = exposure * contrast * (np.linalg.inv(_RGB_TO_YIQ) @ in_yiq @ _RGB_TO_YIQ)

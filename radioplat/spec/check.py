@@ -19,7 +19,14 @@ _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 def check(spec: Spec, task: str = "distill") -> list[Problem]:
     """Problems of ``spec`` for ``task`` (``distill`` or ``train``); empty when there are none."""
-    problems = [*paths_in_copy(spec), *_sizes(spec), *_optimizer(spec), *_unavailable(spec)]
+    problems = [
+        *paths_in_copy(spec),
+        *_sizes(spec),
+        *_augmentation(spec),
+        *_draws(spec),
+        *_optimizer(spec),
+        *_unavailable(spec),
+    ]
     if task == "distill":
         problems += [*_teachers(spec), *_chain(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
@@ -55,6 +62,8 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
             "train.global_batch_size",
             "The global batch is cut into whole micro-batches.",
         )
+    if not dataset.read_timeout_s > 0:
+        yield Problem(f"must be positive, not {dataset.read_timeout_s}", "dataset.read_timeout_s")
     if not 0 <= train.zero_stage <= 3:
         yield Problem(f"must be 0, 1, 2 or 3, not {train.zero_stage}", "train.zero_stage")
     if not train.clip_grad_norm >= 0:
@@ -64,6 +73,47 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
     if backbone.student_norm_mean or backbone.student_norm_std:
         mean, std = backbone.student_norm_mean or augmentation.mean, backbone.student_norm_std or augmentation.std
         yield from _normalisation(mean, std, "model.backbone.student_norm_")
+
+
+def _augmentation(spec: Spec) -> Iterator[Problem]:
+    """Ranges that make no sense."""
+    augmentation, path = spec.dataset.augmentation, "dataset.augmentation"
+    scale, ratio = augmentation.random_crop.scale_range, augmentation.random_crop.ratio_range
+    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+        yield Problem(
+            f"two shares with 0 < low <= high <= 1 are needed, not {scale}", f"{path}.random_crop.scale_range"
+        )
+    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
+        yield Problem(f"two ratios with 0 < low <= high are needed, not {ratio}", f"{path}.random_crop.ratio_range")
+    scale = augmentation.with_scale_random_crop.scale_range
+    if len(scale) != 2 or not 1 <= scale[0] <= scale[1] < math.inf:
+        where = f"{path}.with_scale_random_crop.scale_range"
+        yield Problem(f"two scales with 1 <= low <= high are needed, not {scale}", where)
+    if augmentation.random_rotate.enable and not augmentation.random_rotate.angle_list:
+        yield Problem("at least one angle is needed", f"{path}.random_rotate.angle_list")
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        value, most = getattr(augmentation.random_color, name), 0.5 if name == "hue" else math.inf
+        if not 0 <= value <= most:
+            yield Problem(
+                f"must not be negative{', nor above 0.5' if name == 'hue' else ''}, not {value}",
+                f"{path}.random_color.{name}",
+            )
+
+
+def _draws(spec: Spec) -> Iterator[Problem]:
+    """Sizes that are drawn."""
+    scales = spec.dataset.augmentation.multi_scales
+    where = "dataset.augmentation.multi_scales"
+    if small := [size for size in scales if size < 1]:
+        yield Problem(f"must be at least 1, not {small[0]}", where)
+    for i, teacher in enumerate(spec.distill.teacher):
+        draw, field = teacher.stochastic_resolutions, f"distill.teacher[{i}].stochastic_resolutions"
+        if draw and scales:
+            yield Problem("two fields draw the student's size", where, f"Leave this one or {field} empty.")
+        if any(size < 1 or not 0 <= chance < math.inf for size, chance in draw.items()):
+            yield Problem(f"sizes of at least 1 and probabilities of at least 0 are needed, not {draw}", field)
+        elif draw and not any(draw.values()):
+            yield Problem("no size has a probability above 0", field)
 
 
 def _normalisation(mean: Sequence[float], std: Sequence[float], where: str) -> Iterator[Problem]:
@@ -151,7 +201,7 @@ def _chain(spec: Spec) -> Iterator[Problem]:
 
 def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
-    train, distill, augmentation = spec.train, spec.distill, spec.dataset.augmentation
+    train, distill = spec.train, spec.distill
     train_defaults, distill_defaults = TrainConfig(), DistillConfig()
     for name in ("enable_ema", "offload", "compile", "min_workers", "max_workers", "regularizer", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
@@ -184,7 +234,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     for i, teacher in enumerate(distill.teacher):
         for name in (
             "upsample_factor",
-            "stochastic_resolutions",
             "summary_token_idx",
             "spatial_mlp_version",
             "adaptor",
@@ -196,12 +245,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         mode = teacher.mode or distill.mode
         if mode is Mode.combo and teacher.summary_loss_type in (SummaryLoss.angle, SummaryLoss.tangent_sphere):
             yield _not_yet(f"distill.teacher[{i}].summary_loss_type")
-    for name in ("random_rotate", "random_color", "random_erase", "random_aug", "with_scale_random_crop"):
-        if getattr(augmentation, name).enable:
-            yield _not_yet(f"dataset.augmentation.{name}.enable")
-    for name in ("with_random_blur", "multi_scales"):
-        if getattr(augmentation, name):
-            yield _not_yet(f"dataset.augmentation.{name}")
+    # The data room makes such views; what is missing are losses that compare maps where both views look.
     for split in ("train_dataset", "val_dataset"):
         for name in ("full_equivariance", "shift_equivariance"):
             if getattr(getattr(spec.dataset, split), name):

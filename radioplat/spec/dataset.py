@@ -78,17 +78,51 @@ class Switch:
 
 
 @dataclass
+class RandomRotate(Switch):
+    """Turn an image by one of ``angle_list`` (degrees, counter-clockwise), drawn evenly."""
+
+    rotate_probability: float = 0.5
+    angle_list: list[float] = field(default_factory=lambda: [90.0, 180.0, 270.0])
+
+
+@dataclass
+class RandomColor(Switch):
+    """Change brightness, contrast and saturation by a factor in 1 +- the field, and turn the hue by up to +-hue * 360
+    degrees."""
+
+    brightness: float = 0.3
+    contrast: float = 0.3
+    saturation: float = 0.3
+    hue: float = 0.3
+
+
+@dataclass
+class RandomErase(Switch):
+    """Paint a random rectangle grey."""
+
+    erase_probability: float = 0.2
+
+
+@dataclass
+class ScaleRandomCrop(Switch):
+    """Enlarge an image by a factor from ``scale_range`` beyond what fills the view, and cut at a random place; takes
+    the place of ``random_crop``."""
+
+    scale_range: list[float] = field(default_factory=lambda: [1.0, 1.2])
+
+
+@dataclass
 class AugmentationConfig:
     """Views are cut once per image and shared by the student and its teachers."""
 
     random_flip: RandomFlip = field(default_factory=RandomFlip)
     random_crop: RandomCrop = field(default_factory=RandomCrop)
     with_random_crop: bool = True
-    random_rotate: Switch = field(default_factory=Switch)
-    random_color: Switch = field(default_factory=Switch)
-    random_erase: Switch = field(default_factory=Switch)
+    random_rotate: RandomRotate = field(default_factory=RandomRotate)
+    random_color: RandomColor = field(default_factory=RandomColor)
+    random_erase: RandomErase = field(default_factory=RandomErase)
     random_aug: Switch = field(default_factory=Switch)
-    with_scale_random_crop: Switch = field(default_factory=Switch)
+    with_scale_random_crop: ScaleRandomCrop = field(default_factory=ScaleRandomCrop)
     with_random_blur: bool = False
     multi_scales: list[int] = field(default_factory=list)
     patch_size: int | None = None
@@ -120,5 +154,9 @@ class DatasetConfig:
     max_pixels: int = 178_956_970
     # (+) the share of samples that may prove unreadable before the run stops with a report
     max_bad_fraction: float = 0.05
+    # (+) seconds after which a read that hangs is tried from another process, and then given up
+    read_timeout_s: float = 120.0
+    # (+) an image whose bytes are not what the sidecar's sha256 or md5 says is unreadable
+    verify_hashes: bool = False
     # (+) batches that are decoded and asked of the teachers ahead of the student, per training worker
     prefetch_batches: int = 4

@@ -22,6 +22,9 @@ _AUTO = {
 }
 
 
+MATCHED = "matched"  # the view of drawn size that the student shares with the teachers that match its resolution
+
+
 @dataclass(frozen=True)
 class Term:
     """One loss term of a teacher: ``kind`` is summary, spatial or logits; ``weight`` multiplies it in the teacher."""
@@ -38,9 +41,10 @@ class ResolvedTeacher:
     Attributes:
         where: its field path, ``distill.teacher[0]``.
         loss_lambda: weight of this teacher in the total loss.
-        input_size: pixels a side of the view it sees.
+        input_size: pixels a side of the view it sees; where sizes are drawn, of the view that it is evaluated on.
         norm_mean, norm_std: of images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
+        sizes: the (size, probability) pairs of :func:`drawn_sizes` where it matches the student, else empty.
     """
 
     name: str
@@ -57,11 +61,12 @@ class ResolvedTeacher:
     hidden: int
     num_inner: int
     service: TeacherServiceConfig
+    sizes: tuple[tuple[int, float], ...] = ()
 
     @property
     def view(self) -> str:
         """Name of the view it sees."""
-        return str(self.input_size)
+        return MATCHED if self.sizes else str(self.input_size)
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -73,6 +78,20 @@ def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
     """All teachers of ``spec``, in its order, with distinct names."""
     teachers = spec.distill.teacher
     return [_resolve(spec, teachers[i], i, name) for i, name in enumerate(teacher_names(teachers))]
+
+
+def drawn_sizes(spec: Spec) -> tuple[tuple[int, float], ...]:
+    """What the student's size is drawn from for each micro-batch: (size, probability) pairs by size; empty for none.
+
+    ``stochastic_resolutions`` of all teachers merge: the largest probability of each size, renormalised.
+    ``multi_scales`` draws evenly.
+    """
+    merged: dict[int, float] = {size: 1.0 for size in spec.dataset.augmentation.multi_scales}
+    for teacher in spec.distill.teacher:
+        for size, chance in teacher.stochastic_resolutions.items():
+            merged[size] = max(chance, merged.get(size, 0.0))
+    total = sum(merged.values())
+    return tuple((size, merged[size] / total) for size in sorted(merged) if merged[size] > 0)
 
 
 def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
@@ -119,4 +138,5 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         hidden=common.mlp_hidden_size if common.use_mlp else 0,
         num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
         service=spec.teachers.get(name, TeacherServiceConfig()),
+        sizes=drawn_sizes(spec) if match else (),
     )

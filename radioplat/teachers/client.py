@@ -43,12 +43,14 @@ class TeacherRunner:
         self.wanted, self.grid = teacher.wanted, grid
 
     def __call__(self, pixels: np.ndarray) -> Packed:
-        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]``."""
+        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less."""
         begin = time.perf_counter()
         images = torch.from_numpy(np.ascontiguousarray(pixels)) if pixels.flags.writeable else torch.tensor(pixels)
         features = self.model(images, self.wanted)
         if features.spatial is not None:
-            features.spatial = to_grid(features.spatial.float(), self.grid).to(torch.bfloat16)
+            own = features.spatial.shape[1:3]  # smaller than the grid where a small view was drawn
+            grid = (min(own[0], self.grid[0]), min(own[1], self.grid[1]))
+            features.spatial = to_grid(features.spatial.float(), grid).to(torch.bfloat16)
         return pack(features, time.perf_counter() - begin)
 
 

@@ -19,12 +19,20 @@ class StepProgress:
         label: what is running, e.g. ``distill``.
         every: seconds between lines where ``stream`` is no terminal (the logs of a Ray job).
         stream: default ``sys.stderr``.
+        unit: what is counted.
     """
 
     def __init__(
-        self, total: int, *, start: int = 0, label: str = "distill", every: float = 10.0, stream: TextIO | None = None
+        self,
+        total: int,
+        *,
+        start: int = 0,
+        label: str = "distill",
+        every: float = 10.0,
+        stream: TextIO | None = None,
+        unit: str = "step",
     ) -> None:
-        self._total, self._first, self._label, self._every = total, start, label, every
+        self._total, self._first, self._label, self._every, self._unit = total, start, label, every, unit
         self._stream = stream if stream is not None else sys.stderr
         self._timed = False
         self._began = time.monotonic()
@@ -78,7 +86,7 @@ class StepProgress:
         return elapsed / done * (self._total - self._step) if done > 0 and self._step < self._total else None
 
     def _say(self) -> None:
-        print(f"{self._label}: step {self._step}/{self._total}  {self._line}", file=self._stream, flush=True)
+        print(f"{self._label}: {self._unit} {self._step}/{self._total}  {self._line}", file=self._stream, flush=True)
         self._spoke, self._line = time.monotonic(), ""
 
 

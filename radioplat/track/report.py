@@ -59,26 +59,45 @@ def write_report(
     Returns:
         ``path``.
     """
-    from jinja2 import Environment
-
     for table in tables:
         for row in table.rows:
             if len(row) != len(table.columns):
                 sizes = f"{len(row)} cells for {len(table.columns)} columns"
                 raise ValueError(f"a row of table {table.title!r} has {sizes}")
-    template = (resources.files("radioplat.track") / "report.html.j2").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"cell": show_cell, "png": _data_uri}
-    environment.tests["numeric"] = _is_numeric
     charts = [(name, draw_curves(name, lines)) for name, lines in group_curves(curves or {}).items()]
-    page = environment.from_string(template).render(
-        title=redact(title),
-        notes=[redact(note) for note in notes],
+    return write_page(
+        path,
+        "radioplat.track",
+        "report.html.j2",
+        title=title,
+        notes=notes,
         tables=tables,
         charts=charts,
         pictures=pictures,
         spec=redact_yaml(spec_yaml),
+    )
+
+
+def write_page(
+    path: str | os.PathLike, package: str, template: str, *, title: str, notes: Sequence[str], **values: Any
+) -> Path:
+    """Write one page from a template of ours, with the style and the filters that all pages share.
+
+    Args:
+        package, template: where the template lies; it shows ``css``, ``title``, ``notes`` and ``written`` beside
+            ``values``.
+    """
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"cell": show_cell, "png": _data_uri}
+    environment.tests["numeric"] = _is_numeric
+    page = environment.from_string((resources.files(package) / template).read_text(encoding="utf-8")).render(
+        css=(resources.files("radioplat.track") / "page.css").read_text(encoding="utf-8"),
+        title=redact(title),
+        notes=[redact(note) for note in notes],
         written=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        **values,
     )
     return write_atomic(path, page)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +45,47 @@ def write_tar():
         return path
 
     return write
+
+
+HOLD = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+files = [os.open(path, os.O_RDWR) for path in sys.argv[1:]]
+for file in files:
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+class SlowStorage:
+    """Files whose ``open`` hangs inside the kernel, for every other process, until they are released.
+
+    A write lease (fcntl(2), F_SETLEASE) does that: who opens the file waits until the holder lets go, 45 s at most.
+    """
+
+    def __init__(self) -> None:
+        self._holders: list[subprocess.Popen] = []
+
+    def hold(self, *paths: str | Path) -> None:
+        """Let whoever opens one of ``paths`` wait."""
+        command = [sys.executable, "-c", HOLD, *map(str, paths)]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._holders.append(holder)
+        assert holder.stdout.readline() == "held\n"
+
+    def release(self) -> None:
+        """Let everybody go on."""
+        while self._holders:
+            self._holders.pop().communicate("\n")
+
+
+@pytest.fixture
+def slow_storage() -> Iterator[SlowStorage]:
+    """See :class:`SlowStorage`."""
+    storage = SlowStorage()
+    yield storage
+    storage.release()
 
 
 @pytest.fixture(scope="session")

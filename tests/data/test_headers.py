@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import warnings
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from radioplat.data.headers import image_header
+from radioplat.data.headers import image_header, jpeg_header
 
 
 class Counting(io.BytesIO):
@@ -63,3 +64,28 @@ def test_what_is_no_image_is_none(data):
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_exif_does_not_hide_the_size(photo):
     assert image_header(photo(70, 50, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"))[:2] == (70, 50)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("save", [{}, {"progressive": True}, {"comment": b"x" * 900}, {"dpi": (72, 72)}])
+def test_the_quick_header_agrees_with_pillow(photo, orientation, save):
+    exif = Image.Exif()
+    exif[274] = orientation
+    for mode in ("RGB", "L", "CMYK"):
+        data = photo(70, 50, mode=mode, exif=exif.tobytes(), **save)
+        assert jpeg_header(data) == image_header(data) != None  # noqa: E711
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of damaged EXIF blocks
+def test_the_quick_header_says_what_pillow_says_of_damage_or_nothing(photo):
+    rng = np.random.default_rng(1)
+    data = np.frombuffer(photo(70, 50, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1\0\6\0\0\0\0"), np.uint8)
+    assert jpeg_header(data.tobytes()).orientation == 6
+    for _ in range(2000):
+        broken = data.copy()
+        broken[rng.integers(0, 700, 3)] = rng.integers(0, 256, 3)
+        found, expected = jpeg_header(broken.tobytes()), image_header(broken.tobytes())
+        if found is not None and expected is not None:
+            assert found == expected
+    for cut in range(0, len(data), 7):
+        jpeg_header(data[:cut].tobytes())

@@ -7,11 +7,13 @@ import zlib
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from radioplat.data.batch import Batch, View
 from radioplat.data.filters import reject_reasons
 from radioplat.data.index import build_index
-from radioplat.data.ledger import Ledger, checksums, effective, read_consumed, read_rejected, summary, write_rejects
+from radioplat.data.ledger import Ledger, checksums, lineage, read_consumed, write_rejects
 from radioplat.spec.dataset import ResolutionFilter, SplitConfig, TarSource
 
 
@@ -56,32 +58,27 @@ def test_a_restarted_worker_writes_beside_what_it_left(tmp_path):
     assert read_consumed(tmp_path).num_rows == 6
 
 
-def test_replayed_steps_are_counted_apart(tmp_path):
-    # Two ranks reach step 3; the run goes on from step 1 with one rank, and ends at step 2.
-    for rank in (0, 1):
-        ledger = Ledger(tmp_path, rank, attempt=0)
-        for step in range(4):
-            ledger.record(step, batch(step * 2 + rank))
-        ledger.flush()
-    ledger = Ledger(tmp_path, 0, attempt=1)
-    for grain in (4, 5):
-        ledger.record(2, batch(grain, bad=grain == 5))
-    ledger.flush()
-    rows = effective(read_consumed(tmp_path), final_step=2)
-    assert sorted(rows["position"].to_pylist()) == list(range(12))
-    found = summary(tmp_path, final_step=2)
-    assert (found.consumed, found.replayed, found.repeated, found.missing) == (12, 8, 0, 0)
-    assert found.unreadable == {"corrupt_image": 1}
-    assert read_rejected(tmp_path)["reason"].to_pylist() == ["corrupt_image: cut"]
+def test_a_way_back_to_the_final_checkpoint():
+    # Attempt 1 died in step 9; 2 went on from 6 and wrote 12; 3 went on from an older checkpoint, as 12 was not there.
+    spans = {1: (0, 9), 2: (6, 13), 3: (6, 7)}
+    assert lineage(spans, 12, attempt=2) == [(1, 0, 6), (2, 6, 12)]
+    assert lineage(spans) == [(1, 0, 6), (3, 6, 8)]
+    assert lineage(spans, 5, attempt=1) == [(1, 0, 5)]
+    assert lineage({1: (4, 9)}, 12, attempt=1) == [(1, 4, 12)]  # what its rows lack is missing, not another's
+    assert lineage({}) == []
 
 
-def test_what_is_missing_or_repeated_shows(tmp_path):
-    ledger = Ledger(tmp_path, 0, 0)
-    for step, grain in enumerate((0, 1, 1, 3)):
-        ledger.record(step, batch(grain))
-    ledger.flush()
-    found = summary(tmp_path)
-    assert (found.consumed, found.repeated, found.missing) == (8, 2, 2)
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=6))
+def test_every_chain_of_starts_is_found_again(starts):
+    spans, reached, chain = {}, 0, []
+    for number, (back, ahead) in enumerate(starts, start=1):
+        first = max(0, reached - back)
+        spans[number] = (first, first + ahead)
+        reached = first + ahead  # the checkpoint before the last step that was written down
+        chain = [(a, s, min(e, first)) for a, s, e in chain if s < first] + [(number, first, reached)]
+    expected = [part for part in chain if part[1] < part[2]]
+    if starts[-1][1]:
+        assert lineage(spans, reached, attempt=len(starts)) == expected
 
 
 def test_checksums_see_one_changed_pixel():
@@ -103,4 +100,3 @@ def test_every_reject_is_written_once_with_its_reason(tmp_path, write_tar, photo
     filtered = {(1, "small", "min_short_side")} if limit else set()
     assert found == filtered | {(-1, "text", "not_an_image")} and len(rows) == len(found)
     assert all(r["shard"] == str(tmp_path / "a/1.tar") for r in rows)
-    assert summary(tmp_path / "ledger").rejected == {reason: 1 for _, _, reason in found}

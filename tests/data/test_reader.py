@@ -10,13 +10,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from radioplat.data.crops import centre_crop
 from radioplat.data.decode import decode_rgb
 from radioplat.data.files import HandlePool
 from radioplat.data.index import build_index
 from radioplat.data.reader import GrainReader
-from radioplat.data.views import ViewSpec, centre_crop, make_view
-from radioplat.errors import DataError, SpecError
-from radioplat.spec.dataset import AugmentationConfig, SplitConfig, Switch, TarSource
+from radioplat.data.recipe import Equivariance
+from radioplat.data.views import ViewSpec, render, view_matrix
+from radioplat.spec.dataset import (
+    AugmentationConfig,
+    RandomColor,
+    RandomErase,
+    RandomRotate,
+    SplitConfig,
+    Switch,
+    TarSource,
+)
 
 VIEWS = [ViewSpec("32", 32), ViewSpec("48", 48)]
 
@@ -98,26 +107,61 @@ def test_threads_and_pickles_read_the_same(index):
 def test_rows_are_read_as_evaluation_views(index, photo):
     batch = reader(index, order=None).read_rows([2, 0])
     assert batch.sample_id.tolist() == [2, 0] and batch.position.tolist() == [-1, -1]
-    expected, homography = make_view(decode_rgb(photo(82, 60, name="coffee.png")), centre_crop(82, 60), 32)
-    assert (batch.views["32"].pixels[0] == expected).all() and (batch.views["32"].homography[0] == homography).all()
+    matrix = view_matrix(centre_crop(82, 60).matrix(), 32)
+    expected, _ = render(decode_rgb(photo(82, 60, name="coffee.png")), matrix, 32)
+    assert (batch.views["32"].pixels[0] == expected.transpose(2, 0, 1)).all()
+    assert (batch.views["32"].homography[0] == matrix.astype(np.float32)).all()
     with pytest.raises(ValueError):
         reader(index, order=None).read(0)
 
 
-def test_a_shard_that_changed_stops_the_run(index):
-    path = index.shard_paths[0]
-    os.utime(path, (1, 1))
-    with pytest.raises(DataError, match="shard changed") as caught:
-        reader(index).read_rows([0])
-    assert caught.value.problems[0].where == path
-    os.unlink(path)
-    with pytest.raises(DataError, match="shard changed"):
-        reader(index).read_rows([0])
+def test_samples_of_a_shard_that_changed_keep_their_places(index):
+    os.utime(index.shard_paths[0], (1, 1))
+    ids = [0, len(index) - 1]
+    batch = reader(index).read_rows(ids)
+    assert batch.weight.tolist() == [0, 1] and batch.sample_id.tolist() == ids
+    assert batch.faults.keys() == {0} and batch.faults[0].startswith("shard_changed")
+    os.unlink(index.shard_paths[0])
+    assert reader(index).read_rows([0]).faults == {0: "shard_changed: gone: No such file or directory"}
 
 
-def test_an_augmentation_that_is_not_built_is_refused(index):
-    with pytest.raises(SpecError, match="random_color"):
-        reader(index, augmentation=AugmentationConfig(random_color=Switch(True)))
+@pytest.mark.parametrize("equivariance", Equivariance)
+def test_everything_at_once_is_keyed_and_cut_anywhere(index, equivariance):
+    augmentation = AugmentationConfig(
+        random_color=RandomColor(True),
+        random_aug=Switch(True),
+        random_erase=RandomErase(True),
+        random_rotate=RandomRotate(True, 0.9, [90.0, 33.0]),
+        with_random_blur=True,
+    )
+    sizes = ((32, 0.5), (48, 0.5))
+    views = [ViewSpec("student", 48, 8, sizes), ViewSpec("teacher", 48, 16, sizes)]
+    first, again = (reader(index, augmentation=augmentation, equivariance=equivariance, views=views) for _ in range(2))
+    shapes = set()
+    for grain in (0, 1, 5, 6):
+        batch = first.read(grain)
+        assert equal(batch, again.read(grain))
+        student, teacher = batch.views["student"], batch.views["teacher"]
+        assert student.pixels.shape == teacher.pixels.shape
+        shapes.add(student.pixels.shape[-1])
+        alike = (student.homography == teacher.homography).all()
+        assert alike == (equivariance is Equivariance.none)
+    assert shapes == {32, 48}
+
+
+def test_shifted_views_agree_where_both_look(index):
+    views = [ViewSpec("student", 64, 8), ViewSpec("teacher", 64, 16)]
+    batch = reader(index, views=views, equivariance=Equivariance.shift).read(1)
+    student, teacher = batch.views["student"], batch.views["teacher"]
+    moves = np.linalg.inv(student.homography.astype(float)) @ teacher.homography  # teacher pixels to student pixels
+    np.testing.assert_allclose(moves[:, :2, :2], np.tile(np.eye(2), (4, 1, 1)), atol=1e-4)
+    shift = np.rint(moves[:, :2, 2]).astype(int)
+    np.testing.assert_allclose(moves[:, :2, 2] - shift, 0, atol=1e-3)
+    assert (shift % 8 == 0).all() and shift.any()
+    for i, (x, y) in enumerate(shift):
+        a = student.pixels[i, :, max(0, y) : 64 + min(0, y), max(0, x) : 64 + min(0, x)].astype(int)
+        b = teacher.pixels[i, :, max(0, -y) : 64 - max(0, y), max(0, -x) : 64 - max(0, x)]
+        assert np.abs(a - b)[:, 2:-2, 2:-2].max() <= 3  # at a border the filter sees only one side
 
 
 def test_the_pool_is_bounded_and_closes(tmp_path):

@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 from radioplat import cli
-from radioplat.data.ledger import read_consumed, read_rejected, summary
+from radioplat.data.ledger import read_consumed, read_rejected
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
 from radioplat.distill.checkpoint import verified_state
+from radioplat.distill.prove import prove_run
 from radioplat.errors import DataError, RadioplatError, SpecError, TrainingError, WeightsError
 from radioplat.models.timm_backbone import TimmBackbone
 from radioplat.spec.load import load_spec
@@ -79,8 +80,11 @@ def test_what_cannot_be_used_is_counted_and_the_rest_trains(mixed_run, mixed):
     rejects = pq.read_table(mixed_run.folder / "ledger" / "rejects.parquet").to_pylist()
     found = {(Path(row["shard"]).name, row["key"], row["reason"]) for row in rejects}
     assert found == {
-        ("half.tar", "", "truncated_tar"), ("empty.tar", "", "empty_tar"), ("words.tar", "", "not_a_tar"),
-        ("odd.tar", "huge", "too_many_pixels"), ("odd.tar", "text", "not_an_image"),
+        ("half.tar", "0008.png", "truncated_tar"),
+        ("empty.tar", "", "empty_tar"),
+        ("words.tar", "", "not_a_tar"),
+        ("odd.tar", "huge", "too_many_pixels"),
+        ("odd.tar", "text", "not_an_image"),
         ("odd.tar", "nothing", "empty_member"),
     }
     assert all(Path(row["shard"]).parent == mixed for row in rejects)
@@ -90,8 +94,8 @@ def test_an_image_that_breaks_on_decoding_keeps_its_place(mixed_run):
     bad = read_rejected(mixed_run.folder / "ledger").to_pylist()
     assert bad and all(row["reason"].startswith("corrupt_image") for row in bad)
     assert len({row["id"] for row in bad}) == 1
-    books = summary(mixed_run.folder / "ledger")
-    assert books.unreadable == {"corrupt_image": 1} and (books.missing, books.repeated, books.consumed) == (0, 0, 48)
+    proof = prove_run(mixed_run.folder)
+    assert proof.unlearned == {"corrupt_image": len(bad)} and proof.holds and proof.seen == 48
 
 
 def test_odd_but_valid_images_are_learned_from(mixed_run):
@@ -190,9 +194,14 @@ def bad_weights(weights, tmp_path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "kind, words",
     [
-        ("code", "posix.mkdir"), ("torn", "not a whole checkpoint"), ("words", "not a whole|other than tensors"),
-        ("other", "does not fit the architecture"), ("empty", "no tensors"), ("nan", "'norm.weight' holds NaN"),
-        ("gone", "no such file"), ("cut", "not a whole safetensors file"),
+        ("code", "posix.mkdir"),
+        ("torn", "not a whole checkpoint"),
+        ("words", "not a whole|other than tensors"),
+        ("other", "does not fit the architecture"),
+        ("empty", "no tensors"),
+        ("nan", "'norm.weight' holds NaN"),
+        ("gone", "no such file"),
+        ("cut", "not a whole safetensors file"),
     ],
 )
 def test_weights_that_cannot_teach(make_spec, distil, bad_weights, tmp_path, kind, words, capfd):
@@ -219,8 +228,10 @@ def test_plan_names_bad_weights_too(make_spec, bad_weights, tmp_path, capfd):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("field", ["model.backbone.pretrained_backbone_path", "train.pretrained_model_path",
-                                   "train.resume_training_checkpoint_path"])
+@pytest.mark.parametrize(
+    "field",
+    ["model.backbone.pretrained_backbone_path", "train.pretrained_model_path", "train.resume_training_checkpoint_path"],
+)
 def test_a_student_that_cannot_begin(make_spec, distil, bad_weights, tmp_path, field):
     for kind in ("gone", "other"):
         with pytest.raises(WeightsError) as caught:
@@ -282,7 +293,8 @@ def test_a_step_that_is_not_finite_is_skipped(overflowing, make_spec, distil, st
     assert "lite0" not in blamed[0]["reason"]
     assert {row["reason"] for row in rows} - {blamed[0]["reason"]} == {"skipped_step"}
     assert all(torch.isfinite(value).all() for value in student_tensors(trail.result.checkpoint).values())
-    assert summary(trail.folder / "ledger").missing == 0
+    proof = prove_run(trail.folder)
+    assert proof.holds and proof.unlearned == {"skipped_step": 4, "non_finite": 2}
 
 
 def test_a_teacher_that_is_not_finite_is_quarantined(overflowing, make_spec, distil, tmp_path):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
-from radioplat.data.ledger import summary
-from radioplat.data.run_data import RunData
+from radioplat import cli
+from radioplat.data.ledger import Ledger
+from radioplat.data.run_data import RunData, dataset_to_json, open_reader
 from radioplat.distill.checkpoint import verified_state
+from radioplat.distill.prove import prove_run
 from radioplat.errors import SpecError
 from radioplat.spec.load import load_spec
 from radioplat.track.results import TaskFolder
@@ -20,27 +24,31 @@ from radioplat.track.status import read_status
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 
 
+def break_off(folder: Path, into: Path, steps: int) -> list[str]:
+    """Copy a run's ``folder`` as a run that died after ``steps`` steps leaves it: overrides that go on from there."""
+    copy = into / "run" / "distill"
+    shutil.copytree(folder, copy, symlinks=True)
+    keep = {2: "model_epoch_000_step_00002", 4: "model_epoch_001", 6: "model_epoch_001_step_00006"}
+    for path in TaskFolder(copy.parent, "distill").checkpoints():
+        if verified_state(path).global_step > steps:
+            shutil.rmtree(path)
+    TaskFolder(copy.parent, "distill").point_latest(keep[steps])
+    return [f"results_dir={copy.parent}", *EVERY_SECOND]
+
+
 @pytest.fixture
 def broken_off(quiet_run, tmp_path):
-    """broken_off(steps) -> overrides for a results folder as a run that died after ``steps`` steps leaves it."""
-
-    def make(steps: int) -> list[str]:
-        folder = tmp_path / "run" / "distill"
-        shutil.copytree(quiet_run.folder, folder, symlinks=True)
-        keep = {2: "model_epoch_000_step_00002", 4: "model_epoch_001", 6: "model_epoch_001_step_00006"}
-        for path in TaskFolder(folder.parent, "distill").checkpoints():
-            if verified_state(path).global_step > steps:
-                shutil.rmtree(path)
-        TaskFolder(folder.parent, "distill").point_latest(keep[steps])
-        return [f"results_dir={folder.parent}", *EVERY_SECOND]
-
-    return make
+    """broken_off(steps) -> :func:`break_off` of the quiet run."""
+    return lambda steps: break_off(quiet_run.folder, tmp_path, steps)
 
 
 def test_results_folder(quiet_run):
     folder = quiet_run.folder
     assert {path.name for path in folder.glob("model_*")} == {
-        "model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002",
+        "model_epoch_000_step_00002",
+        "model_epoch_001",
+        "model_epoch_001_step_00006",
+        "model_epoch_002",
         "model_latest",
     }
     assert (folder / "model_latest").resolve() == quiet_run.result.checkpoint == folder / "model_epoch_002"
@@ -72,8 +80,16 @@ def test_status_lines(quiet_run):
     for line in progress:
         assert (line["max_epoch"], line["max_step"]) == (2, 8)
         assert line["time_per_step"] and line["time_per_epoch"] and line["eta"]
-        assert {"loss", "loss/lite0/summary", "loss/lite0/spatial", "loss/vit/spatial", "lr", "images_per_s",
-                "seconds/teacher/lite0", "seconds/teacher/vit"} <= line["kpi"].keys()
+        assert {
+            "loss",
+            "loss/lite0/summary",
+            "loss/lite0/spatial",
+            "loss/vit/spatial",
+            "lr",
+            "images_per_s",
+            "seconds/teacher/lite0",
+            "seconds/teacher/vit",
+        } <= line["kpi"].keys()
 
 
 def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
@@ -89,8 +105,42 @@ def test_consumed_ids_are_the_orders(quiet_run, ids_by_step):
     order = RunData.load(quiet_run.folder / "data", spec.dataset.train_dataset).order
     found = ids_by_step(quiet_run.folder)
     assert found == {step: order.slice(6 * step, 6 * step + 6).sample_id.tolist() for step in range(8)}
-    books = summary(quiet_run.folder / "ledger")
-    assert (books.consumed, books.replayed, books.repeated, books.missing) == (48, 0, 0, 0)
+    proof = prove_run(quiet_run.folder)
+    assert proof.holds and (proof.expected, proof.seen, proof.replayed, proof.attempts) == (48, 48, 0, [(1, 0, 8)])
+
+
+def test_the_command_that_proves_it(quiet_run, capfd):
+    for place in (quiet_run.folder, quiet_run.folder.parent):
+        assert cli.main(["ledger", str(place)]) == 0
+        out, _ = capfd.readouterr()
+        for words in ("expected", "48", "missing", "replayed", "48 expected samples was seen exactly once"):
+            assert words in out, words
+
+
+@pytest.mark.parametrize("fault", ["swap", "drop"])
+def test_a_worker_that_swaps_or_drops_a_row_is_found_out(make_spec, distil, monkeypatch, capfd, tmp_path, fault):
+    record = Ledger.record
+
+    def faulty(self, step, batch, rank=None):
+        if step == 1 and batch.grain == 4:
+            ids = batch.sample_id[::-1].copy() if fault == "swap" else batch.sample_id[1:]
+            keep = slice(None) if fault == "swap" else slice(1, None)
+            views = {n: dataclasses.replace(v, pixels=v.pixels[keep]) for n, v in batch.views.items()}
+            parts = {n: getattr(batch, n)[keep] for n in ("position", "weight", "label")}
+            batch = dataclasses.replace(batch, views=views, sample_id=ids, **parts)
+        record(self, step, batch, rank)
+
+    monkeypatch.setattr(Ledger, "record", faulty)
+    trail = distil(make_spec(tmp_path), "train.max_steps=2")
+    assert cli.main(["ledger", str(tmp_path)]) == 1
+    out, err = capfd.readouterr()
+    wrong = "2 missing, 0 repeated, 2 misplaced" if fault == "swap" else "1 missing, 0 repeated, 0 misplaced"
+    assert wrong in err and str(trail.folder) in err and "step 1" in out
+
+
+def test_nothing_to_prove(capfd, tmp_path):
+    assert cli.main(["ledger", str(tmp_path)]) == 1
+    assert "no ledger here" in capfd.readouterr().err
 
 
 def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step, student_tensors):
@@ -101,7 +151,8 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
     for step, loss in again.losses.items():
         assert loss == pytest.approx(quiet_run.losses[step], rel=1e-6), step
     assert ids_by_step(again.folder) == ids_by_step(quiet_run.folder)
-    assert summary(again.folder / "ledger").replayed == 6 * (8 - steps)
+    proof = prove_run(again.folder)
+    assert proof.holds and proof.replayed == 6 * (8 - steps) and proof.attempts == [(1, 0, steps), (2, steps, 8)]
     mine, theirs = student_tensors(again.result.checkpoint), student_tensors(quiet_run.result.checkpoint)
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -169,6 +220,8 @@ def test_another_order_is_accepted_when_asked_for(quiet_run, broken_off, distil,
     found, before = ids_by_step(again.folder), ids_by_step(quiet_run.folder)
     assert [found[s] for s in range(4)] == [before[s] for s in range(4)]
     assert [found[s] for s in range(4, 8)] != [before[s] for s in range(4, 8)]
+    proof = prove_run(again.folder)
+    assert proof.holds and (proof.first_step, proof.expected, proof.before, proof.replayed) == (4, 24, 24, 24)
 
 
 def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):
@@ -187,10 +240,43 @@ def test_from_a_named_checkpoint(quiet_run, distil, tmp_path, ids_by_step):
     assert again.result.resumed_from == 4 and str(start) in again.lines[0]
     assert again.losses == pytest.approx({s: quiet_run.losses[s] for s in range(5, 9)}, rel=1e-6)
     assert sorted(ids_by_step(again.folder)) == [4, 5, 6, 7]
+    proof = prove_run(again.folder)
+    assert proof.holds and (proof.first_step, proof.expected) == (4, 24)
 
 
 def test_a_named_checkpoint_of_another_order_is_refused(quiet_run, distil, tmp_path):
     start = quiet_run.folder / "model_epoch_001"
     with pytest.raises(SpecError, match="dataset.train_dataset.seed"):
-        distil(quiet_run.file, f"results_dir={tmp_path}", f"train.resume_training_checkpoint_path={start}",
-               "dataset.train_dataset.seed=7")
+        distil(
+            quiet_run.file,
+            f"results_dir={tmp_path}",
+            f"train.resume_training_checkpoint_path={start}",
+            "dataset.train_dataset.seed=7",
+        )
+
+
+def test_drawn_sizes_and_every_augmentation_train_and_go_on_as_they_were(make_spec, distil, tmp_path):
+    changes = {
+        "dataset": {
+            "augmentation": {
+                "random_rotate": {"enable": True, "angle_list": [90, 20]},
+                "random_color": {"enable": True},
+                "random_erase": {"enable": True},
+                "random_aug": {"enable": True},
+                "with_scale_random_crop": {"enable": True},
+                "with_random_blur": True,
+            }
+        },
+    }
+    spec = make_spec(tmp_path / "whole", changes)
+    spec["distill"]["teacher"][0]["stochastic_resolutions"] = {48: 0.3, 64: 0.3, 96: 0.4}
+    whole = distil(spec, *EVERY_SECOND)
+    assert all(np.isfinite(loss) for loss in whole.losses.values()) and len(whole.losses) == 8
+    views = (("matched", 96, 1, ((48, 0.3), (64, 0.3), (96, 0.4))),)
+    reader = open_reader(str(whole.folder / "data"), dataset_to_json(load_spec(spec).dataset), views)
+    shapes = {reader.read(grain).views["matched"].pixels.shape for grain in range(24)}
+    assert shapes == {(2, 3, side, side) for side in (48, 64, 96)}
+    again = distil(spec, *break_off(whole.folder, tmp_path / "broken", 4))
+    assert again.result.resumed_from == 4 and sorted(again.losses) == [5, 6, 7, 8]
+    for step, loss in again.losses.items():
+        assert loss == pytest.approx(whole.losses[step], rel=1e-6), step

@@ -51,6 +51,14 @@ def test_equal_features_get_equal_colours_in_a_shared_space():
     assert (basis.colours(teacher[:, :3]) == basis.colours(teacher)[:, :3]).all()
 
 
+def test_a_low_voice_is_stretched_and_keeps_its_colours():
+    teacher = maps(2)
+    basis = PcaBasis.fit(teacher)
+    faint = basis.mean + 0.05 * (teacher - basis.mean)
+    assert np.abs(basis.stretched(faint).colours(faint).astype(int) - basis.colours(teacher)).max() <= 1
+    assert np.ptp(basis.colours(faint)) < 30
+
+
 @pytest.mark.parametrize("features", [torch.ones(2, 3, 3, 8), torch.zeros(2, 3, 3, 8), torch.full((1, 1, 1, 4), 7.0)])
 def test_constant_features_are_grey(features):
     (picture,) = pca_rgb([features])

@@ -68,9 +68,20 @@ def test_the_published_example_has_no_problem():
         (f"{T}.upsample_factor=2", f"{T}.upsample_factor"),
         (f"{T}.adaptor=featsharp", f"{T}.adaptor"),
         (f"{T}.summary_token_idx=1", f"{T}.summary_token_idx"),
-        (f"{T}.stochastic_resolutions.224=1", f"{T}.stochastic_resolutions"),
-        ("dataset.augmentation.random_color.enable=true", "dataset.augmentation.random_color.enable"),
-        ("dataset.augmentation.multi_scales=[224]", "dataset.augmentation.multi_scales"),
+        (f"{T}.stochastic_resolutions.224=-1", f"{T}.stochastic_resolutions"),
+        (f"{T}.stochastic_resolutions.224=0", f"{T}.stochastic_resolutions"),
+        ("dataset.augmentation.random_crop.scale_range=[0.0,2.0]", "dataset.augmentation.random_crop.scale_range"),
+        ("dataset.augmentation.random_crop.ratio_range=[1.0]", "dataset.augmentation.random_crop.ratio_range"),
+        (
+            "dataset.augmentation.with_scale_random_crop.scale_range=[0.5,1]",
+            "dataset.augmentation.with_scale_random_crop.scale_range",
+        ),
+        (
+            "dataset.augmentation.random_rotate={enable: true, angle_list: []}",
+            "dataset.augmentation.random_rotate.angle_list",
+        ),
+        ("dataset.augmentation.random_color.hue=0.7", "dataset.augmentation.random_color.hue"),
+        ("dataset.augmentation.multi_scales=[0]", "dataset.augmentation.multi_scales"),
         ("dataset.train_dataset.shift_equivariance=true", "dataset.train_dataset.shift_equivariance"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.load import load_spec
 from radioplat.spec.model import BackboneConfig, ModelConfig
-from radioplat.spec.resolve import resolve_teachers, teacher_names
+from radioplat.spec.resolve import MATCHED, drawn_sizes, resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
 
 EXAMPLE = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
@@ -124,3 +124,18 @@ def test_global_batch():
     assert spec.global_batch_size == 24 and spec.world_size == 6
     spec.train.global_batch_size = 8
     assert spec.global_batch_size == 8
+
+
+def test_drawn_resolutions_merge_and_reach_who_matches_the_student():
+    teachers = [
+        {"name": "a", "stochastic_resolutions": {224: 0.5, 192: 0.5}},
+        {"name": "b", "stochastic_resolutions": {192: 0.2, 256: 1.0}, "match_student_resolution": True},
+        {"name": "c", "input_size": 384},
+    ]
+    spec = load_spec({"distill": {"teacher": teachers}})
+    pairs = ((192, 0.25), (224, 0.25), (256, 0.5))
+    assert drawn_sizes(spec) == pairs and drawn_sizes(Spec()) == ()
+    a, b, c = resolve_teachers(spec)
+    assert (a.sizes, b.sizes, c.sizes) == (pairs, pairs, ()) and (a.view, b.view, c.view) == (MATCHED, MATCHED, "384")
+    scales = load_spec({"dataset": {"augmentation": {"multi_scales": [96, 64]}}})
+    assert drawn_sizes(scales) == ((64, 0.5), (96, 0.5))

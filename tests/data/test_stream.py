@@ -1,0 +1,155 @@
+"""The stream on a real Ray: the order arrives, whoever is slow, hangs or dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from radioplat.data.grains import Grains
+from radioplat.data.index import build_index
+from radioplat.data.run_data import RunData, dataset_to_json, open_reader
+from radioplat.data.stream import open_stream, read_stream
+from radioplat.distill.feeder import Feeder
+from radioplat.spec.load import load_spec
+
+pytestmark = pytest.mark.timeout(180)
+SHARDS, PER_SHARD, GRAIN, STEPS = 40, 4, 4, 8  # 16 shards are shuffled together
+TIMEOUT = 3.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    before = dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    ray.init(
+        address="local", num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
+    yield
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def run_data(tmp_path, write_tar, photo):
+    """run_data(timeout) -> arguments of the reader, and the data."""
+    for shard in range(SHARDS):
+        write_tar(tmp_path / f"a/{shard:02}.tar", [(f"{shard}_{i}.jpg", photo(60, 50)) for i in range(PER_SHARD)])
+    sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(tmp_path / "a")}]}}
+
+    def make(timeout: float = TIMEOUT):
+        dataset = load_spec({"dataset": sources | {"batch_size": GRAIN, "read_timeout_s": timeout}}).dataset
+        split = dataset.train_dataset
+        data = RunData.create(build_index(split, "d", tmp_path / "i", max_pixels=10**9), split, 10**9)
+        data.save(tmp_path / "run")
+        return (str(tmp_path / "run"), dataset_to_json(dataset), (("32", 32),)), data
+
+    return make
+
+
+def first_use(data: RunData, lowest: int) -> tuple[str, int]:
+    """A shard that no grain before ``lowest`` reads: its path, and the first grain that does."""
+    ids = data.order.slice(0, STEPS * 4 * GRAIN).sample_id
+    grain = {
+        s: int(np.flatnonzero(data.index.shard[ids] == s)[0]) // GRAIN for s in set(data.index.shard[ids].tolist())
+    }
+    shard = min((s for s in grain if grain[s] >= lowest), key=grain.__getitem__)
+    return data.index.shard_paths[shard], grain[shard]
+
+
+def stream(arguments):
+    """The batches of every step, four grains each."""
+    (iterator,) = open_stream(arguments, Grains(4, 1), 0, STEPS, tasks=2, cpus_per_task=1)
+    return read_stream(iterator)
+
+
+def ids_of(batches) -> list[int]:
+    return [i for b in batches for i in b.sample_id.tolist()]
+
+
+@pytest.mark.proof
+def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data, slow_storage):
+    arguments, data = run_data(timeout=60)
+    path, grain = first_use(data, lowest=16)
+    slow_storage.hold(path)
+    feeder = Feeder(stream(arguments), {}, [], depth=4)
+    batches = iter(feeder)
+    too_long = threading.Timer(40, slow_storage.release)
+    too_long.start()
+    found = [next(batches)[0] for _ in range(grain)]  # all that come before the late one are there without it
+    assert too_long.is_alive()
+    too_long.cancel()
+    slow_storage.release()
+    found += [batch for batch, _ in batches]
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert [b.faults for b in found if b.faults] == []
+
+
+def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data, slow_storage):
+    arguments, data = run_data()
+    path, _ = first_use(data, lowest=4)
+    shutil.copy2(path, path + ".copy")  # with its times
+    slow_storage.hold(path)
+    begin = time.monotonic()
+    batches = stream(arguments)
+    found = [next(batches)]
+    # Whoever has begun to open the shard hangs for good; whoever opens it from now on finds its copy.
+    os.replace(path + ".copy", path)
+    found += batches
+    assert TIMEOUT < time.monotonic() - begin < 60
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert [b.faults for b in found if b.faults] == []
+
+
+@pytest.mark.proof
+def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_storage):
+    arguments, data = run_data()
+    path, _ = first_use(data, lowest=4)
+    slow_storage.hold(path)
+    found = list(stream(arguments))
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    dead = {i for b in found for i, w in zip(b.sample_id.tolist(), b.weight, strict=True) if w == 0}
+    assert dead == set(np.flatnonzero(data.index.shard == data.index.shard_paths.index(path)).tolist())
+    assert {r for b in found for r in b.faults.values()} == {f"short_read: no answer within {TIMEOUT:g} s"}
+
+
+def readers() -> list[int]:
+    """Processes of this session that run a read task now."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().startswith(b"ray::") and b"_ReadSpan" in (
+                process / "cmdline"
+            ).read_bytes():
+                found.append(int(process.name))
+        except OSError:  # it has ended meanwhile
+            pass
+    return found
+
+
+def test_a_reader_that_is_killed_loses_no_sample(cluster, run_data, slow_storage):
+    arguments, data = run_data(timeout=60)
+    path, _ = first_use(data, lowest=4)
+    slow_storage.hold(path)
+    batches = stream(arguments)
+    found = [next(batches)]
+    deadline = time.monotonic() + 20
+    while not (pids := readers()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    slow_storage.release()
+    found += batches
+    assert pids and ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert [b.faults for b in found if b.faults] == []
+    alone = open_reader(*arguments)
+    for batch in (found[0], found[7], found[-1]):
+        assert (batch.views["32"].pixels == alone.read(batch.grain).views["32"].pixels).all()
