@@ -91,7 +91,7 @@ class GrainReader:
         faults: dict[int, str] = {}
         for i, row in enumerate(ids.tolist()):
             try:
-                image = self._decode(row, plan.reduction(i))
+                image = self._decode(row, plan.reduction(i), fast=recipe is self.recipe)
                 if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
                     detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
                     raise BadSample("size_mismatch", detail)
@@ -101,7 +101,7 @@ class GrainReader:
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
         return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
 
-    def _decode(self, row: int, reduction: float) -> Decoded:
+    def _decode(self, row: int, reduction: float, fast: bool) -> Decoded:
         shard = int(self.index.shard[row])
         path = self.index.shard_paths[shard]
         length = int(self.index.length[row])
@@ -115,4 +115,4 @@ class GrainReader:
             raise BadSample("short_read", error.strerror or str(error)) from None
         if len(data) != length:
             raise BadSample("short_read", f"{len(data)} of {length} bytes")
-        return decode_rgb(data, reduction, self.max_pixels)
+        return decode_rgb(data, reduction, self.max_pixels, fast)
