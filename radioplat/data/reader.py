@@ -99,7 +99,7 @@ class GrainReader:
         faults: dict[int, str] = {}
         for i, row in enumerate(ids.tolist()):
             try:
-                image = self._decode(row, plan.reduction(i))
+                image = self._decode(row, plan.reduction(i), fast=recipe is self.recipe)
                 if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
                     detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
                     raise BadSample("size_mismatch", detail)
@@ -111,8 +111,8 @@ class GrainReader:
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
         return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
 
-    def _decode(self, row: int, reduction: float) -> Decoded:
+    def _decode(self, row: int, reduction: float, fast: bool) -> Decoded:
         data = self._fetch.bytes_of(row)
         if self.verify_hashes:
             self._fetch.check_hash(row, data)
-        return decode_rgb(data, reduction, self.max_pixels)
+        return decode_rgb(data, reduction, self.max_pixels, fast)

@@ -19,9 +19,11 @@ from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
 from radioplat.data.run_data import dataset_from_json, open_reader
+from radioplat.data.views import ViewSpec
 from radioplat.data.wire import batch_to_table, table_to_batch
 
-SPAN = 128  # samples a task reads: enough that starting it is little beside its work
+# What a task reads: enough that starting it is little beside its work, and no more than it may hold for a slow reader.
+SPAN, SPAN_BYTES = 512, 96 * 2**20
 MAX_GRAINS = 4096  # of one dataset
 
 
@@ -86,7 +88,7 @@ def open_stream(
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # a block ends after each row; a row is never cut
     dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
-    span = max(1, min(SPAN // dataset_from_json(reader[1]).batch_size, len(dealt) // (2 * tasks)))
+    span = _span(dataset_from_json(reader[1]).batch_size, reader[2], len(dealt) // (2 * tasks))
     spans = pa.table({"grains": [dealt[i : i + span] for i in range(0, len(dealt), span)]})
     dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
@@ -97,6 +99,12 @@ def open_stream(
         compute=ray.data.TaskPoolStrategy(size=tasks),
     )
     return dataset.streaming_split(grains.world_size)
+
+
+def _span(batch_size: int, views: tuple[tuple, ...], most: int) -> int:
+    """Grains a task reads."""
+    sample = sum(3 * ViewSpec(*view).size ** 2 for view in views)  # bytes
+    return max(1, min(SPAN // batch_size, SPAN_BYTES // (sample * batch_size), most))
 
 
 def steps_per_dataset(grains: Grains) -> int:

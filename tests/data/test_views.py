@@ -109,12 +109,18 @@ def test_scaled_decoding_agrees_with_pillow_on_photographs():
         for side in (224, 96):
             box = Box(31, 17, 31 + 660, 17 + 540)
             matrix = view_matrix(Crop(box).matrix(), side)
-            small = decode_rgb(buffer.getvalue(), reduction(matrix, side))
+            small = decode_rgb(buffer.getvalue(), reduction(matrix, side), fast=True)
             assert small.factor == (2 if side == 224 else 4)
             whole = Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
             expected = np.asarray(whole.resize((side, side), Image.Resampling.BILINEAR, box=box), float)
             found.append(10 * np.log10(255**2 / np.mean((render(small, matrix, side)[0] - expected) ** 2)))
     assert np.mean(found) > PSNR and min(found) > PSNR - 8, found
+
+
+def test_fast_arithmetic_stays_close(photo):
+    data = photo(300, 240, name="chelsea.png", quality=90)
+    a, b = (decode_rgb(data, fast=fast).rgb.astype(float) for fast in (False, True))
+    assert 0 < np.mean((a - b) ** 2) < 255**2 * 10**-3.5
 
 
 def test_without_scaling_the_pixels_are_pillow_s():
