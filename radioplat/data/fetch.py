@@ -64,7 +64,7 @@ class Fetcher:
         Raises:
             BadSample: ``hash_mismatch``.
         """
-        known = (self._index.samples["hash"][row].as_py() or "").lower()
+        known = (self._index.texts([row], "hash")[0] or "").lower()
         name = {64: "sha256", 32: "md5"}.get(len(known))
         if name and (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != known:
             raise BadSample("hash_mismatch", f"{name} {found[:12]}, the sidecar says {known[:12]}")

@@ -95,7 +95,7 @@ class _Page:
     def _sample(self, batch: Batch, i: int) -> dict[str, Any]:
         index, row = self._index, int(batch.sample_id[i])
         label = int(batch.label[i])
-        named = index.samples["label_name"][row].as_py()
+        named = index.texts([row], "label_name")[0]
         views = [] if batch.weight[i] == 0 else [self._view(name, view, i) for name, view in batch.views.items()]
         shard = index.shards.slice(int(index.shard[row]), 1).to_pylist()[0]
         return {
