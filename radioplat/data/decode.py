@@ -9,7 +9,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from radioplat.data.headers import ImageHeader, image_header, jpeg_header, open_lazily
+from radioplat.data.headers import ImageHeader, image_header, open_lazily
 from radioplat.data.png import png_damage
 
 MAX_PIXELS = 178_956_970  # the default of dataset.max_pixels
@@ -64,7 +64,7 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
     Raises:
         BadSample: the content is no image, is damaged or cut short, or is too large.
     """
-    header = jpeg_header(data) or image_header(data)
+    header = image_header(data)
     if header is None:
         raise BadSample("not_an_image")
     if header.width * header.height > max_pixels:
