@@ -129,8 +129,8 @@ def prepare(
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
     scan: Scanner | None = None,
-) -> Run:
-    """Check the spec, index the shards, and fix the order and the length of the run.
+) -> tuple[Run, RunData]:
+    """Check the spec, index the shards, and fix the order and the length of the run; :func:`keep_data` comes next.
 
     Args:
         folder: the task's results folder.
@@ -151,7 +151,7 @@ def prepare(
     data = RunData.create(index, split, spec.dataset.max_pixels)
     data.order  # noqa: B018  an empty source must be found now
     steps = steps_per_epoch(spec, data)
-    run = Run(
+    return Run(
         spec=spec,
         task=task,
         folder=folder.absolute(),
@@ -164,10 +164,16 @@ def prepare(
         steps_per_epoch=steps,
         total_steps=min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
-    )
+    ), data
+
+
+def keep_data(run: Run, data: RunData) -> None:
+    """Give the run its own copy of the index, and its ledger what was rejected.
+
+    Only once the run is sure to start: a start that is refused must leave what an earlier one is proven by.
+    """
     data.save(run.data_dir)
-    write_rejects(folder / "ledger", data.index, data.reasons)
-    return run
+    write_rejects(run.folder / "ledger", data.index, data.reasons)
 
 
 def _describe(teacher: ResolvedTeacher) -> TeacherInfo:

@@ -11,7 +11,7 @@ from typing import Any
 from radioplat.distill.checkpoint import RunState, newest
 from radioplat.distill.follow import Callback, Follower
 from radioplat.distill.persist import starting_point
-from radioplat.distill.prepare import Run, prepare
+from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.scanning import scanner
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.load import load_spec, to_yaml
@@ -94,8 +94,9 @@ def _run(
     status.write(f"{task} starts", Status.STARTED)
     try:
         with scanner(spec) as scan:
-            run = prepare(spec, task, folder.path, scan=scan)
+            run, data = prepare(spec, task, folder.path, scan=scan)
             start, line = _beginning(run, folder)
+            keep_data(run, data)
             say(line)
             status.write(line)
             folder.write_experiment(to_yaml(spec))

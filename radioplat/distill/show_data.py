@@ -18,7 +18,7 @@ from radioplat.data.fetch import Fetcher
 from radioplat.data.loader import load_grains
 from radioplat.data.run_data import RunData, open_reader
 from radioplat.data.shard_index import ShardIndex
-from radioplat.distill.prepare import Run, prepare
+from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
@@ -44,8 +44,8 @@ def show_data(spec: Spec, batches: int = 2) -> Path:
 
 
 def _show(spec: Spec, folder: Path, batches: int) -> Path:
-    run = prepare(spec, "distill" if spec.distill.teacher else "train", folder)
-    data = RunData.load(run.data_dir, spec.dataset.train_dataset)
+    run, data = prepare(spec, "distill" if spec.distill.teacher else "train", folder)
+    keep_data(run, data)
     page = _Page(run, data.index)
     batches = min(batches, run.total_steps)
     grains = [grain for step in range(batches) for grain in run.grains(1).of_step(step)]

@@ -198,12 +198,15 @@ def test_a_finished_run_has_nothing_to_do(quiet_run, distil, tmp_path):
 )
 def test_another_order_is_refused(quiet_run, broken_off, distil, change, field):
     overrides = broken_off(4)
+    results = Path(overrides[0].partition("=")[2])
+    files = [path for name in ("data", "ledger") for path in results.glob(f"distill/{name}/**/*")]
+    kept = {path: path.stat().st_mtime_ns for path in files}
     with pytest.raises(SpecError, match="another order of samples") as caught:
         distil(quiet_run.file, *overrides, change)
     assert field in str(caught.value) and "train.restart_order=true" in str(caught.value)
-    results = Path(overrides[0].partition("=")[2])
     assert read_status(results / "distill" / "status.json")[-1]["status"] == "FAILURE"
     assert load_spec(results / "distill" / "experiment.yaml").dataset == load_spec(quiet_run.file).dataset
+    assert kept and kept == {path: path.stat().st_mtime_ns for path in kept}, "what the earlier run is proven by"
 
 
 def test_a_refused_change_undone_goes_on(quiet_run, broken_off, distil):
