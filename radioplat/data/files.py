@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
@@ -126,8 +127,8 @@ class HandlePool:
 
 class _Local:
     def __init__(self, path: str) -> None:
-        self._fd = -1
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)  # unlike __del__ it runs before the interpreter takes os apart
         self.state = _state(os.fstat(self._fd))
 
     def read(self, offset: int, length: int) -> bytes:
@@ -139,10 +140,6 @@ class _Local:
             parts.append(part)
             got += len(part)
         return b"".join(parts)
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 class _Remote:

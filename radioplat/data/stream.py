@@ -1,8 +1,8 @@
 """Grains read by Ray Data: the stream of a distributed run.
 
-One task reads a span of neighbouring grains and yields them one by one, each as one row and one block, which Ray Data
-never cuts. ``preserve_order`` deals block i to rank i mod world size whatever the speed of each, so the order that
-was planned is the order that arrives. A dataset covers a bounded number of steps.
+A block holds a few consecutive grains of one rank, in one row, which Ray Data never cuts; a task reads a span of
+neighbouring blocks and yields them one by one. ``preserve_order`` deals block i to rank i mod world size whatever the
+speed of each, so the order that was planned is the order that arrives. A dataset covers a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import ray.data
 from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
+from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.views import ViewSpec
-from radioplat.data.wire import batch_to_table, table_to_batch
+from radioplat.data.wire import batch_to_table, pack, table_to_batch, unpack
 
-# What a task reads: enough that starting it is little beside its work, and no more than it may hold for a slow reader.
-SPAN, SPAN_BYTES = 512, 96 * 2**20
 MAX_GRAINS = 4096  # of one dataset
+# Of a block: enough that moving it is little beside decoding it, and few enough that the first comes soon.
+PACK, PACK_BYTES = 8, 16 * 2**20
+# Of a task: enough samples that starting it is little beside its work, and no more than it may hold for a slow reader.
+SPAN, SPAN_BYTES = 512, 96 * 2**20
 
 
 class _ReadSpan:
@@ -39,11 +42,15 @@ class _ReadSpan:
         if _retries():
             # A process of this task is gone, perhaps for a read that hung: if it hangs again, the sample is given up.
             reader, patience = reader.careful(), None
-        for grains in spans["grains"].to_pylist():
-            for grain in grains:
-                with _ended_after(patience):
-                    batch = padding_batch(reader.views, reader.batch_size) if grain == PADDING else reader.read(grain)
-                yield batch_to_table(batch)
+        for blocks in spans["blocks"].to_pylist():
+            for grains in blocks:
+                yield pack([batch_to_table(self._read(reader, grain, patience)) for grain in grains])
+
+    def _read(self, reader: GrainReader, grain: int, patience: float | None) -> Batch:
+        if grain == PADDING:
+            return padding_batch(reader.views, reader.batch_size)
+        with _ended_after(patience):
+            return reader.read(grain)
 
 
 @contextlib.contextmanager
@@ -87,9 +94,12 @@ def open_stream(
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # a block ends after each row; a row is never cut
-    dealt = [grain for step in range(start, stop) for grain in grains.of_step(step)]
-    span = _span(dataset_from_json(reader[1]).batch_size, reader[2], len(dealt) // (2 * tasks))
-    spans = pa.table({"grains": [dealt[i : i + span] for i in range(0, len(dealt), span)]})
+    size = dataset_from_json(reader[1]).batch_size
+    grain_bytes = size * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
+    blocks = deal(grains, start, stop, max(1, min(PACK, PACK_BYTES // grain_bytes)))
+    block_bytes, samples = grain_bytes * len(blocks[0]), size * len(blocks[0])
+    span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)))
+    spans = pa.table({"blocks": [blocks[i : i + span] for i in range(0, len(blocks), span)]})
     dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
         batch_size=None,
@@ -101,10 +111,12 @@ def open_stream(
     return dataset.streaming_split(grains.world_size)
 
 
-def _span(batch_size: int, views: tuple[tuple, ...], most: int) -> int:
-    """Grains a task reads."""
-    sample = sum(3 * ViewSpec(*view).size ** 2 for view in views)  # bytes
-    return max(1, min(SPAN // batch_size, SPAN_BYTES // (sample * batch_size), most))
+def deal(grains: Grains, start: int, stop: int, most: int) -> list[list[int]]:
+    """The grains of steps ``start`` to ``stop`` in blocks of at most ``most``: block i holds the next grains of rank i
+    mod world size, in the order that it consumes them."""
+    ranks = range(grains.world_size)
+    own = [[grain for step in range(start, stop) for grain in grains.of_rank(step, rank)] for rank in ranks]
+    return [own[rank][i : i + most] for i in range(0, len(own[0]), most) for rank in ranks]
 
 
 def steps_per_dataset(grains: Grains) -> int:
@@ -120,4 +132,4 @@ def read_stream(iterator: ray.data.DataIterator, prefetch: int = 0) -> Iterator[
     """
     for block in iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch):
         for i in range(block.num_rows):
-            yield table_to_batch(block.slice(i, 1))
+            yield from map(table_to_batch, unpack(block.slice(i, 1)))

@@ -5,6 +5,8 @@ The schema is the same whatever the views, because views change from grain to gr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 
@@ -80,6 +82,20 @@ def table_to_batch(table: pa.Table) -> Batch:
         row["label"].values.to_numpy(),
         dict(zip(row["fault_id"].as_py(), row["fault_reason"].as_py(), strict=True)),
     )
+
+
+def pack(tables: list[pa.Table]) -> pa.Table:
+    """Several one-row tables of :data:`SCHEMA` as a table of one row, which travels as one block."""
+    rows = pa.concat_arrays([table.to_struct_array().combine_chunks() for table in tables])
+    return pa.table({"grains": pa.LargeListArray.from_arrays(pa.array([0, len(rows)], pa.int64()), rows)})
+
+
+def unpack(table: pa.Table) -> Iterator[pa.Table]:
+    """The one-row tables that went into :func:`pack`, in order, without a copy."""
+    for chunk in table["grains"].chunks:
+        rows = pa.Table.from_batches([pa.RecordBatch.from_struct_array(chunk.flatten())])
+        for i in range(rows.num_rows):
+            yield rows.slice(i, 1)
 
 
 def _numbers(values: np.ndarray, dtype: type) -> pa.Array:

@@ -47,9 +47,9 @@ def write_tar():
     return write
 
 
-HOLD = """
+HOLD = r"""
 import fcntl, os, signal, sys
-signal.signal(signal.SIGIO, signal.SIG_IGN)
+signal.signal(signal.SIGIO, lambda *_: os.write(1, b"asked\n"))
 files = [os.open(path, os.O_RDWR) for path in sys.argv[1:]]
 for file in files:
     fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -73,6 +73,10 @@ class SlowStorage:
         holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._holders.append(holder)
         assert holder.stdout.readline() == "held\n"
+
+    def wait_until_asked(self) -> None:
+        """Return once somebody waits for a file that :meth:`hold` named last."""
+        assert self._holders[-1].stdout.readline() == "asked\n"
 
     def release(self) -> None:
         """Let everybody go on."""

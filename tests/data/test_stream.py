@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from hypothesis import given
+from hypothesis import strategies as st
 
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
-from radioplat.data.stream import open_stream, read_stream
+from radioplat.data.stream import deal, open_stream, read_stream
 from radioplat.distill.feeder import Feeder
 from radioplat.spec.load import load_spec
 
@@ -75,6 +77,16 @@ def ids_of(batches) -> list[int]:
     return [i for b in batches for i in b.sample_id.tolist()]
 
 
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 6), st.integers(1, 6), st.integers(1, 9))
+def test_round_robin_gives_each_rank_its_grains_in_order(micro_batches, world, start, steps, most):
+    grains = Grains(micro_batches, world)
+    blocks = deal(grains, start, start + steps, most)
+    for rank in range(world):
+        own = [grain for block in blocks[rank::world] for grain in block]
+        assert own == [grain for step in range(start, start + steps) for grain in grains.of_rank(step, rank)]
+    assert len(blocks) % world == 0 and all(1 <= len(block) <= most for block in blocks)
+
+
 @pytest.mark.proof
 def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data, slow_storage):
     arguments, data = run_data(timeout=60)
@@ -95,13 +107,13 @@ def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data
 
 def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data, slow_storage):
     arguments, data = run_data()
-    path, _ = first_use(data, lowest=4)
+    path, _ = first_use(data, lowest=16)
     shutil.copy2(path, path + ".copy")  # with its times
     slow_storage.hold(path)
     begin = time.monotonic()
     batches = stream(arguments)
     found = [next(batches)]
-    # Whoever has begun to open the shard hangs for good; whoever opens it from now on finds its copy.
+    slow_storage.wait_until_asked()  # and hangs for good; whoever opens the shard from now on finds its copy
     os.replace(path + ".copy", path)
     found += batches
     assert TIMEOUT < time.monotonic() - begin < 60
@@ -112,7 +124,7 @@ def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data
 @pytest.mark.proof
 def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_storage):
     arguments, data = run_data()
-    path, _ = first_use(data, lowest=4)
+    path, _ = first_use(data, lowest=16)
     slow_storage.hold(path)
     found = list(stream(arguments))
     assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
@@ -137,14 +149,12 @@ def readers() -> list[int]:
 
 def test_a_reader_that_is_killed_loses_no_sample(cluster, run_data, slow_storage):
     arguments, data = run_data(timeout=60)
-    path, _ = first_use(data, lowest=4)
+    path, _ = first_use(data, lowest=16)
     slow_storage.hold(path)
     batches = stream(arguments)
     found = [next(batches)]
-    deadline = time.monotonic() + 20
-    while not (pids := readers()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid in pids:
+    slow_storage.wait_until_asked()
+    for pid in (pids := readers()):
         os.kill(pid, signal.SIGKILL)
     slow_storage.release()
     found += batches

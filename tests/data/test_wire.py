@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from radioplat.data.batch import Batch, View
-from radioplat.data.wire import SCHEMA, batch_to_table, table_to_batch
+from radioplat.data.wire import SCHEMA, batch_to_table, pack, table_to_batch, unpack
 
 
 @st.composite
@@ -82,3 +82,17 @@ def test_more_than_one_row_is_refused():
     table = batch_to_table(Batch(0, {}, ids, ids, np.ones(1, np.float32), ids))
     with pytest.raises(ValueError, match="one row"):
         table_to_batch(pa.concat_tables([table, table]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(batches(), min_size=1, max_size=4))
+def test_several_travel_in_one_row(all_batches):
+    table = pack([batch_to_table(batch) for batch in all_batches])
+    assert table.num_rows == 1
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    back = list(unpack(pa.ipc.open_stream(buffer.getvalue()).read_all()))
+    assert len(back) == len(all_batches)
+    for one, batch in zip(back, all_batches, strict=True):
+        assert_equal(table_to_batch(one), batch)
