@@ -15,7 +15,7 @@ from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.spec.check import check
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
-from radioplat.teachers.teacher import compute_dtype, fitting_weights
+from radioplat.teachers.teacher import check_weights, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
     for teacher in models.teachers:
         if teacher.weights:
             try:
-                fitting_weights(teacher)
+                check_weights(teacher)
             except RadioplatError as error:
                 result.problems += error.problems
     for name in (
