@@ -133,9 +133,7 @@ def make_spec(corpora, weights) -> SpecMaker:
     base = {
         "model": {"backbone": student},
         "dataset": {
-            "img_size": SIZE,
-            "batch_size": 2,
-            "workers": 1,
+            "img_size": SIZE, "batch_size": 2, "workers": 1,
             "train_dataset": {
                 "tar_data_sources": [
                     {"root_dir": str(corpora / "a"), "scale_factor": 2.0, "steps_per_epoch": 4},
@@ -145,31 +143,20 @@ def make_spec(corpora, weights) -> SpecMaker:
             "val_dataset": {"tar_data_sources": [{"root_dir": str(corpora / "held_out")}]},
         },
         "train": {
-            "global_batch_size": 6,
-            "num_epochs": 2,
-            "precision": "fp32",
-            "zero_stage": 0,
+            "global_batch_size": 6, "num_epochs": 2, "precision": "fp32", "zero_stage": 0,
             "optim": {"lr": 1e-3, "policy": "cosine"},
         },
         "distill": {
-            "loss_type": "BALANCED",
-            "loss_lambda": 1.0,
-            "mlp_hidden_size": 32,
+            "loss_type": "BALANCED", "loss_lambda": 1.0, "mlp_hidden_size": 32,
             "teacher": [
                 {
-                    "name": "lite0",
-                    "model": {"backbone": {"type": "tf_efficientnet_lite0"}},
-                    "mode": "combo",
-                    "pretrained_teacher_model_path": str(weights["lite0"]),
-                    "summary_loss_type": "cosine",
-                    "norm_mean": [0.5, 0.5, 0.5],
-                    "norm_std": [0.5, 0.5, 0.5],
+                    "name": "lite0", "model": {"backbone": {"type": "tf_efficientnet_lite0"}}, "mode": "combo",
+                    "pretrained_teacher_model_path": str(weights["lite0"]), "summary_loss_type": "cosine",
+                    "norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5],
                 },
                 {
-                    "name": "vit",
-                    "model": {"backbone": {"type": "test_vit", "kwargs": {"img_size": SIZE}}},
-                    "pretrained_teacher_model_path": str(weights["vit"]),
-                    "mode": "spatial",
+                    "name": "vit", "model": {"backbone": {"type": "test_vit", "kwargs": {"img_size": SIZE}}},
+                    "pretrained_teacher_model_path": str(weights["vit"]), "mode": "spatial",
                 },
             ],
         },
@@ -255,7 +242,5 @@ def student_tensors() -> Callable[[Path], dict[str, torch.Tensor]]:
 def ray_environment() -> dict[str, str]:
     """What makes Ray quick enough for a test, for processes and clusters that the test starts."""
     return os.environ | {
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-        "OMP_NUM_THREADS": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "OMP_NUM_THREADS": "1",
     }

@@ -79,11 +79,8 @@ def test_what_cannot_be_used_is_counted_and_the_rest_trains(mixed_run, mixed):
     rejects = pq.read_table(mixed_run.folder / "ledger" / "rejects.parquet").to_pylist()
     found = {(Path(row["shard"]).name, row["key"], row["reason"]) for row in rejects}
     assert found == {
-        ("half.tar", "", "truncated_tar"),
-        ("empty.tar", "", "empty_tar"),
-        ("words.tar", "", "not_a_tar"),
-        ("odd.tar", "huge", "too_many_pixels"),
-        ("odd.tar", "text", "not_an_image"),
+        ("half.tar", "", "truncated_tar"), ("empty.tar", "", "empty_tar"), ("words.tar", "", "not_a_tar"),
+        ("odd.tar", "huge", "too_many_pixels"), ("odd.tar", "text", "not_an_image"),
         ("odd.tar", "nothing", "empty_member"),
     }
     assert all(Path(row["shard"]).parent == mixed for row in rejects)
@@ -193,14 +190,9 @@ def bad_weights(weights, tmp_path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "kind, words",
     [
-        ("code", "posix.mkdir"),
-        ("torn", "not a whole checkpoint"),
-        ("words", "not a whole|other than tensors"),
-        ("other", "does not fit the architecture"),
-        ("empty", "no tensors"),
-        ("nan", "'norm.weight' holds NaN"),
-        ("gone", "no such file"),
-        ("cut", "not a whole safetensors file"),
+        ("code", "posix.mkdir"), ("torn", "not a whole checkpoint"), ("words", "not a whole|other than tensors"),
+        ("other", "does not fit the architecture"), ("empty", "no tensors"), ("nan", "'norm.weight' holds NaN"),
+        ("gone", "no such file"), ("cut", "not a whole safetensors file"),
     ],
 )
 def test_weights_that_cannot_teach(make_spec, distil, bad_weights, tmp_path, kind, words, capfd):
@@ -227,10 +219,8 @@ def test_plan_names_bad_weights_too(make_spec, bad_weights, tmp_path, capfd):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize(
-    "field",
-    ["model.backbone.pretrained_backbone_path", "train.pretrained_model_path", "train.resume_training_checkpoint_path"],
-)
+@pytest.mark.parametrize("field", ["model.backbone.pretrained_backbone_path", "train.pretrained_model_path",
+                                   "train.resume_training_checkpoint_path"])
 def test_a_student_that_cannot_begin(make_spec, distil, bad_weights, tmp_path, field):
     for kind in ("gone", "other"):
         with pytest.raises(WeightsError) as caught:

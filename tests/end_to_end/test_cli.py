@@ -61,18 +61,8 @@ def test_plan_accepts_the_two_teacher_example_and_names_the_missing_paths(radiop
 def test_plan_of_a_run_that_can_start(radioplat, spec_file):
     status, out, _ = radioplat("plan", "-e", spec_file)
     assert status == 0 and "nothing stands in the way" in out
-    for word in (
-        "student",
-        "lite0",
-        "vit",
-        "parameters",
-        "memory",
-        "mixture: 2 : 1",
-        "3 micro-batches of 2",
-        "4 steps an epoch",
-        "8 steps in all",
-        "1 CPU worker",
-    ):
+    for word in ("student", "lite0", "vit", "parameters", "memory", "mixture: 2 : 1", "3 micro-batches of 2",
+                 "4 steps an epoch", "8 steps in all", "1 CPU worker"):
         assert word in out, word
     assert not (spec_file.parent / "results" / "distill").exists()  # a plan leaves no run behind
 
@@ -86,21 +76,12 @@ def test_plan_of_a_run_that_can_start(radioplat, spec_file):
         (["distill.teacher[7].mode=spatial"], "distill.teacher[7].mode", "2"),
         (["dataset.img_size=70"], "dataset.img_size", "multiple of the student's patch 16"),
         (["distill.teacher[1].input_size=70"], "distill.teacher[1]", "multiple of the patch 16"),
-        (
-            ["distill.teacher[1].model.backbone.kwargs.depth=3"],
-            "distill.teacher[1].pretrained_teacher_model_path",
-            "does not fit the architecture",
-        ),
-        (
-            ["distill.teacher[1].model.backbone.type=test_efficientnet"],
-            "distill.teacher[1].pretrained_teacher_model_path|distill.teacher[1].model.backbone.kwargs",
-            "img_size",
-        ),
-        (
-            ["distill.teacher[0].model.backbone.type=tf_efficientnet_lite1"],
-            "distill.teacher[0].pretrained_teacher_model_path",
-            "does not fit the architecture",
-        ),
+        (["distill.teacher[1].model.backbone.kwargs.depth=3"], "distill.teacher[1].pretrained_teacher_model_path",
+         "does not fit the architecture"),
+        (["distill.teacher[1].model.backbone.type=test_efficientnet"],
+         "distill.teacher[1].pretrained_teacher_model_path|distill.teacher[1].model.backbone.kwargs", "img_size"),
+        (["distill.teacher[0].model.backbone.type=tf_efficientnet_lite1"],
+         "distill.teacher[0].pretrained_teacher_model_path", "does not fit the architecture"),
         (["model.backbone.type=c_radio_v3_vit_base"], "model.backbone.type", "Nearest available"),
         (["model.backbone.kwargs.embed_dimm=48"], "model.backbone.kwargs", "embed_dimm"),
         (["model.backbone.kwargs.num_heads=5"], "model.backbone.kwargs", "divisible"),
@@ -196,10 +177,8 @@ def test_radio_is_an_alias(spec_file, capfd):
 
 
 def test_import_is_quick_and_light():
-    code = (
-        "import sys, time; t = time.perf_counter(); import radioplat; print(time.perf_counter() - t); "
-        "assert not {'torch', 'ray', 'deepspeed', 'numpy'} & set(sys.modules)"
-    )
+    code = "import sys, time; t = time.perf_counter(); import radioplat; print(time.perf_counter() - t); " \
+           "assert not {'torch', 'ray', 'deepspeed', 'numpy'} & set(sys.modules)"
     seconds = []
     for _ in range(2):
         begin = time.perf_counter()

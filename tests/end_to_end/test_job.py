@@ -52,9 +52,7 @@ def environment(token, ray_environment) -> dict[str, str]:
     group = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # left by the local runs of other modules
     clean = {k: v for k, v in ray_environment.items() if k not in group}
     return clean | {
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
+        "PATH": f"{BIN}:{os.environ['PATH']}", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
 
@@ -65,19 +63,9 @@ def head(environment) -> str:
     folder = tempfile.mkdtemp(prefix="rp-")  # short: Ray's socket names must fit in 107 bytes
     gcs, dashboard, client, agent, agent_grpc, metrics = _free_ports(6)
     command = [
-        BIN / "ray",
-        "start",
-        "--head",
-        "--block",
-        "--num-cpus=6",
-        f"--port={gcs}",
-        "--dashboard-host=127.0.0.1",
-        f"--dashboard-port={dashboard}",
-        f"--ray-client-server-port={client}",
-        f"--dashboard-agent-listen-port={agent}",
-        f"--dashboard-agent-grpc-port={agent_grpc}",
-        f"--metrics-export-port={metrics}",
-        f"--temp-dir={folder}",
+        BIN / "ray", "start", "--head", "--block", "--num-cpus=6", f"--port={gcs}", "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}", f"--dashboard-agent-listen-port={agent}",
+        f"--dashboard-agent-grpc-port={agent_grpc}", f"--metrics-export-port={metrics}", f"--temp-dir={folder}",
         "--disable-usage-stats",
     ]
     log = open(f"{folder}/head.log", "w")
@@ -111,18 +99,8 @@ def submit(head, environment):
     """submit(*arguments, **environment) -> (exit status, output) of `ray job submit`, which waits for the job's end."""
 
     def run(*arguments: str, **other: str) -> tuple[int, str]:
-        command = [
-            BIN / "ray",
-            "job",
-            "submit",
-            f"--address={head}",
-            "--working-dir",
-            ".",
-            "--",
-            "python",
-            "jobs/radio_distill.py",
-            *arguments,
-        ]
+        command = [BIN / "ray", "job", "submit", f"--address={head}", "--working-dir", ".", "--", "python",
+                   "jobs/radio_distill.py", *arguments]
         done = subprocess.run(
             command, cwd=ROOT, env=environment | other, capture_output=True, text=True, timeout=240, check=False
         )

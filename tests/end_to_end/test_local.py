@@ -40,10 +40,7 @@ def broken_off(quiet_run, tmp_path):
 def test_results_folder(quiet_run):
     folder = quiet_run.folder
     assert {path.name for path in folder.glob("model_*")} == {
-        "model_epoch_000_step_00002",
-        "model_epoch_001",
-        "model_epoch_001_step_00006",
-        "model_epoch_002",
+        "model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002",
         "model_latest",
     }
     assert (folder / "model_latest").resolve() == quiet_run.result.checkpoint == folder / "model_epoch_002"
@@ -75,16 +72,8 @@ def test_status_lines(quiet_run):
     for line in progress:
         assert (line["max_epoch"], line["max_step"]) == (2, 8)
         assert line["time_per_step"] and line["time_per_epoch"] and line["eta"]
-        assert {
-            "loss",
-            "loss/lite0/summary",
-            "loss/lite0/spatial",
-            "loss/vit/spatial",
-            "lr",
-            "images_per_s",
-            "seconds/teacher/lite0",
-            "seconds/teacher/vit",
-        } <= line["kpi"].keys()
+        assert {"loss", "loss/lite0/summary", "loss/lite0/spatial", "loss/vit/spatial", "lr", "images_per_s",
+                "seconds/teacher/lite0", "seconds/teacher/vit"} <= line["kpi"].keys()
 
 
 def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
@@ -203,9 +192,5 @@ def test_from_a_named_checkpoint(quiet_run, distil, tmp_path, ids_by_step):
 def test_a_named_checkpoint_of_another_order_is_refused(quiet_run, distil, tmp_path):
     start = quiet_run.folder / "model_epoch_001"
     with pytest.raises(SpecError, match="dataset.train_dataset.seed"):
-        distil(
-            quiet_run.file,
-            f"results_dir={tmp_path}",
-            f"train.resume_training_checkpoint_path={start}",
-            "dataset.train_dataset.seed=7",
-        )
+        distil(quiet_run.file, f"results_dir={tmp_path}", f"train.resume_training_checkpoint_path={start}",
+               "dataset.train_dataset.seed=7")

@@ -65,11 +65,8 @@ def test_its_checkpoint_is_a_teacher_and_a_student_by_path_alone(fine_tuned, mak
     spec["model"]["backbone"] = {"pretrained_backbone_path": path}
     spec["distill"] |= {"loss_type": "KL", "teacher": [{"name": "mine", "pretrained_teacher_model_path": path}]}
     del spec["teachers"]
-    trail = distil(
-        spec,
-        "distill.teacher[1]={name: map, mode: spatial, loss_type: MSE}",
-        f"distill.teacher[1].pretrained_teacher_model_path={path}",
-    )
+    trail = distil(spec, "distill.teacher[1]={name: map, mode: spatial, loss_type: MSE}",
+                   f"distill.teacher[1].pretrained_teacher_model_path={path}")
     terms = trail.events[0].metrics
     assert {"loss/mine/logits", "loss/map/spatial"} <= terms.keys()
     student = radioplat.load_student(trail.result.checkpoint)
@@ -84,15 +81,10 @@ def chain(make_spec, tmp_path_factory):
     wandb.teardown()
     results = tmp_path_factory.mktemp("chain")
     then = ["evaluate", "export", *(["gen_trt_engine"] if HAS_TENSORRT else [])]
-    spec = make_spec(
-        results,
-        {
-            "distill": {"then": then},
-            "wandb": {"enable": True, "mode": "offline", "project": "tests"},
-            "encryption_key": OTHER_KEY,
-            "gen_trt_engine": {"tensorrt": {"compute_capabilities": ["SM89"]}},
-        },
-    )
+    spec = make_spec(results, {
+        "distill": {"then": then}, "wandb": {"enable": True, "mode": "offline", "project": "tests"},
+        "encryption_key": OTHER_KEY, "gen_trt_engine": {"tensorrt": {"compute_capabilities": ["SM89"]}},
+    })
     events: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_API_KEY", KEY)
@@ -152,16 +144,8 @@ def test_wandb_offline_run_of_a_real_run(chain):
     assert [row["global_step"] for row in rows] == list(range(1, 9))
     logged = [event.metrics for event in chain[1] if isinstance(event, StepEvent)]
     for row, metrics in zip(rows, logged, strict=True):
-        for name in (
-            "loss",
-            "loss/lite0/summary",
-            "loss/lite0/spatial",
-            "loss/vit/spatial",
-            "lr",
-            "images_per_s",
-            "seconds/teacher/lite0",
-            "seconds/teacher/vit",
-        ):
+        for name in ("loss", "loss/lite0/summary", "loss/lite0/spatial", "loss/vit/spatial", "lr", "images_per_s",
+                     "seconds/teacher/lite0", "seconds/teacher/vit"):
             assert row[name] == pytest.approx(metrics[name]), name
 
 

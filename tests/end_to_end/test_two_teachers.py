@@ -53,17 +53,12 @@ def run(inputs, distil, tmp_path_factory):
     root, results = inputs["root"], tmp_path_factory.mktemp("results")
     sources = "dataset.train_dataset.tar_data_sources"
     overrides = [
-        f"results_dir={results}",
-        "train.num_epochs=2",
-        "dataset.batch_size=2",
-        f"{sources}[0].root_dir={root / 'a'}",
-        f"{sources}[1].root_dir={root / 'b'}",
-        f"{sources}[0].steps_per_epoch=3",
-        f"{sources}[1].steps_per_epoch=2",
+        f"results_dir={results}", "train.num_epochs=2", "dataset.batch_size=2",
+        f"{sources}[0].root_dir={root / 'a'}", f"{sources}[1].root_dir={root / 'b'}",
+        f"{sources}[0].steps_per_epoch=3", f"{sources}[1].steps_per_epoch=2",
         f"distill.teacher[0].pretrained_teacher_model_path={root / 'dinov2.pth'}",
         f"distill.teacher[1].pretrained_teacher_model_path={root / 'siglip.pth'}",
-        f"model.backbone.kwargs={json.dumps(RADIO)}",
-        f"distill.teacher[0].model.backbone.kwargs={json.dumps(RADIO)}",
+        f"model.backbone.kwargs={json.dumps(RADIO)}", f"distill.teacher[0].model.backbone.kwargs={json.dumps(RADIO)}",
         f"distill.teacher[1].model.backbone.kwargs={json.dumps(CLIPA)}",
     ]
     seen = set()
@@ -110,8 +105,7 @@ def test_modes_and_inheritance(run):
     for kpi in kpis(run):
         terms = {name: value for name, value in kpi.items() if name.startswith("loss/")}
         assert terms.keys() == {
-            "loss/c_radio_v3_vit_huge_patch16_reg4_dinov2/spatial",
-            "loss/vit_h_14_siglip_clipa_224/summary",
+            "loss/c_radio_v3_vit_huge_patch16_reg4_dinov2/spatial", "loss/vit_h_14_siglip_clipa_224/summary",
         }
         assert kpi["loss"] == pytest.approx(0.5 * sum(terms.values()), rel=1e-4)  # the global loss_lambda
 

@@ -33,12 +33,7 @@ def cluster(ray_environment):
     before = dict(os.environ)
     os.environ.update(ray_environment)
     ray.init(
-        address="local",
-        num_cpus=6,
-        num_gpus=0,
-        include_dashboard=True,
-        log_to_driver=False,
-        logging_level="ERROR",
+        address="local", num_cpus=6, num_gpus=0, include_dashboard=True, log_to_driver=False, logging_level="ERROR",
         runtime_env={"worker_process_setup_hook": short_datasets},
     )
     yield

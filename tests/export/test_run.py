@@ -53,10 +53,7 @@ def test_checkpoint_to_onnx_to_engine_by_default_paths(spec, tmp_path):
     assert written.path == tmp_path / "results" / "export" / "student.onnx"
     assert written.data_type == "bf16"  # follows the engine's
     assert written.outputs == {
-        "summary": [4, 32],
-        "spatial": [4, 2, 2, 32],
-        "clip.summary": [4, 12],
-        "sam.spatial": [4, 2, 2, 8],
+        "summary": [4, 32], "spatial": [4, 2, 2, 32], "clip.summary": [4, 12], "sam.spatial": [4, 2, 2, 8],
     }
     built = gen_trt_engine(spec)
     assert built.path == tmp_path / "results" / "gen_trt_engine" / "student.engine" and built.path.exists()

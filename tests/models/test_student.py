@@ -184,11 +184,8 @@ class TestStart:
 def test_only_the_tokens_that_a_summary_loss_taught_make_the_summary():
     heads = (HeadArchitecture("a", 5, 6, token_slot=0), HeadArchitecture("b", None, 6, token_slot=1))
     architecture = StudentArchitecture(
-        type="radio_vit_tiny_patch16",
-        kwargs={"embed_dim": 24, "depth": 1, "num_heads": 2},
-        num_class_tokens=2,
-        img_size=32,
-        heads=heads,
+        type="radio_vit_tiny_patch16", kwargs={"embed_dim": 24, "depth": 1, "num_heads": 2}, num_class_tokens=2,
+        img_size=32, heads=heads,
     )
     student = Student(architecture).eval()
     features = student(torch.rand(2, 3, 32, 32))

@@ -11,15 +11,8 @@ from radioplat.track.status import StatusLog
 def log_steps(path, steps, value):
     with StatusLog(path) as log:
         for step in steps:
-            log.progress(
-                epoch=0,
-                max_epoch=1,
-                step=step,
-                max_step=9,
-                seconds_per_step=1,
-                steps_per_epoch=9,
-                kpi={"loss": value(step), "note": "text"},
-            )
+            log.progress(epoch=0, max_epoch=1, step=step, max_step=9, seconds_per_step=1, steps_per_epoch=9,
+                         kpi={"loss": value(step), "note": "text"})
 
 
 def test_curve_reads_back_what_was_logged(tmp_path):

@@ -26,10 +26,7 @@ def test_longer_secret_is_masked_whole():
 def test_tree_masks_fields_by_name_and_values_by_content():
     tree = {"encryption_key": "tlt", "wandb": {"tags": ["s3cr3t-key-value", 3]}, "num_key": 4, "empty_key": None}
     assert redact_tree(tree, ENVIRON) == {
-        "encryption_key": MASK,
-        "wandb": {"tags": [MASK, 3]},
-        "num_key": 4,
-        "empty_key": None,
+        "encryption_key": MASK, "wandb": {"tags": [MASK, 3]}, "num_key": 4, "empty_key": None,
     }
 
 
@@ -37,7 +34,5 @@ def test_yaml_masks_secret_fields_and_still_parses():
     tree = {"encryption_key": "tlt encode " * 20, "a": {"x_token": "t", "empty_key": None, "keys": 3}, "monkey": "b"}
     text = redact_yaml(yaml.safe_dump(tree), {})
     assert yaml.safe_load(text) == {
-        "encryption_key": MASK,
-        "a": {"x_token": MASK, "empty_key": None, "keys": 3},
-        "monkey": "b",
+        "encryption_key": MASK, "a": {"x_token": MASK, "empty_key": None, "keys": 3}, "monkey": "b",
     }

@@ -46,12 +46,8 @@ def test_report_is_complete_and_self_contained(tmp_path):
     curves = {"loss/clip/summary": [(i, 1 / (i + 1)) for i in range(60)], "lr": [(0, 1.0)]}
     rows = [["student", 0.51234, "x"], ["teacher", None, "y"]]
     text = write(
-        tmp_path,
-        tables=[Table(["model", "kNN", "for"], rows, "Accuracy", "why")],
-        curves=curves,
-        pictures=[("PCA", picture())],
-        spec_yaml="a: <b>\n",
-        notes=["step 60"],
+        tmp_path, tables=[Table(["model", "kNN", "for"], rows, "Accuracy", "why")], curves=curves,
+        pictures=[("PCA", picture())], spec_yaml="a: <b>\n", notes=["step 60"],
     )
     page = Page(text)
     assert page.cells == ["model", "kNN", "for", "student", "0.512", "x", "teacher", "\N{EN DASH}", "y"]
@@ -69,14 +65,8 @@ def test_report_is_complete_and_self_contained(tmp_path):
 
 def test_user_text_cannot_become_markup(tmp_path):
     evil = "<script>alert(1)</script>\"'"
-    text = write(
-        tmp_path,
-        tables=[Table([evil], [[evil]], evil, evil)],
-        pictures=[(evil, picture())],
-        spec_yaml=evil,
-        notes=[evil],
-        curves={evil: [(1, 1.0)]},
-    )
+    text = write(tmp_path, tables=[Table([evil], [[evil]], evil, evil)], pictures=[(evil, picture())],
+                 spec_yaml=evil, notes=[evil], curves={evil: [(1, 1.0)]})
     assert "<script" not in text
     Page(text)
 
@@ -97,18 +87,8 @@ def test_row_that_does_not_fit_its_table_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [
-        (None, "–"),
-        (0.0, "0.000"),
-        (0.51234, "0.512"),
-        (12.345, "12.35"),
-        (1234567, "1,234,567"),
-        (6e-5, "6e-05"),
-        (123456.7, "123,457"),
-        (float("nan"), "nan"),
-        (True, "True"),
-        ("x", "x"),
-    ],
+    [(None, "–"), (0.0, "0.000"), (0.51234, "0.512"), (12.345, "12.35"), (1234567, "1,234,567"), (6e-5, "6e-05"),
+     (123456.7, "123,457"), (float("nan"), "nan"), (True, "True"), ("x", "x")],
 )
 def test_cells(value, shown):
     assert show_cell(value) == shown

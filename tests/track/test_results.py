@@ -7,12 +7,8 @@ from radioplat.errors import RadioplatError
 from radioplat.track.results import TaskFolder
 
 LEAF = st.none() | st.booleans() | st.integers() | st.text(alphabet="abc-:1 ", max_size=5)
-TREE = st.dictionaries(
-    st.sampled_from("abcd"),
-    st.recursive(
-        LEAF, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.sampled_from("xyz"), t, max_size=3), max_leaves=8
-    ),
-)
+TREE = st.dictionaries(st.sampled_from("abcd"), st.recursive(
+    LEAF, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.sampled_from("xyz"), t, max_size=3), max_leaves=8))
 
 
 def test_folder_and_override(tmp_path):

@@ -13,7 +13,6 @@ from radioplat.track.status import StatusLog, read_status
 
 def strict(path):
     """Parse as a reader of standard JSON does: NaN and Infinity are errors."""
-
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
@@ -24,15 +23,8 @@ def test_lines_have_the_fields_of_the_format(tmp_path):
     path = tmp_path / "distill" / "status.json"
     with StatusLog(path) as log:
         log.write("begins", "STARTED")
-        log.progress(
-            epoch=1,
-            max_epoch=4,
-            step=30,
-            max_step=80,
-            seconds_per_step=2.0,
-            steps_per_epoch=20,
-            kpi={"loss/clip/summary": 0.5},
-        )
+        log.progress(epoch=1, max_epoch=4, step=30, max_step=80, seconds_per_step=2.0, steps_per_epoch=20,
+                     kpi={"loss/clip/summary": 0.5})
         log.write("done", "SUCCESS", kpi={"knn": 0.9})
     first, second, last = strict(path)
     assert list(first) == ["date", "time", "status", "verbosity", "message", "kpi"]

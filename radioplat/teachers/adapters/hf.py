@@ -6,12 +6,13 @@ import inspect
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from radioplat.errors import SpecError, WeightsError
+from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.models.features import Features
 from radioplat.models.weights import require_finite
 from radioplat.spec.resolve import ResolvedTeacher
@@ -57,14 +58,13 @@ class HfTeacher(Adapter):
         field, folder = weights_field(teacher), weights_of(teacher)
         config, model_class = _open(folder, field)
         with torch.device("meta"):
-            own = getattr(config, "vision_config", config) if model_class.__name__ in _TOWERS.values() else config
-            model = model_class(own)
+            model = model_class(config)
         mean, std = _normalisation(folder)
-        size = getattr(own, "image_size", None)
+        size = getattr(config, "image_size", None)
         size = int(size[0] if isinstance(size, (list, tuple)) else size) if size else None
         summary = "projected embedding" if "Projection" in model_class.__name__ else "pooler, class token or mean"
         try:
-            return cls(model.eval(), own, Wants(mean, std, size, summary))
+            return cls(model.eval(), config, Wants(mean, std, size, summary))
         except Exception as error:  # models that are not vision encoders refuse an image by whatever they raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise SpecError(f"{type(model).__name__} takes no images: {reason}", where=field) from None
@@ -78,11 +78,10 @@ class HfTeacher(Adapter):
                 where=field,
                 hint="Make one of its .bin file: radioplat weights convert pytorch_model.bin model.safetensors.",
             )
-        _, model_class = _open(folder, field)
         try:
-            self.model, info = model_class.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
-            )
+            self.model, info = _load(folder, field)
+        except RadioplatError:
+            raise
         except Exception as error:  # transformers raises OSError, RuntimeError, SafetensorError, ...
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise WeightsError(f"{folder} cannot be loaded: {reason}", where=field) from None
@@ -122,9 +121,11 @@ class HfTeacher(Adapter):
         b, c, height, width = images.shape
         p = self.patch
         h, w = height // p, width // p
+        if images.is_meta:  # the grid is read value by value, so the model itself cannot run here
+            body = images.new_empty(b, h * w, self.model.config.hidden_size)
+            return SimpleNamespace(last_hidden_state=body, pooler_output=body[:, 0])
         patches = images.reshape(b, c, h, p, w, p).permute(0, 2, 4, 3, 5, 1).reshape(b, h * w, p * p * c)
-        # The grid is read value by value, so it never lies on the meta device.
-        shapes = torch.tensor([[h, w]] * b, device="cpu" if images.is_meta else images.device)
+        shapes = torch.tensor([[h, w]] * b, device=images.device)
         mask = torch.ones(b, h * w, dtype=torch.long, device=images.device)
         return self.model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shapes)
 
@@ -165,11 +166,39 @@ def _open(folder: Path, field: str) -> tuple[Any, Any]:
     # Without the folder's own code, whatever it says of it.
     config = transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
     if kind in _TOWERS:
-        return config, getattr(transformers, _TOWERS[kind])
+        tower = config.vision_config
+        if hasattr(config, "projection_dim"):
+            tower.projection_dim = config.projection_dim
+        return tower, getattr(transformers, _TOWERS[kind])
+    saved_as = (raw.get("architectures") or [""])[0]
+    if saved_as.endswith("VisionModelWithProjection") and hasattr(transformers, saved_as):
+        return config, getattr(transformers, saved_as)
     if type(config) not in transformers.MODEL_MAPPING:
         raise SpecError(f"transformers has no encoder of type {kind!r}", where=field)
     found = transformers.MODEL_MAPPING[type(config)]
     return config, found[0] if isinstance(found, (list, tuple)) else found
+
+
+def _load(folder: Path, field: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, and what of it the files lack."""
+    from transformers.utils import logging
+
+    config, model_class = _open(folder, field)
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # a text tower that is left out is no news
+    logging.disable_progress_bar()
+    try:
+        return model_class.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
