@@ -50,6 +50,36 @@ class TeacherInfo:
     adapter: str = ""
     wants: Wants = Wants()
 
+    @property
+    def needs(self) -> str:
+        """Adapter, native size, stride, widths and normalisation, in one line."""
+        wants = self.wants
+        size = f"{wants.size} px" if wants.size else "any size"
+        norm = f"mean {_numbers(wants.mean)} std {_numbers(wants.std)}" if wants.mean and wants.std else "unknown"
+        return (
+            f"{self.adapter}, native {size}, stride {self.stride}, summary {self.summary_dim} ({wants.summary}), "
+            f"spatial {self.spatial_dim}, normalisation {norm}"
+        )
+
+
+def oddities(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
+    """What of the spec differs from what the model was trained with; each runs, and gives worse features."""
+    wants, found = info.wants, []
+    if wants.mean and wants.std:
+        ours, theirs = (*teacher.norm_mean, *teacher.norm_std), (*wants.mean, *wants.std)
+        if max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 0.01:
+            found.append(
+                f"images are normalised by mean {_numbers(teacher.norm_mean)} std {_numbers(teacher.norm_std)}, and the "
+                f"weights were trained with mean {_numbers(wants.mean)} std {_numbers(wants.std)}"
+            )
+    if wants.size and not 0.5 <= teacher.input_size / wants.size <= 2:
+        found.append(f"it sees {teacher.input_size} px and was trained at {wants.size}")
+    return found
+
+
+def _numbers(values: tuple[float, ...] | None) -> str:
+    return "/".join(f"{v:.3g}" for v in values or ())
+
 
 def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     """Widths, stride and size of a teacher, from its structure alone (no memory is taken).
