@@ -91,11 +91,66 @@ def quickstart(args: argparse.Namespace) -> None:
     run(args.overrides)
 
 
+def weights_inspect(args: argparse.Namespace) -> None:
+    """Say whose checkpoint a file is, and which type it fits."""
+    from radioplat.models.layouts import inspect_weights
+    from radioplat.show_weights import show
+
+    show(inspect_weights(args.file))
+
+
+def weights_convert(args: argparse.Namespace) -> None:
+    """Write what a backbone takes of a file as safetensors."""
+    from radioplat.models.layouts import convert_weights
+    from radioplat.show_weights import show
+
+    show(*convert_weights(args.file, args.out))
+
+
+def teachers_check(args: argparse.Namespace) -> None:
+    """Run 200 images through each teacher and say what looks wrong."""
+    from radioplat.evaluate.teacher_check import check_teachers
+    from radioplat.evaluate.teacher_report import show
+
+    show(check_teachers(args.spec, args.overrides))
+
+
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
     for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, default_specs, quickstart)
 }
 _WITHOUT_SPEC = ("default_specs", "quickstart", "index")
+
+
+# Tasks of two words: group -> verb -> what runs.
+_GROUPS: dict[str, dict[str, Callable[[argparse.Namespace], None]]] = {
+    "weights": {"inspect": weights_inspect, "convert": weights_convert},
+    "teachers": {"check": teachers_check},
+}
+_GROUP_HELP = {"weights": "Look into a checkpoint file.", "teachers": "Teachers apart from a run."}
+
+
+def _add_groups(subparsers) -> None:
+    for group, verbs in _GROUPS.items():
+        inner = subparsers.add_parser(group, help=_GROUP_HELP[group]).add_subparsers(
+            dest="verb", required=True, metavar="verb"
+        )
+        for verb, task in verbs.items():
+            sub = inner.add_parser(verb, help=task.__doc__, description=task.__doc__)
+            if group == "weights":
+                sub.add_argument("file", help="a .safetensors, .pth, .pt or .bin file")
+                if verb == "convert":
+                    sub.add_argument("out", nargs="?", help="default: beside it, ending in .safetensors")
+            else:
+                _add_spec(sub)
+            sub.set_defaults(run=task)
+
+
+def _add_spec(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec, a YAML file"
+    )
+    sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
 
 
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -114,6 +169,8 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             sub.add_argument("folder", help="a folder of tar shards or of images")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)
+    if tasks is _TASKS:
+        _add_groups(subparsers)
     return parser
 
 

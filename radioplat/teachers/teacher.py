@@ -69,8 +69,8 @@ def oddities(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
         ours, theirs = (*teacher.norm_mean, *teacher.norm_std), (*wants.mean, *wants.std)
         if max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 0.01:
             found.append(
-                f"images are normalised by mean {_numbers(teacher.norm_mean)} std {_numbers(teacher.norm_std)}, and the "
-                f"weights were trained with mean {_numbers(wants.mean)} std {_numbers(wants.std)}"
+                f"images are normalised by mean {_numbers(teacher.norm_mean)} std {_numbers(teacher.norm_std)}, and "
+                f"the weights were trained with mean {_numbers(wants.mean)} std {_numbers(wants.std)}"
             )
     if wants.size and not 0.5 <= teacher.input_size / wants.size <= 2:
         found.append(f"it sees {teacher.input_size} px and was trained at {wants.size}")
@@ -93,10 +93,11 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         raise SpecError(
             f"the backbone's patch is {model.stride}, not {teacher.patch_size}", where=f"{teacher.where}.patch_size"
         )
-    if model.needs_multiple and teacher.input_size % model.stride:
-        nearest = max(1, round(teacher.input_size / model.stride)) * model.stride
+    patch = model.multiple or model.stride
+    if model.needs_multiple and teacher.input_size % patch:
+        nearest = max(1, round(teacher.input_size / patch)) * patch
         raise SpecError(
-            f"{teacher.input_size} is not a multiple of the patch {model.stride}",
+            f"{teacher.input_size} is not a multiple of the patch {patch}",
             where=f"{teacher.where}.input_size",
             hint=f"Take {nearest}.",
         )
@@ -163,6 +164,11 @@ class FrozenTeacher(nn.Module):
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
+
+    def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        """Take another normalisation of images in [0, 1]."""
+        for buffer, values in ((self.mean, mean), (self.std, std)):
+            buffer.copy_(torch.tensor(values).view(1, 3, 1, 1) * 255)
 
     @torch.inference_mode()
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:

@@ -41,7 +41,8 @@ class Adapter(nn.Module):
 
     Attributes:
         stride: pixels that a position of the map covers.
-        needs_multiple: whether images must be a whole number of strides.
+        needs_multiple: whether images must be a whole number of patches.
+        multiple: pixels of such a patch, where its map is finer than its patches; 0: the stride.
         logits_dim: classes of its classifier, 0 for none.
         wants: see :class:`Wants`.
     """
@@ -50,6 +51,7 @@ class Adapter(nn.Module):
     structure_without_weights: ClassVar[bool] = True
     stride: int
     needs_multiple: bool = False
+    multiple: int = 0
     logits_dim: int = 0
     wants: Wants = Wants()
 

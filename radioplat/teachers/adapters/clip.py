@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import timm
 import torch
 
-from radioplat.teachers.adapters.timm_model import TimmTeacher
+from radioplat.teachers.adapters.timm_model import TimmTeacher, pretrained_cfg
 
 _SIZES = {"B": "base", "L": "large", "H": "huge", "g": "giant", "bigG": "gigantic", "SO400M": "so400m"}
+_FINE_TUNED = (1000, 11821)  # classes of ImageNet-1k and -12k
 
 
 class ClipTeacher(TimmTeacher):
@@ -31,13 +33,22 @@ class ClipTeacher(TimmTeacher):
         quick = "_quickgelu" if match[3] else ""
         # timm keeps SigLIP2's weights under SigLIP's architectures.
         family = "siglip" if family.startswith("siglip") else family + quick
-        size = match[5] or ("336" if match[5] == "336" else "224")
+        size = match[5] or "224"
         return f"vit_{_SIZES[match[1]]}_patch{match[2]}_{family}_{size}"
+
+    @classmethod
+    def record(cls, type_name: str, name: str) -> Any:
+        """Of a name without a tag, the weights as CLIP's training left them, not those fine-tuned on labels."""
+        found = pretrained_cfg(type_name, name)
+        if "." in type_name or not found or found.num_classes not in _FINE_TUNED:
+            return found
+        tags = map(timm.get_pretrained_cfg, timm.list_pretrained(f"{name}.*"))
+        return next((cfg for cfg in tags if cfg.num_classes not in _FINE_TUNED), found)
 
     @classmethod
     def summary_for(cls, asked: str, name: str, cfg: Any) -> str:
         """The embedding where the tower ends in one."""
-        ends_in_embedding = "_clip" in name and cfg is not None and cfg.num_classes != 1000
+        ends_in_embedding = "_clip" in name and cfg is not None and cfg.num_classes not in (0, *_FINE_TUNED)
         return "projection" if asked == "native" and ends_in_embedding else asked
 
     def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

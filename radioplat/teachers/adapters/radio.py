@@ -40,12 +40,11 @@ class RadioTeacher(Adapter):
             return
         if not parts.has_norm:
             backbone.norm = nn.Identity()
-        self.normalizer.update({k: torch.empty_like(v) for k, v in parts.normalizer.items()})
+        self.normalizer.update({k: torch.empty(v.shape) for k, v in parts.normalizer.items()})
         if adaptor:
             self.heads.update({k: _mlp(v) for k, v in parts.heads[adaptor].items()})
             self.slots, self.upsample = [parts.token_slots[adaptor]], parts.upsample[adaptor]
-            self.stride //= self.upsample
-            self.needed = backbone.stride
+            self.multiple, self.stride = backbone.stride, backbone.stride // self.upsample
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> RadioTeacher:

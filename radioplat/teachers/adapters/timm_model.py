@@ -52,7 +52,7 @@ class TimmTeacher(Adapter):
         options, kwargs = options_of(teacher, summary=(cls.default_summary, *SUMMARIES))
         classes = kwargs.pop("num_classes", None)
         name = names.resolve(cls.timm_name(teacher.backbone.type or ""), where=f"{where}.type").name
-        cfg = pretrained_cfg(teacher.backbone.type or "", name)
+        cfg = cls.record(teacher.backbone.type or "", name)
         summary = cls.summary_for(options["summary"], name, cfg)
         wanted_classes = 0
         if "logits" in teacher.wanted or summary == "projection":
@@ -64,13 +64,21 @@ class TimmTeacher(Adapter):
         own = summary if summary != "native" else _native_summary(backbone.model)
         logits = wanted_classes if summary != "projection" else 0
         return cls(
-            backbone, summary, wants_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "")), logits
+            backbone,
+            summary,
+            wants_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "") or cls.kind == "clip"),
+            logits,
         )
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
         """The name that the table of backbones knows."""
         return type_name
+
+    @classmethod
+    def record(cls, type_name: str, name: str) -> Any:
+        """timm's record of the weights that ``type_name`` means, or None."""
+        return pretrained_cfg(type_name, name)
 
     @classmethod
     def built_for(cls, teacher: ResolvedTeacher) -> int | None:
