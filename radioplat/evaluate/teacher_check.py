@@ -13,8 +13,8 @@ import torch
 from radioplat.errors import SpecError
 from radioplat.evaluate.images import sample_images
 from radioplat.spec.load import load_spec
-from radioplat.spec.root import Spec
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
+from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import FrozenTeacher, describe, oddities
 
 IMAGES, SHOWN = 200, 4
