@@ -119,11 +119,75 @@ def quickstart(args: argparse.Namespace) -> None:
     run(args.overrides)
 
 
+def weights_inspect(args: argparse.Namespace) -> None:
+    """Say whose checkpoint a file is, and which type it fits."""
+    from radioplat.models.layouts import inspect_weights
+    from radioplat.show_weights import show
+
+    show(inspect_weights(args.file))
+
+
+def weights_convert(args: argparse.Namespace) -> None:
+    """Write what a backbone takes of a file as safetensors."""
+    from radioplat.models.layouts import convert_weights
+    from radioplat.show_weights import show
+
+    show(*convert_weights(args.file, args.out))
+
+
+def teachers_check(args: argparse.Namespace) -> None:
+    """Run 200 images through each teacher and say what looks wrong."""
+    from radioplat.evaluate.teacher_check import check_teachers
+    from radioplat.evaluate.teacher_report import show
+
+    show(check_teachers(args.spec, args.overrides))
+
+
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
     for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, pack, ledger, default_specs, quickstart)
 }
 _WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger")
+
+
+# Tasks of two words: group -> verb -> what runs.
+_GROUPS: dict[str, dict[str, Callable[[argparse.Namespace], None]]] = {
+    "show": {"data": show_data},
+    "weights": {"inspect": weights_inspect, "convert": weights_convert},
+    "teachers": {"check": teachers_check},
+}
+_GROUP_HELP = {
+    "show": "See what a run works on.",
+    "weights": "Look into a checkpoint file.",
+    "teachers": "Teachers apart from a run.",
+}
+
+
+def _add_groups(subparsers) -> None:
+    for group, verbs in _GROUPS.items():
+        inner = subparsers.add_parser(group, help=_GROUP_HELP[group]).add_subparsers(
+            dest="verb", required=True, metavar="verb"
+        )
+        for verb, task in verbs.items():
+            sub = inner.add_parser(verb, help=task.__doc__, description=task.__doc__)
+            if group == "weights":
+                sub.add_argument("file", help="a .safetensors, .pth, .pt or .bin file")
+                if verb == "convert":
+                    sub.add_argument("out", nargs="?", help="default: beside it, ending in .safetensors")
+            elif group == "show":
+                _add_spec(sub, "N | key=value", "how many batches (2), and overrides")
+            else:
+                _add_spec(sub)
+            sub.set_defaults(run=task)
+
+
+def _add_spec(
+    sub: argparse.ArgumentParser, metavar: str = "key=value", rest: str = "fields of the spec to override"
+) -> None:
+    sub.add_argument(
+        "-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec, a YAML file"
+    )
+    sub.add_argument("overrides", nargs="*", metavar=metavar, help=rest)
 
 
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -135,9 +199,9 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
     for name, task in tasks.items():
         sub = subparsers.add_parser(name, help=task.__doc__, description=task.__doc__)
         if name not in _WITHOUT_SPEC:
-            sub.add_argument(
-                "-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec, a YAML file"
-            )
+            _add_spec(sub)
+            sub.set_defaults(run=task)
+            continue
         if name == "index":
             sub.add_argument("folder", help="a folder of tar shards or of images")
         if name == "pack":
@@ -148,16 +212,8 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)
     if "distill" in tasks and len(tasks) > 1:
-        _add_show(subparsers)
+        _add_groups(subparsers)
     return parser
-
-
-def _add_show(subparsers) -> None:
-    shows = subparsers.add_parser("show", help="See what a run works on.").add_subparsers(required=True, metavar="what")
-    data = shows.add_parser("data", help=show_data.__doc__, description=show_data.__doc__)
-    data.add_argument("-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="the spec")
-    data.add_argument("overrides", nargs="*", metavar="N | key=value", help="how many batches (2), and overrides")
-    data.set_defaults(run=show_data)
 
 
 def guarded(action: Callable[[], object]) -> int:

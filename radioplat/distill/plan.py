@@ -16,7 +16,7 @@ from radioplat.spec.check import check
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
-from radioplat.teachers.teacher import compute_dtype, fitting_weights
+from radioplat.teachers.teacher import check_weights, compute_dtype, oddities
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
     for teacher in models.teachers:
         if teacher.weights:
             try:
-                fitting_weights(teacher)
+                check_weights(teacher)
             except RadioplatError as error:
                 result.problems += error.problems
     for name in (
@@ -186,6 +186,7 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
         )
     )
     for teacher in models.teachers:
+        result.warnings += [f"{teacher.where}: {oddity}" for oddity in oddities(teacher, models.infos[teacher.name])]
         info, service = models.infos[teacher.name], teacher.service
         size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
         inline = not on_ray or service.placement.value == "inline"
@@ -198,7 +199,7 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
                 info.parameters * size,
                 where,
                 f"{'+'.join(sorted(teacher.wanted))} at {_pixels(teacher)} px, map {info.grid[0]}x{info.grid[1]} "
-                f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}",
+                f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}; {info.needs}",
             )
         )
     if not gpus:

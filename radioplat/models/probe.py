@@ -9,20 +9,21 @@ from radioplat.errors import RadioplatError, SpecError
 from radioplat.models.features import Features
 
 
-def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str) -> Features:
-    """Run ``backbone``, which must be on the meta device, on one image; every output has a shape and no values.
+def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str, device: str = "meta") -> Features:
+    """Run ``backbone`` on one image; on the meta device every output has a shape and no values.
 
     Args:
         backbone: takes ``(images, wanted)``.
         size: side of the image in pixels.
         where: the spec field of the size, for messages.
+        device: where the backbone is.
 
     Raises:
         SpecError: the backbone cannot take such an image, or its output has another form than ``Features`` says.
     """
     training = backbone.training
     try:
-        with torch.device("meta"), torch.no_grad():
+        with torch.device(device), torch.no_grad():
             features = backbone.eval()(torch.empty(1, 3, size, size), wanted)
     except RadioplatError:
         raise

@@ -74,9 +74,10 @@ class TimmBackbone(nn.Module):
         summary = self.model.forward_head(raw, pre_logits=True) if "summary" in wanted else None
         # Not the classifier on the summary: some models average two, or pool and classify in one.
         named = {"logits": self.model.forward_head(raw)} if "logits" in wanted else {}
-        return Features(summary, self._spatial(raw, images) if "spatial" in wanted else None, named)
+        return Features(summary, self.spatial(raw, images) if "spatial" in wanted else None, named)
 
-    def _spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """What ``forward_features`` gave as a map ``[B, h, w, D]``."""
         if raw.ndim == 4:
             return raw if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else raw.permute(0, 2, 3, 1)
         patches = raw[:, getattr(self.model, "num_prefix_tokens", 0) :]

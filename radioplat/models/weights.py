@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -36,9 +38,46 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     if not path.exists():
         hint = "Give the path of local weights; nothing is downloaded."
         raise WeightsError(f"no such file: {path}", where=where, hint=hint)
-    tensors = _read_safetensors(path, where) if path.suffix == ".safetensors" else _read_pickle(path, where)
+    tensors = read_checkpoint(path, where).tensors
     require_finite(tensors, path, where)
     return tensors
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint file holds.
+
+    Attributes:
+        tensors: by name, wrappers (``state_dict``, ``model``) opened, ``module.`` and ``_orig_mod.`` removed.
+        args: how it was trained, where the file says so (RADIO's ``argparse.Namespace``), as a mapping.
+        metadata: text that a safetensors file carries.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    args: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def read_checkpoint(
+    path: str | Path, where: str = "", shapes_only: bool = False, only: tuple[str, ...] = ()
+) -> Contents:
+    """Read a file with what it says of itself; nothing in it is run.
+
+    Args:
+        shapes_only: give tensors on the meta device; nothing large is kept in memory.
+        only: the tensors to read; empty for all.
+
+    Raises:
+        WeightsError: the file is missing, torn, or holds anything but tensors and plain values.
+    """
+    path = Path(path)
+    if not path.is_file():
+        hint = "Give the path of local weights; nothing is downloaded."
+        raise WeightsError(f"no such file: {path}", where=where, hint=hint)
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, where, shapes_only, only)
+    found = _read_pickle(path, where, shapes_only)
+    return Contents({k: v for k, v in found.tensors.items() if k in only}, found.args) if only else found
 
 
 def require_finite(tensors: dict[str, torch.Tensor], path: str | Path, where: str) -> None:
@@ -54,17 +93,28 @@ def require_finite(tensors: dict[str, torch.Tensor], path: str | Path, where: st
             )
 
 
-def _read_safetensors(path: Path, where: str) -> dict[str, torch.Tensor]:
+def _read_safetensors(path: Path, where: str, shapes_only: bool, only: tuple[str, ...]) -> Contents:
     try:
-        return load_file(path)
+        with safetensors.safe_open(path, "pt") as opened:
+            metadata = opened.metadata() or {}
+            if shapes_only:
+                return Contents({k: _shape_of(opened.get_slice(k)) for k in opened.keys()}, {}, metadata)
+            if only:
+                return Contents({k: opened.get_tensor(k) for k in only}, {}, metadata)
+        return Contents(load_file(path), {}, metadata)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise WeightsError(f"{path} is not a whole safetensors file: {error}", where=where) from None
 
 
-def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
+def _shape_of(piece: Any) -> torch.Tensor:
+    kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return torch.empty(piece.get_shape(), dtype=kinds.get(piece.get_dtype(), torch.int64), device="meta")
+
+
+def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="meta" if shapes_only else "cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"the class {named[1]}" if named else "something other than tensors"
@@ -74,8 +124,14 @@ def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
             hint="Save only tensors: torch.save(model.state_dict(), path), or a .safetensors file.",
         ) from None
     except Exception as error:  # torch raises RuntimeError, EOFError, OSError, KeyError... for what is no checkpoint
+        if "TorchScript" in str(error):
+            raise WeightsError(
+                f"{path} is a TorchScript file: it holds code", where=where, hint="Name it by type: torchscript."
+            ) from None
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise WeightsError(f"{path} is not a whole checkpoint: {reason}", where=where) from None
+    args = content.get("args") if isinstance(content, dict) else None
+    args = vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
     # A wrapper may hold tensors of its own (a best accuracy) beside the weights.
     while isinstance(content, dict) and (inner := next((content[k] for k in _WRAPPERS if _is_dict(content, k)), None)):
         content = inner
@@ -84,7 +140,7 @@ def _read_pickle(path: Path, where: str) -> dict[str, torch.Tensor]:
     tensors = {_bare(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise WeightsError(f"{path} holds no tensors", where=where)
-    return tensors
+    return Contents(tensors, args)
 
 
 def _is_dict(content: dict, key: str) -> bool:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models import names
-from radioplat.models.checkpoint import is_checkpoint, load_student, read_architecture
 from radioplat.models.features import Features
 from radioplat.models.fold import fold_batch_norm
 from radioplat.models.probe import probe
-from radioplat.models.radio_vit import RadioViT
-from radioplat.models.student import StudentArchitecture, build_backbone, taught_summary
-from radioplat.models.weights import fit, read_weights
 from radioplat.spec.cluster import TeacherPrecision
 from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
+from radioplat.teachers.adapters.registry import adapter_class
 
 
 class Teacher(Protocol):
@@ -37,6 +36,8 @@ class TeacherInfo:
         grid: rows and columns of its map at the size it is fed.
         logits_dim: classes of its classifier, 0 for none.
         parameters: how many.
+        adapter: which kind of model it is, see ``teachers.adapters.registry``.
+        wants: the normalisation and size it was trained with, as far as they are known.
     """
 
     name: str
@@ -46,28 +47,38 @@ class TeacherInfo:
     stride: int
     grid: tuple[int, int]
     parameters: int
+    adapter: str = ""
+    wants: Wants = Wants()
+
+    @property
+    def needs(self) -> str:
+        """Adapter, native size, stride, widths and normalisation, in one line."""
+        wants = self.wants
+        size = f"{wants.size} px" if wants.size else "any size"
+        norm = f"mean {_numbers(wants.mean)} std {_numbers(wants.std)}" if wants.mean and wants.std else "unknown"
+        return (
+            f"{self.adapter}, native {size}, stride {self.stride}, summary {self.summary_dim} ({wants.summary}), "
+            f"spatial {self.spatial_dim}, normalisation {norm}"
+        )
 
 
-def architecture_of(teacher: ResolvedTeacher) -> StudentArchitecture:
-    """The teacher's backbone; a radioplat checkpoint knows its own.
+def oddities(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
+    """What of the spec differs from what the model was trained with; each runs, and gives worse features."""
+    wants, found = info.wants, []
+    if wants.mean and wants.std:
+        ours, theirs = (*teacher.norm_mean, *teacher.norm_std), (*wants.mean, *wants.std)
+        if max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 0.01:
+            found.append(
+                f"images are normalised by mean {_numbers(teacher.norm_mean)} std {_numbers(teacher.norm_std)}, and "
+                f"the weights were trained with mean {_numbers(wants.mean)} std {_numbers(wants.std)}"
+            )
+    if wants.size and not 0.5 <= teacher.input_size / wants.size <= 2:
+        found.append(f"it sees {teacher.input_size} px and was trained at {wants.size}")
+    return found
 
-    Raises:
-        SpecError: neither the spec nor the weights say which architecture it is.
-    """
-    backbone = teacher.backbone
-    if teacher.weights and is_checkpoint(teacher.weights):
-        return read_architecture(teacher.weights, f"{teacher.where}.pretrained_teacher_model_path")
-    if not backbone.type:
-        raise SpecError("a value is required here", where=f"{teacher.where}.model.backbone.type")
-    return StudentArchitecture(
-        type=backbone.type,
-        kwargs={k: v for k, v in backbone.kwargs.items() if k != "num_classes"},
-        cpe_max_size=backbone.cpe_max_size,
-        num_registers=backbone.cpe_num_registers,
-        register_multiple=backbone.register_multiple,
-        img_size=teacher.input_size,
-        num_classes=_classes(teacher) if "logits" in teacher.wanted else 0,
-    )
+
+def _numbers(values: tuple[float, ...] | None) -> str:
+    return "/".join(f"{v:.3g}" for v in values or ())
 
 
 def describe(teacher: ResolvedTeacher) -> TeacherInfo:
@@ -77,43 +88,54 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         SpecError: an unknown name, arguments that it refuses, an input size that it cannot take, or class scores
             wanted of a teacher without a classifier.
     """
-    architecture = architecture_of(teacher)
-    with torch.device("meta"):
-        model = _build(architecture, f"{teacher.where}.model.backbone")
-    backbone = model.backbone
-    if teacher.patch_size and teacher.patch_size != backbone.stride:
+    model = _structure(teacher)
+    if teacher.patch_size and teacher.patch_size != model.stride:
         raise SpecError(
-            f"the backbone's patch is {backbone.stride}, not {teacher.patch_size}", where=f"{teacher.where}.patch_size"
+            f"the backbone's patch is {model.stride}, not {teacher.patch_size}", where=f"{teacher.where}.patch_size"
         )
-    if backbone.needs_multiple and teacher.input_size % backbone.stride:
-        nearest = max(1, round(teacher.input_size / backbone.stride)) * backbone.stride
+    patch = model.multiple or model.stride
+    if model.needs_multiple and teacher.input_size % patch:
+        nearest = max(1, round(teacher.input_size / patch)) * patch
         raise SpecError(
-            f"{teacher.input_size} is not a multiple of the patch {backbone.stride}",
+            f"{teacher.input_size} is not a multiple of the patch {patch}",
             where=f"{teacher.where}.input_size",
             hint=f"Take {nearest}.",
         )
-    if "logits" in teacher.wanted and not architecture.num_classes:
+    if "logits" in teacher.wanted and not model.logits_dim:
         where = f"{teacher.where}.mode"
         raise SpecError("this teacher has no classifier", where=where, hint="Take summary or spatial.")
     # Asked of the model, not computed from the stride: some round up, some round down.
-    found = probe(model, teacher.input_size, frozenset({"summary", "spatial"}), f"{teacher.where}.input_size")
+    device = "meta" if type(model).structure_without_weights else "cpu"
+    found = probe(model, teacher.input_size, BOTH, f"{teacher.where}.input_size", device)
     return TeacherInfo(
         teacher.name,
         found.summary.shape[-1],
         found.spatial.shape[-1],
-        architecture.num_classes,
-        backbone.stride,
+        model.logits_dim,
+        model.stride,
         (found.spatial.shape[1], found.spatial.shape[2]),
         sum(p.numel() for p in model.parameters()),
+        type(model).kind,
+        model.wants,
     )
 
 
-def _classes(teacher: ResolvedTeacher) -> int:
-    """Of a classifier inside the weights file; 0 where the architecture has none."""
-    backbone = teacher.backbone
-    if names.resolve(backbone.type or "", where=f"{teacher.where}.model.backbone.type").radio:
-        return 0
-    return backbone.output_dim[0] if backbone.output_dim else int(backbone.kwargs.get("num_classes", 1000))
+def check_weights(teacher: ResolvedTeacher) -> None:
+    """Read the teacher's weights and see that they fit, without keeping them.
+
+    Raises:
+        WeightsError: none are named, they cannot be read, or they belong to another architecture.
+    """
+    if not teacher.weights:
+        raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
+    _structure(teacher).check(teacher)
+
+
+def _structure(teacher: ResolvedTeacher) -> Adapter:
+    """Without weights and, where the adapter can, without memory."""
+    kind = adapter_class(teacher)
+    with torch.device("meta") if kind.structure_without_weights else contextlib.nullcontext():
+        return kind.build(teacher)
 
 
 class FrozenTeacher(nn.Module):
@@ -130,9 +152,11 @@ class FrozenTeacher(nn.Module):
     def __init__(self, teacher: ResolvedTeacher, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.name, self.wanted = teacher.name, teacher.wanted
-        self.model = _load(teacher).eval()
-        size = teacher.input_size
-        self.model.backbone = fold_batch_norm(self.model.backbone, torch.zeros(1, 3, size, size))
+        if not teacher.weights:
+            raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
+        model = adapter_class(teacher).build(teacher)
+        model.load(teacher)
+        self.model = _folded(model.eval(), teacher.input_size)
         self.dtype = compute_dtype(teacher.service.precision, torch.device(device))
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
@@ -140,6 +164,11 @@ class FrozenTeacher(nn.Module):
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
+
+    def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        """Take another normalisation of images in [0, 1]."""
+        for buffer, values in ((self.mean, mean), (self.std, std)):
+            buffer.copy_(torch.tensor(values).view(1, 3, 1, 1) * 255)
 
     @torch.inference_mode()
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
@@ -149,58 +178,11 @@ class FrozenTeacher(nn.Module):
         return self.model(normalised, wanted).map(lambda t: t.to(torch.bfloat16))
 
 
-def _load(teacher: ResolvedTeacher) -> _Model:
-    where = f"{teacher.where}.pretrained_teacher_model_path"
-    if teacher.weights and is_checkpoint(teacher.weights):
-        student = load_student(teacher.weights, where)
-        return _Model(student.backbone, student.classifier, student.architecture.summary_slots)
-    model = _build(architecture_of(teacher), f"{teacher.where}.model.backbone")
-    getattr(model.backbone, "model", model.backbone).load_state_dict(fitting_weights(teacher, model.backbone))
-    return model
-
-
-def fitting_weights(teacher: ResolvedTeacher, backbone: nn.Module | None = None) -> dict[str, torch.Tensor]:
-    """Read the teacher's weights and check that they fit, without building it unless ``backbone`` is given.
-
-    Raises:
-        WeightsError: none are named, they cannot be read, or they belong to another architecture.
-    """
-    where = f"{teacher.where}.pretrained_teacher_model_path"
-    if not teacher.weights:
-        raise WeightsError("a teacher needs trained weights", where=where)
-    if backbone is None:
-        with torch.device("meta"):
-            backbone = build_backbone(architecture_of(teacher), f"{teacher.where}.model.backbone")
-    tensors = read_weights(teacher.weights, where)
-    if is_checkpoint(teacher.weights):
-        return tensors
-    target = getattr(backbone, "model", backbone)
-    return fit(target, tensors, teacher.weights, where, getattr(backbone, "classifier_prefix", ()))
-
-
-class _Model(nn.Module):
-    """A backbone with the classifier that a RADIO student taught on labels has beside it; gives only what is wanted."""
-
-    def __init__(self, backbone: nn.Module, classifier: nn.Module | None, slots: list[int]) -> None:
-        super().__init__()
-        self.backbone, self.classifier, self.slots = backbone, classifier, slots
-
-    def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        own = self.classifier is not None and "logits" in wanted
-        found = self.backbone(images, wanted - {"logits"} | {"summary"} if own else wanted)
-        named = {name: value for name, value in found.named.items() if name in wanted}
-        if own:
-            named["logits"] = self.classifier(found.summary)
-        summary = taught_summary(found, self.slots) if "summary" in wanted else None
-        return Features(summary, found.spatial if "spatial" in wanted else None, named)
-
-
-def _build(architecture: StudentArchitecture, where: str) -> _Model:
-    """Without weights. A timm model brings its own classifier."""
-    backbone = build_backbone(architecture, where)
-    apart = architecture.num_classes and isinstance(backbone, RadioViT)
-    classifier = nn.Linear(backbone.summary_dim, architecture.num_classes) if apart else None
-    return _Model(backbone, classifier, architecture.summary_slots)
+def _folded(model: Adapter, size: int) -> Adapter:
+    """With BatchNorm folded into the convolutions before it, where there is any."""
+    if not any(isinstance(m, _BatchNorm) for m in model.modules()):
+        return model
+    return fold_batch_norm(model, torch.zeros(1, 3, size, size))
 
 
 def compute_dtype(precision: TeacherPrecision, device: torch.device) -> torch.dtype:

@@ -10,7 +10,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models.checkpoint import save_student
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
-from radioplat.teachers.teacher import FrozenTeacher, compute_dtype, describe, fitting_weights, has_native_bf16
+from radioplat.teachers.teacher import FrozenTeacher, check_weights, compute_dtype, describe, has_native_bf16
 
 BOTH = frozenset({"summary", "spatial"})
 NORM = dict(norm_mean=[0.4, 0.5, 0.6], norm_std=[0.2, 0.3, 0.4])
@@ -131,7 +131,7 @@ class TestOurCheckpoint:
         data = (folder / "student.safetensors").read_bytes()
         (folder / "student.safetensors").write_bytes(data[:-9])
         teacher = resolve(pretrained_teacher_model_path=str(folder), mode="summary")
-        for use in (FrozenTeacher, describe, fitting_weights):
+        for use in (FrozenTeacher, describe, check_weights):
             with pytest.raises(WeightsError, match=r"distill.teacher\[0\].pretrained_teacher_model_path"):
                 use(teacher)
 
@@ -162,12 +162,12 @@ class TestRefused:
         state = {k: v.clone() for k, v in model.state_dict().items()}
         state["blocks.0.norm1.weight"][0] = float("nan")
         save_file(state, teacher.weights)
-        for use in (FrozenTeacher, fitting_weights):
+        for use in (FrozenTeacher, check_weights):
             with pytest.raises(WeightsError, match="blocks.0.norm1.weight"):
                 use(teacher)
         save_file({"conv1.weight": torch.ones(1)}, teacher.weights)
         with pytest.raises(WeightsError, match="left over: conv1.weight"):
-            fitting_weights(teacher)
+            check_weights(teacher)
 
 
 def test_a_left_over_classifier_is_no_fault(timm_teacher, resolve):

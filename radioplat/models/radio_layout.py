@@ -1,0 +1,188 @@
+"""NVlabs RADIO's checkpoints (``.pth`` and Hugging Face) in the names of our own RADIO ViT."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from radioplat.errors import WeightsError
+from radioplat.models.names import VIT_SIZES
+from radioplat.models.weights import Contents
+
+_BACKBONES = ("base_model.", "radio_model.model.")
+_HEADS = (  # pattern of a tensor, group of the adaptor's name, what it belongs to
+    (re.compile(r"_heads\.([^.]+)\.(.+)"), "summary"),
+    (re.compile(r"_feature_projections\.([^.]+)\.(.+)"), "spatial"),
+    (re.compile(r"radio_model\.adaptors\.([^.]+)\.head_mlp\.(.+)"), "summary"),
+    (re.compile(r"radio_model\.adaptors\.([^.]+)\.feat_mlp\.(.+)"), "spatial"),
+)
+_SPECTRAL_FLOOR = 0.05  # RADIO's alpha: a weight's norm is softplus(scale) plus this
+
+
+@dataclass(frozen=True)
+class RadioParts:
+    """A RADIO checkpoint taken apart.
+
+    Attributes:
+        backbone: tensors by the names of :class:`~radioplat.models.radio_vit.RadioViT`.
+        arguments: its constructor's.
+        summary_slots: class tokens that make the backbone's summary.
+        heads: adaptor name -> ``summary`` and ``spatial`` -> tensors of its MLP.
+        token_slots: the class token that each adaptor reads.
+        upsample: the factor by which each adaptor's map is finer than the backbone's.
+        normalizer: ``mean`` ``[D]`` and ``tx`` ``[D, D]`` of the map; empty for none.
+        conditioner: ``norm_mean`` and ``norm_std`` of images in [0, 1]; empty where the file has none.
+        dropped: names of tensors that are none of these.
+    """
+
+    backbone: dict[str, torch.Tensor]
+    arguments: dict[str, Any]
+    summary_slots: list[int]
+    heads: dict[str, dict[str, dict[str, torch.Tensor]]]
+    token_slots: dict[str, int]
+    upsample: dict[str, int]
+    normalizer: dict[str, torch.Tensor]
+    conditioner: dict[str, torch.Tensor]
+    dropped: list[str]
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether a LayerNorm ends the backbone; RADIO's usually end without."""
+        return "norm.weight" in self.backbone
+
+
+def is_radio(tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether ``tensors`` are a RADIO checkpoint's."""
+    return any(f"{prefix}patch_generator.embedder.weight" in tensors for prefix in _BACKBONES)
+
+
+def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | None = None) -> RadioParts:
+    """Sort the tensors of a RADIO checkpoint.
+
+    Args:
+        contents: with ``args`` as the ``.pth`` or the folder's ``config.json`` has them.
+        num_heads: of attention, where the width does not tell.
+
+    Raises:
+        WeightsError: an architecture that is not a ViT with a patch generator.
+    """
+    if not is_radio(contents.tensors):
+        raise WeightsError(f"{path} is not a RADIO checkpoint with a ViT in it", where=where)
+    args, groups = contents.args, _sort(fold_spectral(contents.tensors))
+    backbone = {k.replace(".grandma", ".gamma"): v for k, v in groups["backbone"].items()}  # HF's spelling of gamma
+    teachers = [t for t in args.get("teachers", []) if isinstance(t, dict)]
+    class_tokens, slots = _tokens(args, teachers, groups["other"].get("summary_idxs"))
+    names = [t.get("name") for t in teachers]
+    heads: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
+    for (name, kind), tensors in groups["heads"].items():
+        name = names[int(name)] if name.isdigit() and int(name) < len(names) else name
+        heads.setdefault(name, {})[kind] = tensors
+    per_teacher = args.get("cls_token_per_teacher", True)
+    token_slots = {n: teachers[names.index(n)].get("token_slot", names.index(n)) for n in heads if n in names}
+    upsample = {n: int(teachers[names.index(n)].get("fd_upsample_factor") or 1) for n in heads if n in names}
+    return RadioParts(
+        backbone=backbone,
+        arguments=_arguments(backbone, class_tokens, num_heads),
+        summary_slots=slots,
+        heads=heads,
+        token_slots={n: (token_slots.get(n, 0) if per_teacher else 0) for n in heads},
+        upsample={n: upsample.get(n, 1) for n in heads},
+        normalizer=groups["normalizer"],
+        conditioner=groups["conditioner"],
+        dropped=groups["dropped"],
+    )
+
+
+def _sort(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    groups: dict[str, Any] = {"backbone": {}, "heads": {}, "normalizer": {}, "conditioner": {}, "other": {}}
+    groups["dropped"] = []
+    for key, value in tensors.items():
+        bare = key.removeprefix("radio_model.").removeprefix("_")
+        prefix = next((p for p in _BACKBONES if key.startswith(p)), None)
+        head = next(((m[1], kind, m[2]) for pattern, kind in _HEADS if (m := pattern.fullmatch(key))), None)
+        if prefix:
+            groups["backbone"][key.removeprefix(prefix)] = value
+        elif head:
+            groups["heads"].setdefault(head[:2], {})[head[2]] = value
+        elif bare.startswith("feature_normalizer."):
+            groups["normalizer"][bare.partition(".")[2]] = value
+        elif bare.startswith("input_conditioner."):
+            groups["conditioner"][bare.partition(".")[2]] = value
+        elif bare == "summary_idxs":
+            groups["other"][bare] = value
+        else:
+            groups["dropped"].append(key)
+    return groups
+
+
+def _tokens(args: dict[str, Any], teachers: list[dict[str, Any]], stored: torch.Tensor | None) -> tuple[int, list[int]]:
+    """How many class tokens, and which of them make the summary: the first of each teacher with a summary."""
+    if not args.get("cls_token_per_teacher", True):
+        return 1, [0]
+    if not teachers:
+        slots = [0] if stored is None or stored.is_meta else stored.tolist()
+        return max(slots) + 1, slots
+    first: dict[str, int] = {}
+    for i, teacher in enumerate(teachers):
+        if teacher.get("use_summary", True):
+            first.setdefault(teacher["name"], i)
+    return len({t["name"] for t in teachers}), sorted(first.values())
+
+
+def _arguments(backbone: dict[str, torch.Tensor], class_tokens: int, num_heads: int | None) -> dict[str, Any]:
+    width = backbone["patch_generator.embedder.weight"].shape[0]
+    patch = math.isqrt(backbone["patch_generator.embedder.weight"].shape[1] // 3)
+    blocks = 1 + max((int(k.split(".")[1]) for k in backbone if k.startswith("blocks.")), default=-1)
+    known = next((s["num_heads"] for s in VIT_SIZES.values() if s["embed_dim"] == width), max(1, width // 64))
+    arguments: dict[str, Any] = dict(
+        patch_size=patch,
+        num_class_tokens=class_tokens,
+        cpe_max_size=math.isqrt(backbone["patch_generator.pos_embed"].shape[1]) * patch,
+        num_registers=backbone["patch_generator.cls_token.token"].shape[0] - class_tokens,
+        embed_dim=width,
+        depth=blocks,
+        num_heads=num_heads or known,
+        mlp_ratio=backbone["blocks.0.mlp.fc1.bias"].shape[0] / width if "blocks.0.mlp.fc1.bias" in backbone else 4.0,
+        qkv_bias="blocks.0.attn.qkv.bias" in backbone,
+    )
+    if "blocks.0.ls1.gamma" in backbone:
+        arguments["init_values"] = 1e-5
+    return arguments
+
+
+def fold_spectral(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Spectrally reparametrized weights as plain ones: ``W * s / sigma(W)``, sigma from the power method's vectors.
+
+    ``s`` is softplus(scale) + 0.05 (version 2) or scale (version 1); an attention's q, k, v are scaled apart.
+    """
+    mark = ".parametrizations.weight."
+    plain = {k: v for k, v in tensors.items() if mark not in k}
+    for key, weight in tensors.items():
+        if not key.endswith(f"{mark}original"):
+            continue
+        base = key.removesuffix("original") + "0."
+        parts = sorted({int(k.removeprefix(base + "parts.").split(".")[0]) for k in tensors if base + "parts." in k})
+        target = key.replace(f"{mark}original", ".weight")
+        if weight.is_meta or not (parts or f"{base}scale" in tensors):
+            plain[target] = weight
+        elif parts:
+            chunks = weight.chunk(3 if ".qkv." in key else 2)
+            scaled = [_scaled(c, tensors, f"{base}parts.{i}.") if i in parts else c for i, c in enumerate(chunks)]
+            plain[target] = torch.cat(scaled)
+        else:
+            plain[target] = _scaled(weight, tensors, base)
+    return plain
+
+
+def _scaled(weight: torch.Tensor, tensors: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:
+    matrix = weight.float().flatten(1)
+    sigma = tensors[f"{prefix}_u"].float() @ (matrix @ tensors[f"{prefix}_v"].float())
+    scale = tensors[f"{prefix}scale"].float()
+    if int(tensors.get(f"{prefix}_sn_version", torch.tensor(1))) == 2:
+        scale = F.softplus(scale) + _SPECTRAL_FLOOR
+    return (weight.float() * (scale / sigma)).to(weight.dtype)

@@ -1,0 +1,23 @@
+"""``radioplat weights`` in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radioplat import terminal
+from radioplat.models.layouts import Inspection
+
+
+def show(found: Inspection, written: Path | None = None) -> None:
+    """Print whose file it is, the types it fits, and every key that is renamed or dropped."""
+    terminal.say(f"{found.path}: {found.layout}, {found.tensors} tensors, {found.parameters / 1e6:.2f} M numbers")
+    named = ", ".join(found.types) or "not known; name the architecture that it was trained as"
+    terminal.say(f"model.backbone.type: {named}")
+    for note in found.notes:
+        terminal.say(f"note: {note}")
+    for old, new in found.renamed.items():
+        terminal.say(f"renamed {old} -> {new}")
+    for name, why in found.dropped.items():
+        terminal.say(f"dropped {name}: {why}")
+    if written:
+        terminal.say(f"written: {written}")

@@ -1,0 +1,148 @@
+"""What every kind of teacher has in common: structure first, weights later, and its needs as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models.features import Features
+from radioplat.models.weights import fit, read_weights
+from radioplat.spec.resolve import ResolvedTeacher
+
+BOTH = frozenset({"summary", "spatial"})
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a model was trained with, as far as it is known.
+
+    Attributes:
+        mean, std: of images in [0, 1]; None where the weights alone decide and nothing says what they were.
+        size: side in pixels of the images it was trained on; None: any.
+        summary: what its summary vector is, in words.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    size: int | None = None
+    summary: str = ""
+
+
+class Adapter(nn.Module):
+    """A model seen as a teacher.
+
+    A subclass says how to build the structure (:meth:`build`) and how to fill it (:meth:`load`). ``build`` runs on
+    the meta device when only the structure is asked for, so it must not compute with values.
+
+    Attributes:
+        stride: pixels that a position of the map covers.
+        needs_multiple: whether images must be a whole number of patches.
+        multiple: pixels of such a patch, where its map is finer than its patches; 0: the stride.
+        logits_dim: classes of its classifier, 0 for none.
+        wants: see :class:`Wants`.
+    """
+
+    kind: ClassVar[str]
+    structure_without_weights: ClassVar[bool] = True
+    stride: int
+    needs_multiple: bool = False
+    multiple: int = 0
+    logits_dim: int = 0
+    wants: Wants = Wants()
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> Adapter:
+        """The structure that ``teacher`` names, without weights.
+
+        Raises:
+            SpecError: there is no such structure, or it refuses its arguments.
+        """
+        raise NotImplementedError
+
+    def load(self, teacher: ResolvedTeacher) -> None:
+        """Fill in the weights.
+
+        Raises:
+            WeightsError: they cannot be read or do not fit.
+        """
+        target = self.target
+        target.load_state_dict(self.fitting(teacher))
+
+    def check(self, teacher: ResolvedTeacher) -> None:
+        """Read the weights and see that they fit; ``self`` may be on the meta device.
+
+        Raises:
+            WeightsError: as :meth:`load`.
+        """
+        self.fitting(teacher)
+
+    @property
+    def target(self) -> nn.Module:
+        """The module whose names the weights file uses."""
+        return self
+
+    def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
+        """The tensors of the teacher's file by the names of :attr:`target`."""
+        where = weights_field(teacher)
+        return fit(self.target, read_weights(weights_of(teacher), where), weights_of(teacher), where)
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """Normalised ``[B, 3, H, W]`` to what is wanted of summary ``[B, D]``, spatial ``[B, h, w, D]``, logits."""
+        raise NotImplementedError
+
+
+def weights_field(teacher: ResolvedTeacher) -> str:
+    """The spec field that names the weights."""
+    return f"{teacher.where}.pretrained_teacher_model_path"
+
+
+def weights_of(teacher: ResolvedTeacher) -> Path:
+    """The path of the weights.
+
+    Raises:
+        WeightsError: the spec names none.
+    """
+    if not teacher.weights:
+        raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
+    return Path(teacher.weights)
+
+
+def options_of(teacher: ResolvedTeacher, **defaults: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``model.backbone.kwargs`` cut in two: the adapter's own options, and what the architecture takes.
+
+    Args:
+        defaults: the options by name. A tuple lists the values allowed, the default first.
+
+    Raises:
+        SpecError: an option has a value that is not allowed.
+    """
+    kwargs = dict(teacher.backbone.kwargs)
+    options = {}
+    for name, default in defaults.items():
+        allowed = default if isinstance(default, tuple) else None
+        value = kwargs.pop(name, allowed[0] if allowed else default)
+        if allowed and value not in allowed:
+            raise SpecError(
+                f"{value!r} is not one of {', '.join(str(a) for a in allowed)}",
+                where=f"{teacher.where}.model.backbone.kwargs.{name}",
+            )
+        options[name] = value
+    return options, kwargs
+
+
+def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Tensor:
+    """Patch tokens ``[B, N, D]`` of ``images`` as a map ``[B, h, w, D]``.
+
+    Raises:
+        ValueError: ``N`` is no grid of this image.
+    """
+    height, width = images.shape[-2:]
+    for h, w in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
+        if h * w == tokens.shape[1]:
+            return tokens.reshape(tokens.shape[0], h, w, tokens.shape[2])
+    raise ValueError(f"its {tokens.shape[1]} tokens are no map of {height // stride} x {width // stride} positions")

@@ -1,0 +1,56 @@
+"""A student that radioplat trained, as the teacher of the next one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radioplat.models.checkpoint import load_student, read_architecture
+from radioplat.models.features import Features
+from radioplat.models.radio_vit import RadioViT
+from radioplat.models.student import StudentArchitecture, build_backbone, taught_summary
+from radioplat.models.weights import read_weights
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
+
+
+class CheckpointTeacher(Adapter):
+    """A checkpoint folder: it knows its own architecture, normalisation and size."""
+
+    kind = "radioplat"
+
+    def __init__(self, architecture: StudentArchitecture, where: str) -> None:
+        super().__init__()
+        self.backbone = build_backbone(architecture, where)
+        # A timm model brings its own classifier.
+        apart = architecture.num_classes and isinstance(self.backbone, RadioViT)
+        self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if apart else None
+        self.slots = architecture.summary_slots
+        self.stride, self.needs_multiple = self.backbone.stride, self.backbone.needs_multiple
+        self.logits_dim = architecture.num_classes
+        self.wants = Wants(architecture.mean, architecture.std, architecture.img_size, "class tokens or pool")
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> CheckpointTeacher:
+        """See :class:`Adapter`."""
+        architecture = read_architecture(teacher.weights or "", weights_field(teacher))
+        return cls(architecture, f"{teacher.where}.model.backbone")
+
+    def load(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        student = load_student(teacher.weights or "", weights_field(teacher))
+        self.backbone, self.classifier = student.backbone, student.classifier
+
+    def check(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        read_weights(teacher.weights or "", weights_field(teacher))
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        own = self.classifier is not None and "logits" in wanted
+        found = self.backbone(images, wanted - {"logits"} | {"summary"} if own else wanted)
+        named = {name: value for name, value in found.named.items() if name in wanted}
+        if own:
+            named["logits"] = self.classifier(found.summary)
+        summary = taught_summary(found, self.slots) if "summary" in wanted else None
+        return Features(summary, found.spatial if "spatial" in wanted else None, named)

@@ -1,0 +1,210 @@
+"""A Hugging Face folder as a teacher, through ``transformers``' own classes; code in the folder is never run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from radioplat.errors import RadioplatError, SpecError, WeightsError
+from radioplat.models.features import Features
+from radioplat.models.weights import require_finite
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, map_of, weights_field, weights_of
+
+# Where AutoModel would bring a text tower along.
+_TOWERS = {
+    "clip": "CLIPVisionModelWithProjection",
+    "siglip": "SiglipVisionModel",
+    "siglip2": "Siglip2VisionModel",
+    "sam": "SamVisionModel",
+}
+_MOST_PREFIX = 32  # class token and registers; more than these is no ViT
+
+
+class HfTeacher(Adapter):
+    """A folder with ``config.json`` and ``model.safetensors``: ViT, DINOv2, DINOv3, CLIP, SigLIP, SAM, ConvNeXt, ...
+
+    Summary: the projected embedding where the model ends in one, else its pooler, else its class token, else the mean
+    of the map. Normalisation is read from ``preprocessor_config.json``.
+    """
+
+    kind = "hf"
+
+    def __init__(self, model: nn.Module, config: Any, wants: Wants) -> None:
+        super().__init__()
+        self.model, self.wants = model, wants
+        self.pooled = True
+        # NaFlex: patches come cut, with their grid beside them.
+        self.patched = "spatial_shapes" in inspect.signature(model.forward).parameters
+        self.patch = int(getattr(config, "patch_size", 0) or 0)
+        accepts = inspect.signature(model.forward).parameters
+        self.extra = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepts else {}
+        size = wants.size or 224
+        with torch.device("meta"), torch.no_grad():
+            shape = self._run(torch.empty(1, 3, size, size)).last_hidden_state.shape
+        self.stride, self.prefix = _grid(shape, size, self.patch)
+        self.needs_multiple = len(shape) == 3
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> HfTeacher:
+        """See :class:`Adapter`; always without memory, ``load`` brings the model."""
+        field, folder = weights_field(teacher), weights_of(teacher)
+        config, model_class = _open(folder, field)
+        with torch.device("meta"):
+            model = model_class(config)
+        mean, std = _normalisation(folder)
+        size = getattr(config, "image_size", None)
+        size = int(size[0] if isinstance(size, (list, tuple)) else size) if size else None
+        summary = "projected embedding" if "Projection" in model_class.__name__ else "pooler, class token or mean"
+        try:
+            return cls(model.eval(), config, Wants(mean, std, size, summary))
+        except Exception as error:  # models that are not vision encoders refuse an image by whatever they raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise SpecError(f"{type(model).__name__} takes no images: {reason}", where=field) from None
+
+    def load(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        field, folder = weights_field(teacher), weights_of(teacher)
+        if not any(folder.glob("*.safetensors")):
+            raise WeightsError(
+                f"{folder} holds no .safetensors file",
+                where=field,
+                hint="Make one of its .bin file: radioplat weights convert pytorch_model.bin model.safetensors.",
+            )
+        try:
+            self.model, info = _load(folder, field)
+        except RadioplatError:
+            raise
+        except Exception as error:  # transformers raises OSError, RuntimeError, SafetensorError, ...
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise WeightsError(f"{folder} cannot be loaded: {reason}", where=field) from None
+        missing = sorted(info["missing_keys"])
+        self.pooled = not any("pooler." in k for k in missing)  # a classifier's file has no trained pooler
+        missing = [k for k in missing if "pooler." not in k]
+        unlike = sorted(str(k) for k in info["mismatched_keys"])
+        if missing or unlike:
+            raise WeightsError(
+                f"{folder} does not fit its own config.json (missing: {missing[:3]}, shapes: {unlike[:3]})", where=field
+            )
+        require_finite(self.model.state_dict(), folder, field)
+        self.model.eval()
+
+    def check(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        type(self).build(teacher).load(teacher)
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        out = self._run(images)
+        body = out.last_hidden_state
+        if body.ndim == 4:
+            spatial, tokens = body.permute(0, 2, 3, 1), None
+        else:
+            spatial, tokens = map_of(body[:, self.prefix :], images, self.stride), body
+        summary = getattr(out, "image_embeds", None)
+        if summary is None and self.pooled:
+            summary = getattr(out, "pooler_output", None)
+        if summary is None:
+            summary = tokens[:, 0] if tokens is not None and self.prefix else spatial.mean((1, 2))
+        return Features(summary.flatten(1) if "summary" in wanted else None, spatial if "spatial" in wanted else None)
+
+    def _run(self, images: torch.Tensor) -> Any:
+        if not self.patched:
+            return self.model(pixel_values=images, **self.extra)
+        b, c, height, width = images.shape
+        p = self.patch
+        h, w = height // p, width // p
+        if images.is_meta:  # the grid is read value by value, so the model itself cannot run here
+            body = images.new_empty(b, h * w, self.model.config.hidden_size)
+            return SimpleNamespace(last_hidden_state=body, pooler_output=body[:, 0])
+        patches = images.reshape(b, c, h, p, w, p).permute(0, 2, 4, 3, 5, 1).reshape(b, h * w, p * p * c)
+        shapes = torch.tensor([[h, w]] * b, device=images.device)
+        mask = torch.ones(b, h * w, dtype=torch.long, device=images.device)
+        return self.model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shapes)
+
+
+def _grid(shape: torch.Size, size: int, patch: int) -> tuple[int, int]:
+    """Stride and number of tokens before the patches, from what the model gives for a square image."""
+    if len(shape) == 4:
+        return max(1, round(size / shape[2])), 0
+    prefix = shape[1] - (size // patch) ** 2 if patch else -1
+    if 0 <= prefix <= _MOST_PREFIX:
+        return patch, prefix
+    side = math.isqrt(shape[1])
+    if side * side != shape[1]:
+        raise ValueError(f"its {shape[1]} tokens are no map")
+    return max(1, round(size / side)), 0
+
+
+def _open(folder: Path, field: str) -> tuple[Any, Any]:
+    """The configuration and the class of ``transformers`` that it names.
+
+    Raises:
+        SpecError: transformers is not installed, or has no such model.
+        WeightsError: the folder holds no readable ``config.json``.
+    """
+    try:
+        import transformers
+    except ImportError:
+        hint = "pip install 'radioplat[hf]'"
+        raise SpecError("Hugging Face folders need the package transformers", where=field, hint=hint) from None
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=field) from None
+    kind = raw.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        hint = "Code inside the folder is never run. A class of your own: model.backbone.type: package.module:Class."
+        raise SpecError(f"transformers has no model of type {kind!r}", where=field, hint=hint)
+    # Without the folder's own code, whatever it says of it.
+    config = transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
+    if kind in _TOWERS:
+        tower = config.vision_config
+        if hasattr(config, "projection_dim"):
+            tower.projection_dim = config.projection_dim
+        return tower, getattr(transformers, _TOWERS[kind])
+    saved_as = (raw.get("architectures") or [""])[0]
+    if saved_as.endswith("VisionModelWithProjection") and hasattr(transformers, saved_as):
+        return config, getattr(transformers, saved_as)
+    if type(config) not in transformers.MODEL_MAPPING:
+        raise SpecError(f"transformers has no encoder of type {kind!r}", where=field)
+    found = transformers.MODEL_MAPPING[type(config)]
+    return config, found[0] if isinstance(found, (list, tuple)) else found
+
+
+def _load(folder: Path, field: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, and what of it the files lack."""
+    from transformers.utils import logging
+
+    config, model_class = _open(folder, field)
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # a text tower that is left out is no news
+    logging.disable_progress_bar()
+    try:
+        return model_class.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
+
+
+def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    try:
+        raw = json.loads((folder / "preprocessor_config.json").read_text())
+    except (OSError, ValueError):
+        return None, None
+    mean, std = raw.get("image_mean"), raw.get("image_std")
+    return (tuple(mean), tuple(std)) if mean and std else (None, None)

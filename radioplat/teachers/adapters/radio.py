@@ -1,0 +1,161 @@
+"""RADIO as a teacher: its backbone, or any of its adaptors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models import names
+from radioplat.models.features import Features
+from radioplat.models.heads import MLP2
+from radioplat.models.radio_layout import RadioParts, is_radio, take_apart
+from radioplat.models.radio_vit import RadioViT
+from radioplat.models.student import StudentArchitecture, build_backbone
+from radioplat.models.weights import Contents, fit, read_checkpoint, require_finite
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, options_of, weights_field, weights_of
+
+
+class RadioTeacher(Adapter):
+    """A RADIO ViT: NVlabs' ``.pth`` or Hugging Face folder, which say all of themselves, or ours by its name.
+
+    Options in ``model.backbone.kwargs``: ``adaptor`` names the teacher whose features to give (``clip``, ``dino_v2``,
+    ``sam``, ...); unset, the backbone speaks. ``num_heads`` where the width does not tell it.
+    """
+
+    kind = "radio"
+
+    def __init__(self, backbone: RadioViT, slots: list[int], parts: RadioParts | None, adaptor: str | None) -> None:
+        super().__init__()
+        self.backbone, self.slots, self.adaptor = backbone, slots, adaptor
+        self.stride, self.needs_multiple, self.upsample = backbone.stride, True, 1
+        self.normalizer = nn.ParameterDict()
+        self.heads = nn.ModuleDict()
+        if parts is None:
+            self.wants = Wants(summary="class tokens")
+            return
+        if not parts.has_norm:
+            backbone.norm = nn.Identity()
+        self.normalizer.update({k: torch.empty(v.shape) for k, v in parts.normalizer.items()})
+        if adaptor:
+            self.heads.update({k: _mlp(v) for k, v in parts.heads[adaptor].items()})
+            self.slots, self.upsample = [parts.token_slots[adaptor]], parts.upsample[adaptor]
+            self.multiple, self.stride = backbone.stride, backbone.stride // self.upsample
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> RadioTeacher:
+        """See :class:`Adapter`; NVlabs' layouts are read for their shapes."""
+        where = f"{teacher.where}.model.backbone"
+        options, kwargs = options_of(teacher, adaptor=None)
+        contents = _contents(teacher, shapes_only=True)
+        if contents is None or not is_radio(contents.tensors):
+            return cls._by_name(teacher, kwargs, where, options["adaptor"])
+        parts = take_apart(contents, str(teacher.weights), weights_field(teacher), kwargs.pop("num_heads", None))
+        adaptor = options["adaptor"]
+        if adaptor and adaptor not in parts.heads:
+            known = f"It has: {', '.join(sorted(parts.heads)) or 'none'}."
+            raise SpecError(f"this checkpoint has no adaptor {adaptor!r}", where=f"{where}.kwargs.adaptor", hint=known)
+        built = cls(RadioViT(**{**parts.arguments, **kwargs}), parts.summary_slots, parts, adaptor)
+        mean, std = (tuple(parts.conditioner[k].flatten().tolist()) if _real(parts, k) else None for k in _NORM)
+        built.wants = Wants(mean, std, None, f"adaptor {adaptor}" if adaptor else "class tokens")
+        return built
+
+    @classmethod
+    def _by_name(cls, teacher: ResolvedTeacher, kwargs: dict, where: str, adaptor: str | None) -> RadioTeacher:
+        name, backbone = teacher.backbone.type or "", teacher.backbone
+        if name == "radio":
+            weights_of(teacher)
+            raise WeightsError(f"{teacher.weights} is not a RADIO checkpoint", where=weights_field(teacher))
+        if adaptor:
+            raise SpecError("only NVlabs' checkpoints have adaptors", where=f"{where}.kwargs.adaptor")
+        names.resolve(name, where=f"{where}.type")
+        architecture = StudentArchitecture(
+            type=name,
+            kwargs={k: v for k, v in kwargs.items() if k != "num_classes"},
+            cpe_max_size=backbone.cpe_max_size,
+            num_registers=backbone.cpe_num_registers,
+            register_multiple=backbone.register_multiple,
+            img_size=teacher.input_size,
+        )
+        return cls(build_backbone(architecture, where), [], None, None)
+
+    def load(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        self.load_state_dict(self.fitting(teacher))
+
+    def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
+        """See :class:`Adapter`."""
+        where, path = weights_field(teacher), weights_of(teacher)
+        contents = _contents(teacher) or read_checkpoint(path, where)
+        require_finite(contents.tensors, path, where)
+        if not is_radio(contents.tensors):
+            found = fit(self.backbone, contents.tensors, path, where)
+            return {f"backbone.{k}": v for k, v in found.items()}
+        parts = take_apart(contents, str(path), where)
+        tensors = {f"backbone.{k}": v for k, v in parts.backbone.items()}
+        tensors |= {f"normalizer.{k}": v for k, v in parts.normalizer.items()}
+        for kind, found in parts.heads.get(self.adaptor or "", {}).items():
+            tensors |= {f"heads.{kind}.{k}": v for k, v in found.items()}
+        return fit(self, tensors, path, where)
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        found = self.backbone(images, wanted)
+        summary, spatial = found.summary, found.spatial
+        if self.slots:
+            summary = found.named["tokens"][:, self.slots].flatten(1)
+        if spatial is not None and self.normalizer:
+            spatial = (spatial - self.normalizer["mean"]) @ self.normalizer["tx"].T
+        if "summary" in self.heads and "summary" in wanted:
+            summary = self.heads["summary"](summary)
+        if "spatial" in self.heads and spatial is not None:
+            spatial = _shuffle(self.heads["spatial"](spatial), self.upsample)
+        return Features(summary if "summary" in wanted else None, spatial)
+
+
+_NORM = ("norm_mean", "norm_std")
+
+
+def _real(parts: RadioParts, key: str) -> bool:
+    return key in parts.conditioner and not parts.conditioner[key].is_meta
+
+
+def _contents(teacher: ResolvedTeacher, shapes_only: bool = False) -> Contents | None:
+    """The file, or the folder's file with what ``config.json`` says; None where there is no file yet.
+
+    The few small tensors whose values matter to the structure are read even when only shapes are asked for.
+    """
+    where, path = weights_field(teacher), Path(teacher.weights or "")
+    args = None
+    if path.is_dir():
+        config = path / "config.json"
+        args = json.loads(config.read_text()).get("args") if config.is_file() else None
+        path = path / "model.safetensors"
+    if not teacher.weights or not path.is_file():
+        return None
+    contents = read_checkpoint(path, where, shapes_only)
+    small = ("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs")
+    keys = [k for k in contents.tensors if k.removeprefix("radio_model.") in small]
+    if shapes_only and keys:
+        contents.tensors.update(read_checkpoint(path, where, only=tuple(keys)).tensors)
+    return Contents(contents.tensors, args or contents.args, contents.metadata)
+
+
+def _mlp(tensors: dict[str, torch.Tensor]) -> MLP2:
+    """The head whose tensors these are."""
+    inner = 1 + max((int(k.split(".")[1]) for k in tensors if k.startswith("blocks.")), default=-1)
+    hidden, width = tensors["fc1.weight"].shape
+    return MLP2(width, hidden, tensors["final.2.weight"].shape[0], inner)
+
+
+def _shuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
+    """``[B, h, w, u*u*D]`` to ``[B, h*u, w*u, D]``."""
+    if factor == 1:
+        return x
+    b, h, w, c = x.shape
+    d = c // factor**2
+    return x.reshape(b, h, w, factor, factor, d).permute(0, 1, 3, 2, 4, 5).reshape(b, h * factor, w * factor, d)

@@ -1,0 +1,72 @@
+"""Which adapter a spec's teacher needs: one table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+from radioplat.errors import SpecError
+from radioplat.models.checkpoint import is_checkpoint
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import Adapter
+
+_ROOM = "radioplat.teachers.adapters"
+# kind -> module and class; imported when a spec names one.
+ADAPTERS = {
+    "radioplat": ("checkpoint", "CheckpointTeacher"),
+    "torchscript": ("torchscript", "TorchScriptTeacher"),
+    "class": ("own_class", "OwnClassTeacher"),
+    "hf": ("hf", "HfTeacher"),
+    "radio": ("radio", "RadioTeacher"),
+    "sam": ("sam", "SamTeacher"),
+    "dino": ("dino", "DinoTeacher"),
+    "clip": ("clip", "ClipTeacher"),
+    "timm": ("timm_model", "TimmTeacher"),
+}
+# A backbone's name -> kind, tried in order; the last takes what is left.
+_BY_NAME = (
+    (r"torchscript", "torchscript"),
+    (r"[\w.]+:\w+", "class"),
+    (r"hf", "hf"),
+    (r"radio|(?:c_)?radio_v?\d.*|c_radio.*", "radio"),
+    (r"sam_vit_[blh]|samvit_.*", "sam"),
+    (r"dinov[23]_.*|vit_.*dinov[23].*|convnext_.*\.dinov3.*", "dino"),
+    (r"ViT-.*|vit_.*(?:clip|siglip).*", "clip"),
+    (r".*", "timm"),
+)
+
+
+def kind_of(teacher: ResolvedTeacher) -> str:
+    """The kind of ``teacher``: its weights' where they know it, else its type's.
+
+    Raises:
+        SpecError: neither says.
+    """
+    path, name = Path(teacher.weights or ""), teacher.backbone.type
+    if teacher.weights and is_checkpoint(path):
+        return "radioplat"
+    if not name and (path / "config.json").is_file() and teacher.weights:
+        return "radio" if _is_radio_folder(path) else "hf"
+    if not name:
+        raise SpecError(
+            "a value is required here",
+            where=f"{teacher.where}.model.backbone.type",
+            hint="radioplat weights inspect FILE names the type that a file fits.",
+        )
+    return next(kind for pattern, kind in _BY_NAME if re.fullmatch(pattern, name))
+
+
+def adapter_class(teacher: ResolvedTeacher) -> type[Adapter]:
+    """The adapter of ``teacher``."""
+    module, name = ADAPTERS[kind_of(teacher)]
+    return getattr(importlib.import_module(f"{_ROOM}.{module}"), name)
+
+
+def _is_radio_folder(path: Path) -> bool:
+    try:
+        raw = json.loads((path / "config.json").read_text())
+    except ValueError:
+        return False
+    return "adaptor_configs" in raw and "args" in raw

@@ -1,0 +1,63 @@
+"""SAM's image encoder as a teacher: Meta's layout or timm's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radioplat.models.features import Features
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, options_of
+from radioplat.teachers.adapters.timm_model import TimmTeacher
+
+_NAMES = {"sam_vit_b": "samvit_base_patch16", "sam_vit_l": "samvit_large_patch16", "sam_vit_h": "samvit_huge_patch16"}
+
+
+class SamTeacher(TimmTeacher):
+    """SAM's encoder. It has no class token: the summary is the mean of the map, and RADIO uses the map alone.
+
+    ``type`` is ``sam_vit_{b,l,h}`` or timm's name. ``kwargs.neck: false`` gives the wide features before the neck,
+    which RADIO distils; the default is what SAM's own mask decoder reads. Of a whole SAM file the encoder is taken.
+    """
+
+    kind = "sam"
+    default_summary = "mean"
+    neck = True
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> SamTeacher:
+        """See :class:`Adapter`."""
+        options, kwargs = options_of(teacher, neck=(True, False))
+        built = super().build(_with_kwargs(teacher, kwargs))
+        built.neck = options["neck"]
+        # Positions are resized to the image in forward; only this check stands in the way.
+        built.target.patch_embed.strict_img_size = False
+        built.needs_multiple = True
+        return built
+
+    @classmethod
+    def timm_name(cls, type_name: str) -> str:
+        """Meta's name as timm's."""
+        return _NAMES.get(type_name, type_name)
+
+    @classmethod
+    def built_for(cls, teacher: ResolvedTeacher) -> int | None:
+        """Its tables have the size of its training images, whatever it is shown."""
+        return None
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        model = self.target
+        neck = model.neck
+        if not self.neck:
+            model.neck = nn.Identity()
+        try:
+            return super().forward(images, wanted)
+        finally:
+            model.neck = neck
+
+
+def _with_kwargs(teacher: ResolvedTeacher, kwargs: dict) -> ResolvedTeacher:
+    from dataclasses import replace
+
+    return replace(teacher, backbone=replace(teacher.backbone, kwargs=kwargs))

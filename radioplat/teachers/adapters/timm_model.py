@@ -1,0 +1,195 @@
+"""Any timm model as a teacher, with the layouts that timm itself knows how to rename."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import sys
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models import names
+from radioplat.models.features import Features
+from radioplat.models.timm_backbone import TimmBackbone
+from radioplat.models.weights import fit, read_weights
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, options_of, weights_field, weights_of
+
+# The order is that of the hint; the first is the default.
+SUMMARIES = ("native", "class", "mean", "attention", "projection")
+_WORDS = {
+    "class": "class token",
+    "mean": "mean of the map",
+    "attention": "attention pool",
+    "projection": "projected embedding",
+}
+
+
+class TimmTeacher(Adapter):
+    """A timm CNN, ViT or hierarchical model.
+
+    Options in ``model.backbone.kwargs``: ``summary`` is ``native`` (what timm feeds its classifier), ``class``,
+    ``mean`` (of the map), ``attention`` (its pooling block) or ``projection`` (what the last linear layer gives).
+    """
+
+    kind = "timm"
+    default_summary = "native"
+
+    def __init__(self, backbone: TimmBackbone, summary: str, wants: Wants, logits_dim: int) -> None:
+        super().__init__()
+        self.backbone, self.summary, self.wants, self.logits_dim = backbone, summary, wants, logits_dim
+        self.stride, self.needs_multiple = backbone.stride, backbone.needs_multiple
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> TimmTeacher:
+        """See :class:`Adapter`."""
+        where = f"{teacher.where}.model.backbone"
+        options, kwargs = options_of(teacher, summary=(cls.default_summary, *SUMMARIES))
+        classes = kwargs.pop("num_classes", None)
+        name = names.resolve(cls.timm_name(teacher.backbone.type or ""), where=f"{where}.type").name
+        cfg = cls.record(teacher.backbone.type or "", name)
+        summary = cls.summary_for(options["summary"], name, cfg)
+        wanted_classes = 0
+        if "logits" in teacher.wanted or summary == "projection":
+            output = teacher.backbone.output_dim
+            known = classes or (cfg.num_classes if cfg and summary == "projection" else 1000)
+            wanted_classes = output[0] if output else int(known)
+        backbone = TimmBackbone(name, wanted_classes, where, cls.built_for(teacher), **kwargs)
+        _require_summary(backbone.model, summary, f"{where}.kwargs.summary")
+        own = summary if summary != "native" else _native_summary(backbone.model)
+        logits = wanted_classes if summary != "projection" else 0
+        return cls(
+            backbone,
+            summary,
+            wants_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "") or cls.kind == "clip"),
+            logits,
+        )
+
+    @classmethod
+    def timm_name(cls, type_name: str) -> str:
+        """The name that the table of backbones knows."""
+        return type_name
+
+    @classmethod
+    def record(cls, type_name: str, name: str) -> Any:
+        """timm's record of the weights that ``type_name`` means, or None."""
+        return pretrained_cfg(type_name, name)
+
+    @classmethod
+    def built_for(cls, teacher: ResolvedTeacher) -> int | None:
+        """The image size that a model which is built for one size is built for; None: its own."""
+        return teacher.input_size
+
+    @classmethod
+    def summary_for(cls, asked: str, name: str, cfg: Any) -> str:
+        """The summary where a family has one of its own."""
+        return asked
+
+    @property
+    def target(self) -> nn.Module:
+        """timm's model."""
+        return self.backbone.model
+
+    def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
+        """As :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family."""
+        where, path = weights_field(teacher), weights_of(teacher)
+        tensors = self.prepared(read_weights(path, where))
+        ignore = self.backbone.classifier_prefix
+        try:
+            return fit(self.target, tensors, path, where, ignore)
+        except WeightsError:
+            renamed = renamed_by_timm(self.target, tensors)
+            if renamed is None or not set(renamed) & set(self.target.state_dict()):
+                raise
+            return fit(self.target, renamed, path, where, ignore)
+
+    def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors before anything is looked for; a family may drop what no teacher needs."""
+        return tensors
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        model = self.backbone.model
+        raw = model.forward_features(images)
+        named = {"logits": model.forward_head(raw)} if "logits" in wanted else {}
+        return Features(
+            self._summary(raw) if "summary" in wanted else None,
+            self.spatial(raw, images) if "spatial" in wanted else None,
+            named,
+        )
+
+    def spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """The map ``[B, h, w, D]``."""
+        return self.backbone.spatial(raw, images)
+
+    def _summary(self, raw: torch.Tensor) -> torch.Tensor:
+        model = self.backbone.model
+        if self.summary == "native":
+            return model.forward_head(raw, pre_logits=True)
+        if self.summary == "projection":
+            return model.forward_head(raw)
+        if self.summary == "class":
+            return raw[:, 0]
+        if self.summary == "attention":
+            return model.attn_pool(raw)
+        if raw.ndim == 3:
+            return raw[:, getattr(model, "num_prefix_tokens", 0) :].mean(1)
+        return raw.mean((1, 2) if getattr(model, "output_fmt", "NCHW") == "NHWC" else (2, 3))
+
+
+def _native_summary(model: nn.Module) -> str:
+    pool = getattr(model, "global_pool", None)
+    return {"token": "class", "map": "attention"}.get(pool if isinstance(pool, str) else "", "mean")
+
+
+def _require_summary(model: nn.Module, summary: str, where: str) -> None:
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    if summary == "class" and not (prefix and getattr(model, "has_class_token", True)):
+        raise SpecError("this model has no class token", where=where, hint="Take mean.")
+    if summary == "attention" and getattr(model, "attn_pool", None) is None:
+        raise SpecError("this model has no attention pool", where=where, hint="Take native or mean.")
+
+
+def pretrained_cfg(type_name: str, name: str) -> Any:
+    """timm's record of the weights: of the tag where ``type_name`` has one, else of ``name``'s default; or None."""
+    if "." in type_name and timm.models.is_model_pretrained(type_name):
+        return timm.get_pretrained_cfg(type_name)
+    return timm.get_pretrained_cfg(name, allow_unregistered=True)
+
+
+def wants_of(cfg: Any, name: str, summary: str, tagged: bool) -> Wants:
+    """Normalisation and size out of timm's record; unknown where the model's weights differ in it."""
+    if cfg is None:
+        return Wants(summary=summary)
+    size = cfg.input_size[-1] if cfg.input_size else None
+    tags = [] if tagged else timm.list_pretrained(f"{name}.*")
+    norms = {(tuple(c.mean), tuple(c.std)) for c in map(timm.get_pretrained_cfg, tags)}
+    if len(norms) > 1:
+        return Wants(None, None, size, summary)
+    return Wants(tuple(cfg.mean), tuple(cfg.std), size, summary)
+
+
+def renamed_by_timm(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """``tensors`` by timm's names, as timm's own checkpoint filter of the family gives them; None without one.
+
+    A position table of another size is resampled as timm does it. A patch of another size is left as it is: it is
+    another architecture.
+    """
+    filter_fn = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if filter_fn is None:
+        return None
+    kernel = next((v for k, v in tensors.items() if k.endswith("patch_embed.proj.weight") and v.ndim == 4), None)
+    own = getattr(getattr(getattr(model, "patch_embed", None), "proj", None), "weight", None)
+    if kernel is not None and own is not None and kernel.shape[2:] != own.shape[2:]:
+        return None
+    arguments = [dict(tensors), model][: len(inspect.signature(filter_fn).parameters)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # some of these filters print
+            return filter_fn(*arguments)
+    except Exception:  # a layout that the filter does not know ends in whatever its lookups raise
+        return None

@@ -1,0 +1,72 @@
+"""A TorchScript file as a teacher. Such a file holds code, so it is loaded only where the spec says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models.features import Features
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, map_of, options_of, weights_field, weights_of
+
+
+class TorchScriptTeacher(Adapter):
+    """``type: torchscript``: the file is architecture and weights at once.
+
+    It takes normalised images ``[B, 3, H, W]`` and returns one of: a map ``[B, D, h, w]``; tokens ``[B, N, D]``; or a
+    pair (summary ``[B, D]``, map or tokens). ``kwargs.stride`` is needed; ``kwargs.prefix_tokens`` counts the tokens
+    before the patches (the first of them is the summary; without any, the mean of the map is). Nothing of the
+    normalisation is known: ``norm_mean`` and ``norm_std`` are the user's word.
+    """
+
+    kind = "torchscript"
+    structure_without_weights = False
+
+    def __init__(self, model: torch.jit.ScriptModule, stride: int, prefix: int) -> None:
+        super().__init__()
+        self.model, self.stride, self.prefix = model, stride, prefix
+        self.wants = Wants(summary="first token" if prefix else "as the file gives it, or the mean of the map")
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> TorchScriptTeacher:
+        """See :class:`Adapter`; the file must be there."""
+        where = f"{teacher.where}.model.backbone.kwargs"
+        options, unknown = options_of(teacher, stride=None, prefix_tokens=0)
+        if unknown:
+            known = "A TorchScript file takes stride and prefix_tokens."
+            raise SpecError(f"unknown: {', '.join(sorted(unknown))}", where=where, hint=known)
+        if not isinstance(options["stride"], int) or options["stride"] < 1:
+            raise SpecError("the pixels that a position covers must be given", where=f"{where}.stride")
+        path, field = weights_of(teacher), weights_field(teacher)
+        if not path.is_file():
+            raise WeightsError(f"no such file: {path}", where=field)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch's; the files are there all the same
+                model = torch.jit.load(str(path), map_location="cpu")
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise WeightsError(f"{path} is not a TorchScript file: {reason}", where=field) from None
+        return cls(model, options["stride"], options["prefix_tokens"])
+
+    def load(self, teacher: ResolvedTeacher) -> None:
+        """Nothing: the file brought its weights."""
+
+    def check(self, teacher: ResolvedTeacher) -> None:
+        """Nothing: a file that could be built is whole."""
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        out = self.model(images)
+        summary, body = out if isinstance(out, (tuple, list)) else (None, out)
+        if body.ndim == 3:
+            if summary is None and self.prefix:
+                summary = body[:, 0]
+            body = map_of(body[:, self.prefix :], images, self.stride)
+        else:
+            body = body.permute(0, 2, 3, 1)
+        if summary is None:
+            summary = body.mean((1, 2))
+        return Features(summary if "summary" in wanted else None, body if "spatial" in wanted else None)

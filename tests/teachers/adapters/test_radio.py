@@ -1,0 +1,159 @@
+"""RADIO's own checkpoints: what NVlabs' code computes from these tensors, computed here from their description."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn.utils.parametrizations import spectral_norm
+
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models.heads import MLP2
+from radioplat.models.radio_layout import fold_spectral
+from radioplat.models.radio_vit import RadioViT
+from radioplat.teachers.teacher import describe
+
+TEACHERS = [
+    {"name": "clip", "type": "open_clip"},
+    {"name": "sam", "type": "sam", "use_summary": False, "fd_upsample_factor": 2},
+    {"name": "dino", "type": "dino_v2"},
+    {"name": "clip", "type": "open_clip"},
+]
+ARGS = argparse.Namespace(
+    model="vit_x", teachers=TEACHERS, cls_token_per_teacher=True, mlp_version="v2", cpe_max_size=128
+)
+
+
+@pytest.fixture
+def radio():
+    """Backbone, heads and the map's normalizer."""
+    torch.manual_seed(0)
+    backbone = RadioViT(
+        patch_size=16, num_class_tokens=3, cpe_max_size=128, num_registers=5, embed_dim=32, depth=2, num_heads=2
+    ).eval()
+    backbone.norm = torch.nn.Identity()
+    heads = {
+        "_heads.clip": MLP2(32, 16, 24, 1),
+        "_heads.dino": MLP2(32, 16, 20),
+        "_feature_projections.clip": MLP2(32, 16, 24),
+        "_feature_projections.sam": MLP2(32, 16, 4 * 12),
+        "_heads.sam": MLP2(32, 16, 12),
+    }
+    normalizer = {"mean": torch.randn(32), "tx": torch.randn(32, 32)}
+    return backbone, heads, normalizer
+
+
+def tensors(radio) -> dict[str, torch.Tensor]:
+    backbone, heads, normalizer = radio
+    found = {f"base_model.{k}": v for k, v in backbone.state_dict().items()}
+    for prefix, head in heads.items():
+        found |= {f"{prefix}.{k}": v for k, v in head.state_dict().items()}
+    found |= {f"_feature_normalizer.{k}": v for k, v in normalizer.items()}
+    found["input_conditioner.norm_mean"] = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
+    found["input_conditioner.norm_std"] = torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    return found
+
+
+@pytest.fixture
+def pth(radio, write):
+    return write({"state_dict": tensors(radio), "args": ARGS, "epoch": 3}, "radio.pth")
+
+
+def outputs(radio, images):
+    backbone, heads, normalizer = radio
+    with torch.no_grad():
+        found = backbone(images)
+        spatial = (found.spatial - normalizer["mean"]) @ normalizer["tx"].T
+    return found.named["tokens"], spatial, heads
+
+
+def test_the_backbone_leaves_out_a_token_without_a_summary(pth, radio, teacher, same_as, normalised):
+    tokens, spatial, _ = outputs(radio, normalised())
+    info = same_as(teacher("radio", pth, {"num_heads": 2}), tokens[:, [0, 2]].flatten(1), spatial)
+    assert (info.adapter, info.stride, info.summary_dim) == ("radio", 16, 64)
+    assert info.wants.mean == pytest.approx((0.1, 0.2, 0.3)) and info.wants.std == pytest.approx((0.5, 0.6, 0.7))
+
+
+def test_an_adaptor(pth, radio, teacher, same_as, normalised):
+    tokens, spatial, heads = outputs(radio, normalised())
+    info = same_as(
+        teacher("radio", pth, {"num_heads": 2, "adaptor": "clip"}),
+        heads["_heads.clip"](tokens[:, 0]),
+        heads["_feature_projections.clip"](spatial),
+    )
+    assert (info.summary_dim, info.spatial_dim, info.wants.summary) == (24, 24, "adaptor clip")
+
+
+def test_an_adaptor_with_a_finer_map(pth, radio, teacher, same_as, normalised):
+    """Each position's vector is a 2 x 2 block of the finer map, row by row."""
+    tokens, spatial, heads = outputs(radio, normalised())
+    blocks = heads["_feature_projections.sam"](spatial)
+    fine = torch.zeros(2, 8, 8, 12)
+    for y in range(8):
+        for x in range(8):
+            k = 12 * (2 * (y % 2) + x % 2)
+            fine[:, y, x] = blocks[:, y // 2, x // 2, k : k + 12]
+    info = same_as(teacher("radio", pth, {"num_heads": 2, "adaptor": "sam"}), heads["_heads.sam"](tokens[:, 1]), fine)
+    assert (info.stride, info.grid) == (8, (8, 8))
+    with pytest.raises(SpecError, match="multiple of the patch 16"):
+        describe(teacher("radio", pth, {"num_heads": 2, "adaptor": "sam"}, size=72))
+
+
+def test_a_hugging_face_folder(radio, teacher, same_as, tmp_path, normalised):
+    backbone, heads, normalizer = radio
+    found = {f"radio_model.model.{k}": v for k, v in backbone.state_dict().items()}
+    found |= {f"radio_model.feature_normalizer.{k}": v for k, v in normalizer.items()}
+    for prefix, part in (("_heads.clip", "head_mlp"), ("_feature_projections.clip", "feat_mlp")):
+        found |= {f"radio_model.adaptors.clip.{part}.{k}": v for k, v in heads[prefix].state_dict().items()}
+    found["radio_model.input_conditioner.norm_mean"] = torch.full((3, 1, 1), 0.25)
+    found["radio_model.input_conditioner.norm_std"] = torch.full((3, 1, 1), 0.5)
+    found["radio_model.summary_idxs"] = torch.tensor([0, 2])
+    save_file({k: v.contiguous().clone() for k, v in found.items()}, tmp_path / "model.safetensors")
+    config = {"model_type": "radio", "auto_map": {}, "args": vars(ARGS), "adaptor_configs": {"clip": {}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens, spatial, heads = outputs(radio, normalised())
+    info = same_as(teacher(None, str(tmp_path), {"num_heads": 2}), tokens[:, [0, 2]].flatten(1), spatial)
+    assert info.adapter == "radio" and info.wants.mean == (0.25, 0.25, 0.25)
+    same_as(
+        teacher(None, str(tmp_path), {"num_heads": 2, "adaptor": "clip"}),
+        heads["_heads.clip"](tokens[:, 0]),
+        heads["_feature_projections.clip"](spatial),
+    )
+
+
+def test_refusals(pth, teacher, write):
+    with pytest.raises(SpecError, match="no adaptor 'siglip'") as caught:
+        describe(teacher("radio", pth, {"adaptor": "siglip"}))
+    assert "clip, dino, sam" in caught.value.problems[0].hint
+    other = write({"a.weight": torch.ones(2)})
+    with pytest.raises(WeightsError, match="not a RADIO checkpoint"):
+        describe(teacher("radio", other))
+
+
+def test_spectral_weights_become_plain():
+    """Against torch's spectral_norm: W / sigma is its weight, and RADIO's is that times softplus(scale) + 0.05."""
+    torch.manual_seed(0)
+    layer = spectral_norm(torch.nn.Linear(6, 9), eps=1e-12).eval()
+    inner = layer.parametrizations.weight
+    state = {
+        "mlp.fc1.parametrizations.weight.original": inner.original.detach(),
+        "mlp.fc1.parametrizations.weight.0._u": inner[0]._u,
+        "mlp.fc1.parametrizations.weight.0._v": inner[0]._v,
+        "mlp.fc1.parametrizations.weight.0.scale": torch.tensor([[0.7]]),
+        "mlp.fc1.parametrizations.weight.0._sn_version": torch.tensor(2),
+        "mlp.fc1.bias": layer.bias.detach(),
+    }
+    folded = fold_spectral(state)
+    scale = torch.nn.functional.softplus(torch.tensor(0.7)) + 0.05
+    assert set(folded) == {"mlp.fc1.weight", "mlp.fc1.bias"}
+    torch.testing.assert_close(folded["mlp.fc1.weight"], layer.weight.detach() * scale)
+    # q, k, v apart: here only q is reparametrized.
+    base = "attn.qkv.parametrizations.weight."
+    chunked = {f"{base}original": torch.cat([inner.original.detach()] * 3)}
+    chunked |= {f"{base}0.parts.0.{k.rpartition('.')[2]}": v for k, v in state.items() if ".0." in k}
+    q, k, v = fold_spectral(chunked)["attn.qkv.weight"].chunk(3)
+    torch.testing.assert_close(q, folded["mlp.fc1.weight"])
+    assert torch.equal(k, inner.original) and torch.equal(v, inner.original)
