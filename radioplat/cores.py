@@ -14,16 +14,21 @@ def decode_threads(workers: int) -> int:
     return max(1, min(workers, _cores() // 2))
 
 
+def callers(most: int) -> int:
+    """How many threads may compute with torch at once on the CPU: ``most``, or as many as there are cores."""
+    return max(1, min(most, _cores()))
+
+
 @contextlib.contextmanager
-def torch_beside(decoders: int) -> Iterator[None]:
-    """Leave ``decoders`` cores to decoding while the block runs.
+def torch_beside(decoders: int, callers: int = 1) -> Iterator[None]:
+    """Leave ``decoders`` cores to decoding while the block runs, and share the rest among ``callers`` of torch.
 
     With more threads than cores OpenMP's threads spin while they wait for one that is not running: an evaluation on two
     cores took nine times as long. ``OMP_NUM_THREADS``, where set, is the user's word and stays.
     """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, min(before, _cores() - decoders)))
+        torch.set_num_threads(max(1, min(before, (_cores() - decoders) // callers)))
     try:
         yield
     finally:

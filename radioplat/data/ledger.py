@@ -5,7 +5,6 @@ Ids come from the batches that reached backward, never from the order: the ledge
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from radioplat.aside import written_aside
 from radioplat.data.batch import Batch
 from radioplat.data.shard_index import ShardIndex
 
@@ -113,9 +113,8 @@ def write_rejects(
     faults = index.faults if faults is None else faults
     Path(directory).mkdir(parents=True, exist_ok=True)
     path = Path(directory) / "rejects.parquet"
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     paths = np.array(index.shard_paths, object)
-    with pq.ParquetWriter(aside, REJECTS_SCHEMA) as writer:
+    with written_aside(path) as aside, pq.ParquetWriter(aside, REJECTS_SCHEMA) as writer:
         for start, table in index.rows.blocks(["key", "width", "height"]):
             here = np.asarray(reasons[start : start + len(table)])
             rows = np.flatnonzero(here != "")
@@ -126,7 +125,6 @@ def write_rejects(
             found = [rows + start, paths[index.shard[rows + start]], table["key"], here[rows], size]
             writer.write_table(_rejects(found))
         writer.write_table(_rejects([np.full(len(faults), -1), *(faults[n] for n in REJECTS_SCHEMA.names[1:])]))
-    os.replace(aside, path)
 
 
 def _rejects(columns: list) -> pa.Table:
@@ -199,6 +197,5 @@ def _read(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, aside)
-    os.replace(aside, path)
+    with written_aside(path) as aside:
+        pq.write_table(table, aside)

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from webdataset import TarWriter
 
+from radioplat.aside import written_aside
 from radioplat.data.pack_input import Entry, Finding, examine, list_entries
 from radioplat.errors import DataError, SpecError
 
@@ -216,11 +217,9 @@ def _write(
         if path.exists():
             kept += 1
         else:
-            aside = path.with_name(f".{path.name}.{os.getpid()}")
-            with TarWriter(str(aside), encoder=False, mtime=0) as tar:
+            with written_aside(path) as aside, TarWriter(str(aside), encoder=False, mtime=0) as tar:
                 for row in rows:
                     tar.write(_sample(row, *good[row], labels))
-            os.replace(aside, path)
         done += len(rows)
         progress(done, len(good))
     return kept
@@ -250,6 +249,5 @@ def _write_rejected(path: Path, found: Iterable[Finding]) -> None:
 
 
 def _write_json(path: Path, value: object) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-    os.replace(aside, path)
+    with written_aside(path) as aside:
+        aside.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

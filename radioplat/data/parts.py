@@ -6,7 +6,6 @@ shards those are, so that a scan which was killed goes on where it was; the fini
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -17,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from radioplat.aside import written_aside
 from radioplat.data.scan import empty_rows
 from radioplat.data.tarscan import FAULT_SCHEMA, SCAN_SCHEMA
 
@@ -139,6 +139,5 @@ class PartReader:
 
 def write_table(table: pa.Table, path: Path, row_group_size: int | None = None) -> None:
     """Written aside and renamed: a file with its name is whole."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, aside, row_group_size=row_group_size, compression="zstd", write_statistics=False)
-    os.replace(aside, path)
+    with written_aside(path) as aside:
+        pq.write_table(table, aside, row_group_size=row_group_size, compression="zstd", write_statistics=False)

@@ -85,21 +85,22 @@ class GrainReader:
         if self.order is None:
             raise ValueError("this reader has no order; use read_rows")
         span = self.order.slice(grain * self.batch_size, (grain + 1) * self.batch_size)
-        return self._batch(grain, span.sample_id, span.position, self.recipe)
+        return self._batch(grain, span.sample_id, span.position, self.recipe, fast=True)
 
     def read_rows(self, rows: Sequence[int] | np.ndarray, grain: int = 0) -> Batch:
         """Explicit rows of the index as evaluation views; every position is -1."""
         ids = np.asarray(rows, np.int64)
-        return self._batch(grain, ids, np.full(len(ids), -1, np.int64), self._still)
+        return self._batch(grain, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
 
-    def _batch(self, grain: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe) -> Batch:
+    def _batch(self, grain: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe, fast: bool) -> Batch:
+        """``fast``: decode with the arithmetic that is good enough to train on."""
         sizes = self.index.width[ids], self.index.height[ids]
         plan = recipe.plan(grain, *sizes, positions)
         weight = np.ones(len(ids), np.float32)
         faults: dict[int, str] = {}
         for i, row in enumerate(ids.tolist()):
             try:
-                image = self._decode(row, plan.reduction(i), fast=recipe is self.recipe)
+                image = self._decode(row, plan.reduction(i), fast)
                 if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
                     detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
                     raise BadSample("size_mismatch", detail)

@@ -197,15 +197,15 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> 
     dataset = dataset_from_json(dataset_json)
     data = RunData.load(Path(directory), dataset.train_dataset)
     return GrainReader(
-        data.index,
-        data.order,
-        [ViewSpec(*view) for view in views],
-        dataset.augmentation,
-        dataset.train_dataset.seed,
-        dataset.batch_size,
-        dataset.max_pixels,
-        dataset.read_timeout_s,
-        dataset.verify_hashes,
+        index=data.index,
+        order=data.order,
+        views=[ViewSpec(*view) for view in views],
+        augmentation=dataset.augmentation,
+        seed=dataset.train_dataset.seed,
+        batch_size=dataset.batch_size,
+        max_pixels=dataset.max_pixels,
+        read_timeout_s=dataset.read_timeout_s,
+        verify_hashes=dataset.verify_hashes,
         reject_uniform=dataset.train_dataset.reject_uniform_color,
         equivariance=Equivariance.of(dataset.train_dataset),
     )

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from radioplat.aside import written_aside
 from radioplat.data.columns import Column
 from radioplat.data.files import FileState, stat_file
 from radioplat.data.index_rows import IndexRows
@@ -202,9 +203,8 @@ class ShardIndex:
             for name in ("faults", "shards"):
                 table = getattr(self, name).replace_schema_metadata({"radioplat_index": VERSION, "build": build})
                 write_table(table, directory / f"{name}.parquet")
-            aside = directory / f".classes.{build}"
-            aside.write_text(json.dumps(self.classes, ensure_ascii=False, indent=1), encoding="utf-8")
-            os.replace(aside, directory / "classes.json")
+            with written_aside(directory / "classes.json") as aside:
+                aside.write_text(json.dumps(self.classes, ensure_ascii=False, indent=1), encoding="utf-8")
             remove_notes(directory, parts | before)  # whoever has the index before this one open may go on reading it
         except OSError as error:
             raise DataError(f"the index cannot be written: {error.strerror}", where=str(directory)) from None
@@ -251,10 +251,9 @@ def _link(path: Path, to: Path) -> None:
     """Parts are never written again, so a link is as good as a copy."""
     if to.exists() and to.samefile(path):
         return
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    try:
-        os.link(path, aside)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(path, aside)
-    os.replace(aside, to)
+    with written_aside(to) as aside:
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(path, aside)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, aside)

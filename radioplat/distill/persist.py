@@ -22,30 +22,29 @@ class Persistence:
     """When to save, how to save, and what to begin from. Every rank holds one and calls it at the same steps."""
 
     def __init__(self, run: Run, rank: int, world_size: int) -> None:
-        self._run, self._rank, self._world_size = run, rank, world_size
-        self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
-        self._optimizer_state: dict[str, torch.Tensor] = {}
-        self._state = RunState()
-
-    def restore_weights(self, module: nn.Module) -> RunState:
-        """Choose where to begin, the same on every rank, and load the student's weights and buffers.
+        """Choose where to begin, the same on every rank: :attr:`state`.
 
         Raises:
             WeightsError: ``train.resume_training_checkpoint_path`` names no whole checkpoint.
         """
-        path, self._state = group.agree(self._choose() if self._rank == 0 else None)
-        if path is not None:
-            tensors, self._optimizer_state = read_checkpoint(path)
-            load_into(module.student, tensors, path, "results_dir")
+        self._run, self._rank = run, rank
+        self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
+        self._optimizer_state: dict[str, torch.Tensor] = {}
+        self._path, self.state = group.agree(self._choose() if rank == 0 else None)
+        self.state.world_size = world_size
+
+    def restore_weights(self, module: nn.Module) -> None:
+        """Load the student's weights and buffers, where there is a checkpoint to begin from."""
+        if self._path is not None:
+            tensors, self._optimizer_state = read_checkpoint(self._path)
+            load_into(module.student, tensors, self._path, "results_dir")
             self._weights = tensors
-        self._state.world_size = self._world_size
-        return self._state
 
     def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
         """Put fp32 weights and moments back, after the engine has cut them up."""
-        if self._state.global_step:
+        if self.state.global_step:
             state = {**self._optimizer_state, **self._weights}
-            ds_compat.load_full_state(engine, trainable(module), self._moments, state, self._state.optimizer_steps)
+            ds_compat.load_full_state(engine, trainable(module), self._moments, state, self.state.optimizer_steps)
             self._optimizer_state, self._weights = {}, {}
 
     def due(self, steps: int) -> bool:

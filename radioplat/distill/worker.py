@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,7 @@ class Seat:
     device: torch.device
 
 
+KEPT_BYTES = 2**30  # of batches that the targets' statistics are taken of, kept for the steps that they belong to
 OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
 
 
@@ -54,25 +57,46 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     Raises:
         TrainingError: the data did not follow the order, or non-finite losses ended the run.
     """
-    worker = _Worker(run, seat)
-
-    def feed(start: int, stop: int) -> Feeder:
-        return Feeder(open_batches(start, stop), clients, run.teachers, prefetch_depth(run.spec))
-
+    persistence = Persistence(run, seat.rank, seat.world_size)
+    start, stop = persistence.state.global_step, run.total_steps
     norm = run.spec.distill.target_norm
-    if run.teachers and norm.type is not TargetNormType.none and worker.state.global_step == 0:
-        with contextlib.closing(feed(0, min(norm.fit_batches, run.total_steps))) as measured:
-            fit_target_norm(worker.module.student, run.teachers, measured, seat.device)
-    feeder = feed(worker.state.global_step, run.total_steps)
-    try:
-        worker.train(iter(feeder))
-    finally:
-        feeder.close()
-        worker.close()
+    measures = bool(run.teachers) and norm.type is not TargetNormType.none and start == 0
+    measured = min(norm.fit_batches, stop) if measures else 0
+    count = measured * run.grains(seat.world_size).per_rank
+    keeps = count * _micro_batch_bytes(run) <= KEPT_BYTES
+
+    def feed(stop: int) -> contextlib.closing[Feeder]:
+        return contextlib.closing(Feeder(open_batches(start, stop), clients, run.teachers, prefetch_depth(run.spec)))
+
+    with contextlib.ExitStack() as stack:
+        # The stream takes seconds to start: it does so while the student is built.
+        feeder = stack.enter_context(feed(stop if keeps else measured))
+        worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence)))
+        fed = iter(feeder)
+        if measured:
+            first = deque(islice(fed, count) if keeps else ())
+            fit_target_norm(worker.module.student, run.teachers, first if keeps else fed, seat.device)
+            fed = chain(_drained(first), fed) if keeps else iter(stack.enter_context(feed(stop)))
+        worker.train(fed)
+
+
+def _drained(queue: deque) -> Iterator:
+    while queue:
+        yield queue.popleft()
+
+
+def _micro_batch_bytes(run: Run) -> int:
+    """What a micro-batch and the answers to it take in memory, bytes."""
+    pixels = sum(3 * view.size**2 for view in run.views)
+    numbers = 0
+    for teacher in run.teachers:
+        info, (rows, columns) = run.infos[teacher.name], run.grids[teacher.name]
+        numbers += info.summary_dim + rows * columns * info.spatial_dim
+    return run.spec.dataset.batch_size * (pixels + 2 * numbers)  # uint8 and bf16
 
 
 class _Worker:
-    def __init__(self, run: Run, seat: Seat) -> None:
+    def __init__(self, run: Run, seat: Seat, persistence: Persistence) -> None:
         self.run, self.seat, self.spec = run, seat, run.spec
         self.grains = run.grains(seat.world_size)
         data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
@@ -84,11 +108,11 @@ class _Worker:
         distils = run.task == "distill"
         self.module = DistillModule(student, run.teachers, view) if distils else ClassifyModule(student, view)
         self.module.to(seat.device).train()
-        self.persistence = Persistence(run, seat.rank, seat.world_size)
-        self.state = self.persistence.restore_weights(self.module)
+        self.persistence, self.state = persistence, persistence.state
+        persistence.restore_weights(self.module)
         self.running = RunningState(self.module)
         self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
-        self.persistence.restore_optimizer(self.engine, self.module)
+        persistence.restore_optimizer(self.engine, self.module)
         self.running.sync()
         self.module.quarantined = set(self.state.quarantined)
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)

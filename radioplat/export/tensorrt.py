@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
+from radioplat.aside import written_aside
 from radioplat.errors import EngineError
 from radioplat.export.engine_log import EngineLog, readable
 from radioplat.export.precision import parse_data_type, stored_data_type
@@ -273,12 +273,8 @@ def _write(engine: Any, report: EngineReport, origin: dict[str, str], config: Te
         path.parent.mkdir(parents=True, exist_ok=True)
         about = json.dumps(facts, indent=2).encode()
         for target, content in ((path, data), (path.with_name(f"{path.name}.json"), about)):
-            aside = target.with_name(f".{target.name}.{os.getpid()}")
-            try:
+            with written_aside(target) as aside:
                 aside.write_bytes(content)
-                os.replace(aside, target)
-            finally:
-                aside.unlink(missing_ok=True)
     except OSError as error:
         raise EngineError(f"cannot write {path}: {error.strerror}", where=f"{SECTION}.trt_engine") from error
 

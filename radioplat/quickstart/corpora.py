@@ -17,6 +17,7 @@ import numpy as np
 import webdataset
 from PIL import Image
 
+from radioplat.aside import written_aside
 from radioplat.errors import DataError
 from radioplat.quickstart.labelled import Labelled, labelled_images
 from radioplat.quickstart.photographs import PHOTOGRAPHS, crops, misfits
@@ -84,9 +85,8 @@ def pack_corpora(folder: Path, per_photograph: int = 90) -> Corpora:
             shards[f"{name}/{shard.name}"] = shard.stat().st_size
             shard.replace(folder / name / shard.name)
     shutil.rmtree(aside)
-    part = manifest.with_suffix(".part")
-    part.write_text(json.dumps({"made_from": made_from, "shards": shards}, indent=1))
-    part.replace(manifest)
+    with written_aside(manifest) as part:
+        part.write_text(json.dumps({"made_from": made_from, "shards": shards}, indent=1))
     return corpora
 
 

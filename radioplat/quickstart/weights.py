@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 
 import safetensors.torch
 import timm
 import torch
 
+from radioplat.aside import written_aside
 from radioplat.errors import WeightsError
 
 # timm architecture -> (module of the package, its class that knows where the file lies)
@@ -43,10 +43,9 @@ def teacher_weights(name: str, folder: Path) -> Path:
     source = _package_file(name)
     state = _in_timm_names(name, torch.load(source, map_location="cpu", weights_only=True), source)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_suffix(f".{os.getpid()}.part")
-    # timm reads the architecture from its own name; a reader of the file alone finds it here.
-    safetensors.torch.save_file(state, aside, metadata={"architecture": name, "source": source.name})
-    aside.replace(target)  # a run cut off before this line leaves no file that looks whole
+    with written_aside(target) as aside:
+        # timm reads the architecture from its own name; a reader of the file alone finds it here.
+        safetensors.torch.save_file(state, aside, metadata={"architecture": name, "source": source.name})
     return target
 
 

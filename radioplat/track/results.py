@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from radioplat.aside import written_aside
 from radioplat.errors import RadioplatError
 from radioplat.track.redact import redact_yaml
 
@@ -110,12 +111,10 @@ def write_atomic(path: str | os.PathLike, text: str) -> Path:
     """Write ``text`` (UTF-8) aside, sync it, and rename it over ``path``."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
+    with written_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(aside, path)
     return path
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
-from radioplat.data.stream import deal, open_stream, read_stream
+from radioplat.data.stream import deal, open_stream, read_in_turn, read_stream
 from radioplat.distill.feeder import Feeder
 from radioplat.spec.load import load_spec
 
@@ -131,6 +131,27 @@ def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_s
     dead = {i for b in found for i, w in zip(b.sample_id.tolist(), b.weight, strict=True) if w == 0}
     assert dead == set(np.flatnonzero(data.index.shard == data.index.shard_paths.index(path)).tolist())
     assert {r for b in found for r in b.faults.values()} == {f"short_read: no answer within {TIMEOUT:g} s"}
+
+
+def test_the_next_dataset_is_begun_before_one_ends(cluster, run_data):
+    arguments, data = run_data(timeout=60)
+    grains, opened, began = Grains(4, 1), [], threading.Semaphore(0)
+
+    def part(first: int, last: int):
+        opened.append((first, last))
+        (iterator,) = open_stream(arguments, grains, first, last, tasks=2, cpus_per_task=1)
+        for number, batch in enumerate(read_stream(iterator)):
+            if number == 0:
+                began.release()
+            yield batch
+
+    batches = read_in_turn(part, 0, STEPS, STEPS // 2, grains.per_rank)
+    found = [next(batches) for _ in range(12)]
+    assert opened == [(0, 4)] and began.acquire(timeout=0)
+    found.append(next(batches))  # of 16
+    assert began.acquire(timeout=60) and opened == [(0, 4), (4, 8)]
+    found += batches
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
 
 
 def readers() -> list[int]:

@@ -14,6 +14,7 @@ import yaml
 from radioplat import cli
 from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
+from radioplat.distill import worker
 from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.prove import prove_run
 from radioplat.errors import SpecError
@@ -225,6 +226,19 @@ def test_another_order_is_accepted_when_asked_for(quiet_run, broken_off, distil,
     assert [found[s] for s in range(4, 8)] != [before[s] for s in range(4, 8)]
     proof = prove_run(again.folder)
     assert proof.holds and (proof.first_step, proof.expected, proof.before, proof.replayed) == (4, 24, 24, 24)
+
+
+def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(make_spec, distil, monkeypatch, tmp_path):
+    def run(name: str):
+        spec = make_spec(tmp_path / name)
+        spec["distill"]["target_norm"] = {"type": "standardize", "fit_batches": 3}
+        return distil(spec, "train.max_steps=4")
+
+    kept = run("kept")
+    monkeypatch.setattr(worker, "KEPT_BYTES", 0)
+    again = run("again")
+    assert len(kept.losses) == 4 and kept.losses == again.losses
+    assert prove_run(kept.folder).holds and prove_run(again.folder).holds
 
 
 def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):

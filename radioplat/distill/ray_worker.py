@@ -1,0 +1,75 @@
+"""One training worker inside Ray Train: its place, its teachers, its part of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ray.train
+import ray.train.torch
+from torch.distributed import ProcessGroup
+
+from radioplat.data.batch import Batch
+from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_per_dataset
+from radioplat.distill import ds_compat, group
+from radioplat.distill.prepare import Run
+from radioplat.distill.worker import Seat, run_worker
+from radioplat.errors import RadioplatError
+from radioplat.teachers.client import InlineTeacher, TeacherClient
+from radioplat.teachers.service import RemoteTeacher, await_pool
+
+
+def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
+    """Train this rank's part of ``run``.
+
+    Raises:
+        RadioplatError: marked ``agreed`` where every rank raises it.
+    """
+    context = ray.train.get_context()
+    device = ray.train.torch.get_device()
+    ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
+    seat = Seat(context.get_world_rank(), context.get_world_size(), device)
+    clients: dict[str, TeacherClient] = dict(pools)
+    for teacher in run.teachers:
+        if teacher.name not in clients:
+            clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))
+    channel = group.open_channel()
+    _await_pools(pools, seat.rank)
+    run_worker(run, seat, clients, lambda start, stop: _stream(run, seat, start, stop, channel))
+
+
+def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
+    """Wait for the teachers; whatever keeps one from teaching is raised on every rank."""
+    problem = None
+    if rank == 0:
+        try:
+            for pool in pools.values():
+                await_pool(pool)
+        except RadioplatError as error:
+            problem = error
+    problem = group.agree(problem)
+    if problem is not None:
+        with group.deciding():
+            raise problem
+
+
+def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> Iterator[Batch]:
+    """This rank's micro-batches of steps ``start`` to ``stop``; rank 0 makes each dataset for all.
+
+    Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
+    """
+    grains, dataset = run.grains(seat.world_size), run.spec.dataset
+
+    def part(first: int, last: int) -> Iterator[Batch]:
+        iterators = None
+        if seat.rank == 0:
+            iterators = open_stream(
+                run.reader_arguments,
+                grains,
+                first,
+                last,
+                tasks=dataset.workers * seat.world_size,
+                cpus_per_task=run.spec.cluster.cpus_per_decode,
+            )
+        return read_stream(group.agree(iterators, channel)[seat.rank])
+
+    return read_in_turn(part, start, stop, steps_per_dataset(grains), grains.per_rank)
