@@ -143,6 +143,27 @@ def teachers_check(args: argparse.Namespace) -> None:
     show(check_teachers(args.spec, args.overrides))
 
 
+def teachers_start(args: argparse.Namespace) -> None:
+    """Start the pools that the spec's teachers name, for any number of runs."""
+    from radioplat.distill.teacher_pools import start
+
+    start(args.spec, args.overrides)
+
+
+def teachers_status(args: argparse.Namespace) -> None:
+    """Show the named pools of the cluster."""
+    from radioplat.distill.teacher_pools import status
+
+    status(args.address)
+
+
+def teachers_stop(args: argparse.Namespace) -> None:
+    """Stop named pools, all of them where no name is given."""
+    from radioplat.distill.teacher_pools import stop
+
+    stop(args.pools, args.address)
+
+
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
     for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, pack, ledger, default_specs, quickstart)
@@ -154,7 +175,12 @@ _WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger")
 _GROUPS: dict[str, dict[str, Callable[[argparse.Namespace], None]]] = {
     "show": {"data": show_data},
     "weights": {"inspect": weights_inspect, "convert": weights_convert},
-    "teachers": {"check": teachers_check},
+    "teachers": {
+        "check": teachers_check,
+        "start": teachers_start,
+        "status": teachers_status,
+        "stop": teachers_stop,
+    },
 }
 _GROUP_HELP = {
     "show": "See what a run works on.",
@@ -176,6 +202,10 @@ def _add_groups(subparsers) -> None:
                     sub.add_argument("out", nargs="?", help="default: beside it, ending in .safetensors")
             elif group == "show":
                 _add_spec(sub, "N | key=value", "how many batches (2), and overrides")
+            elif verb in ("status", "stop"):
+                sub.add_argument("--address", help="of the cluster; default: RAY_ADDRESS, else the one that runs here")
+                if verb == "stop":
+                    sub.add_argument("pools", nargs="*", metavar="POOL")
             else:
                 _add_spec(sub)
             sub.set_defaults(run=task)

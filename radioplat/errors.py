@@ -63,5 +63,9 @@ class TrainingError(RadioplatError):
     """The run itself had to stop: non-finite losses under policy ``fail``, a broken order, a lost pool."""
 
 
+class TeacherSilent(TrainingError):
+    """A teacher hangs: its features for one micro-batch never came. ``train.non_finite`` says what follows."""
+
+
 class EngineError(RadioplatError):
     """An ONNX file or a TensorRT engine could not be built."""

@@ -59,8 +59,9 @@ def demand_of(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool) -> Offer:
     cards = float(spec.world_size if gpus else 0)
     for teacher in teachers:
         if teacher.service.placement is not Placement.inline:
-            cpus += teacher.service.replicas * teacher.service.num_cpus
-            cards += teacher.service.replicas * teacher_gpus(teacher.service.num_gpus, gpus)
+            least, _ = teacher.service.bounds
+            cpus += least * teacher.service.num_cpus
+            cards += least * teacher_gpus(teacher.service.num_gpus, gpus)
     return Offer(cpus, cards)
 
 
@@ -138,6 +139,36 @@ def joined(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[bool]:
             ray.shutdown()
 
 
+@contextlib.contextmanager
+def attached(address: str | None) -> Iterator[bool]:
+    """Be connected to the cluster that runs; yields whether it has GPUs.
+
+    Args:
+        address: default: RAY_ADDRESS, else the cluster on this machine.
+
+    Raises:
+        PlacementError: none runs there.
+    """
+    import ray
+
+    found = address or _running()
+    ours = not ray.is_initialized()
+    if ours and found is None:
+        raise PlacementError(
+            "no cluster runs here", where="cluster.address", hint="ray start --head, or set RAY_ADDRESS."
+        )
+    try:
+        if ours:
+            ray.init(address=found, logging_level=logging.WARNING, log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        raise PlacementError(f"cannot join the cluster at {found}: {error}", where="cluster.address") from None
+    try:
+        yield _most().gpus > 0
+    finally:
+        if ours:
+            ray.shutdown()
+
+
 def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     """Connect; True where the cluster is our own."""
     import ray
@@ -165,7 +196,11 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
 
 def _address(spec: Spec) -> str | None:
     """The cluster to join: the spec's, the environment's, or the one that runs on this machine; None for none."""
-    asked = spec.cluster.address or os.environ.get("RAY_ADDRESS")
+    return spec.cluster.address or _running()
+
+
+def _running() -> str | None:
+    asked = os.environ.get("RAY_ADDRESS")
     if asked:
         return asked
     from ray._private.services import find_gcs_addresses

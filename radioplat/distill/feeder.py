@@ -28,6 +28,7 @@ class Feeder:
     ) -> None:
         self._batches, self._clients, self._teachers = batches, clients, teachers
         self._queue: queue.Queue = queue.Queue(maxsize=max(1, depth))
+        self.without: set[str] = set()  # teachers that are not asked any more
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._thread.start()
@@ -62,6 +63,8 @@ class Feeder:
         shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent
         answers = {}
         for teacher in self._teachers:
+            if teacher.name in self.without:
+                continue
             client = self._clients[teacher.name]
             key = (type(client), teacher.view)
             if key not in shared:

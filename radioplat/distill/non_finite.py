@@ -24,12 +24,13 @@ class NonFiniteGuard:
         self._config, self._module, self._rank = config, module, rank
         self.tripped = False
         self.events: list[tuple[int, str, list[int]]] = []
+        self.reasons: list[str] = []  # why, where this rank knows it
         self._terms: list[str] = []
         self._in_a_row = 0
 
     def begin_step(self) -> None:
         """Forget the last step's verdict."""
-        self.tripped, self._terms = False, []
+        self.tripped, self._terms, self.reasons = False, [], []
 
     def check(self, step: int, batch: Batch, losses: dict[str, torch.Tensor]) -> bool:
         """Whether every term is finite on every rank; one small all-reduce."""
@@ -51,7 +52,8 @@ class NonFiniteGuard:
             TrainingError: policy ``fail``, or too many such steps in a row.
         """
         self._in_a_row += 1
-        terms = ", ".join(self._terms)
+        why = list(dict.fromkeys(reason for reasons in group.gather(self.reasons) for reason in reasons))
+        terms = ", ".join(self._terms) + "".join(f"; {reason}" for reason in why)
         policy = self._config.non_finite
         if policy is NonFinitePolicy.fail:
             raise TrainingError(

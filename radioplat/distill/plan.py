@@ -13,6 +13,7 @@ from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.spec.check import check
+from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
@@ -190,7 +191,7 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
         info, service = models.infos[teacher.name], teacher.service
         size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
         inline = not on_ray or service.placement.value == "inline"
-        where = "inside each worker" if inline else f"{service.replicas} actor(s), {service.placement.value}"
+        where = "inside each worker" if inline else _actors(service)
         result.models.append(
             ModelLine(
                 teacher.name,
@@ -205,6 +206,12 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
     if not gpus:
         result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
     result.facts["decode"] = f"{spec.dataset.workers * world} decode task(s) on {there.cpus:g} CPUs"
+
+
+def _actors(service: TeacherServiceConfig) -> str:
+    least, most = service.bounds
+    count = f"{least} to {most}" if most > least else f"{least}"
+    return f"{count} actor(s), {service.placement.value}" + (f", pool {service.pool}" if service.pool else "")
 
 
 def _pixels(teacher: ResolvedTeacher) -> str:

@@ -16,6 +16,7 @@ from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
 from radioplat.teachers.client import InlineTeacher, TeacherClient
 from radioplat.teachers.service import RemoteTeacher, await_pool
+from radioplat.track.status import StatusLog
 
 
 def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
@@ -29,6 +30,9 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
     seat = Seat(context.get_world_rank(), context.get_world_size(), device)
     clients: dict[str, TeacherClient] = dict(pools)
+    status = StatusLog(run.folder / "status.json")
+    for pool in pools.values():
+        pool.say = lambda line: status.write(line, verbosity="WARNING")
     for teacher in run.teachers:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_state import RunningState
 from radioplat.distill.target_norm import fit_target_norm
 from radioplat.distill.validation import validate, validation_due
-from radioplat.errors import TrainingError
+from radioplat.errors import TeacherSilent, TrainingError
 from radioplat.models.features import Features
 from radioplat.spec.distill import TargetNormType
 from radioplat.teachers.client import Pending, TeacherClient
@@ -72,11 +73,15 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(stop if keeps else measured))
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence)))
+        feeder.without = worker.module.quarantined
         fed = iter(feeder)
         if measured:
             first = deque(islice(fed, count) if keeps else ())
             fit_target_norm(worker.module.student, run.teachers, first if keeps else fed, seat.device)
-            fed = chain(_drained(first), fed) if keeps else iter(stack.enter_context(feed(stop)))
+            if not keeps:
+                feeder = stack.enter_context(feed(stop))
+                feeder.without = worker.module.quarantined
+            fed = chain(_drained(first), fed) if keeps else iter(feeder)
         worker.train(fed)
 
 
@@ -251,7 +256,15 @@ class _Worker:
             if batch.grain < 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
                 continue
-            packed = answers[teacher.name]()
+            if teacher.name in self.module.quarantined:
+                continue
+            try:
+                packed = answers[teacher.name]()
+            except TeacherSilent as error:
+                # As if it had said NaN: all ranks then take the decision that the spec names.
+                self.guard.reasons.append(str(error))
+                micro.targets[teacher.name] = self._no_features(teacher.name, len(batch)).map(lambda t: t * math.nan)
+                continue
             record.teacher_seconds[teacher.name] = record.teacher_seconds.get(teacher.name, 0.0) + packed.seconds
             micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
         return micro

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
@@ -177,10 +178,7 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
         if teacher.input_size < 1:
             yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
         yield from _normalisation(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
-        if teacher.service.replicas < 1:
-            yield Problem(f"must be at least 1, not {teacher.service.replicas}", f"teachers.{teacher.name}.replicas")
-        if teacher.service.compile:
-            yield _not_yet(f"teachers.{teacher.name}.compile")
+        yield from _service(teacher.service, f"teachers.{teacher.name}")
         for term in teacher.terms:
             if term.kind == "logits" and term.loss not in _LOGIT_LOSSES:
                 yield Problem(f"mode logits needs loss KL or CE, not {term.loss.value}", f"{teacher.where}.loss_type")
@@ -190,6 +188,21 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
                     f"{teacher.where}.loss_type",
                     "For spatial features take BALANCED, MSE, L1, L2, FD or CS.",
                 )
+
+
+def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
+    replicas = service.replicas
+    pair = [replicas, replicas] if isinstance(replicas, int) else replicas
+    whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
+        yield Problem(f"a number from 1, or two as [least, most], not {replicas}", f"{where}.replicas")
+    if service.max_batch is not None and service.max_batch < 1:
+        yield Problem(f"must be at least 1, not {service.max_batch}", f"{where}.max_batch")
+    for name in ("timeout_s", "recovery_timeout_s"):
+        if not getattr(service, name) > 0:
+            yield Problem(f"must be positive, not {getattr(service, name)}", f"{where}.{name}")
+    if service.pool is not None and service.placement is Placement.inline:
+        yield Problem("a teacher inside the workers has no pool", f"{where}.pool", "Leave out one of pool and inline.")
 
 
 def _chain(spec: Spec) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class ClusterMode(str, Enum):
@@ -26,10 +27,12 @@ class ClusterConfig:
 
 
 class Placement(str, Enum):
-    """Where a teacher runs: in actors of its own, or inside each training worker."""
+    """Where a teacher runs: in actors of its own (``spread`` over the nodes; ``pack`` on as few as it can;
+    ``colocate``: spread, and each training worker asks those on its own node), or ``inline`` in each worker."""
 
     spread = "spread"
     pack = "pack"
+    colocate = "colocate"
     inline = "inline"
 
 
@@ -46,10 +49,23 @@ class TeacherPrecision(str, Enum):
 class TeacherServiceConfig:
     """(+) One entry of section ``teachers``, by the teacher's name."""
 
-    replicas: int = 1
+    replicas: Any = 1  # n, or [least, most]: one more while requests queue up, one less while none come
     num_gpus: float | None = None  # default: 1 where the cluster has GPUs, else 0
     num_cpus: float = 1.0
     precision: TeacherPrecision = TeacherPrecision.auto
     placement: Placement = Placement.spread
     compile: bool = False
-    timeout_s: float = 300.0
+    # Samples of a forward: requests of several students are run together, and what is missing is padded, so that the
+    # shape is always the same. Default: each request by itself.
+    max_batch: int | None = None
+    timeout_s: float = 300.0  # a forward, or a start, that takes longer hangs
+    recovery_timeout_s: float = 1800.0  # how long students hold for a replica whose node was lost
+    pool: str | None = None  # a pool of this name outlives the run and serves others too; see `radioplat teachers`
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Fewest and most replicas."""
+        if isinstance(self.replicas, int):
+            return self.replicas, self.replicas
+        least, most = self.replicas
+        return int(least), int(most)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from radioplat.losses.reduce import to_grid
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.teacher import FrozenTeacher
-from radioplat.teachers.transport import Packed, pack
+from radioplat.teachers.runner import TeacherRunner
+from radioplat.teachers.transport import Packed
 
 Pending = Callable[[], Packed]  # call it to wait for the features
 
@@ -31,35 +28,12 @@ class TeacherClient(Protocol):
         ...
 
 
-class TeacherRunner:
-    """A loaded teacher that answers requests: forward, resize to the loss grid, pack.
-
-    Args:
-        grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
-    """
-
-    def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
-        self.model = FrozenTeacher(teacher, device)
-        self.wanted, self.grid = teacher.wanted, grid
-
-    def __call__(self, pixels: np.ndarray) -> Packed:
-        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less."""
-        begin = time.perf_counter()
-        images = torch.from_numpy(np.ascontiguousarray(pixels)) if pixels.flags.writeable else torch.tensor(pixels)
-        features = self.model(images, self.wanted)
-        if features.spatial is not None:
-            own = features.spatial.shape[1:3]  # smaller than the grid where a small view was drawn
-            grid = (min(own[0], self.grid[0]), min(own[1], self.grid[1]))
-            features.spatial = to_grid(features.spatial.float(), grid).to(torch.bfloat16)
-        return pack(features, time.perf_counter() - begin)
-
-
 class InlineTeacher:
     """A teacher inside the training worker (``placement: inline``, and local mode)."""
 
     def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
         self.name = teacher.name
-        self._runner = TeacherRunner(teacher, grid, device)
+        self._runner, self._grid, self._wanted = TeacherRunner(teacher, device), grid, teacher.wanted
 
     def share(self, pixels: np.ndarray) -> np.ndarray:
         """Nothing to send."""
@@ -67,5 +41,5 @@ class InlineTeacher:
 
     def submit(self, shared: np.ndarray, grain: int) -> Pending:
         """See :class:`TeacherClient`; the forward runs in the caller's thread."""
-        packed = self._runner(shared)
+        packed = self._runner(shared, self._grid, self._wanted)
         return lambda: packed

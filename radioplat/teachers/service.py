@@ -1,110 +1,165 @@
-"""Teachers as Ray actors of their own: a pool for each teacher, asked by every training worker."""
+"""Teachers as Ray actors of their own: what a training worker holds of a pool."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import ray
 
-from radioplat.errors import PlacementError, TrainingError
+from radioplat.errors import TeacherSilent, TrainingError
 from radioplat.spec.cluster import Placement
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.client import Pending, TeacherRunner
+from radioplat.teachers.client import Pending
+from radioplat.teachers.pool import await_keeper, open_keeper, pulse_of
 from radioplat.teachers.transport import Packed
 
+_LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
+_GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
-class TeacherActor:
-    """One replica. Ray restarts it when its process dies, and retries the request it was at.
 
-    Weights are loaded by the first request and not by the constructor, whose errors Ray tells only as text.
+@dataclass
+class RemoteTeacher:
+    """A pool as a training worker sees it; picklable.
+
+    A request goes to the replica that has the fewest of this worker's open, of those on its own node where the spec
+    says ``colocate``. One whose replica is gone for good is sent to another.
+
+    Attributes:
+        say: told when answers are waited for that a lost replica owes.
     """
 
-    def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
-        self._arguments = (teacher, grid, device)
-
-    @cached_property
-    def _runner(self) -> TeacherRunner:
-        return TeacherRunner(*self._arguments)
-
-    def ready(self) -> bool:
-        """True once the weights are loaded; raises what loading raises."""
-        return self._runner is not None
-
-    def forward(self, pixels: np.ndarray) -> Packed:
-        """uint8 ``[B, 3, H, W]`` to packed features."""
-        return self._runner(pixels)
-
-
-@dataclass(frozen=True)
-class RemoteTeacher:
-    """A pool of replicas as a training worker sees it; picklable."""
-
     name: str
-    replicas: tuple
+    keeper: ray.actor.ActorHandle
+    grid: tuple[int, int]
+    wanted: frozenset[str]
     timeout_s: float
+    recovery_s: float
+    colocate: bool
+    elastic: bool
+    named: bool
+    say: Callable[[str], None] = print
+    _replicas: list = field(default_factory=list)
+    _seen: float = 0.0
+    _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
 
     def share(self, pixels: np.ndarray) -> ray.ObjectRef:
         """Put the view into the object store, once for all teachers that see it."""
         return ray.put(pixels)
 
     def submit(self, shared: ray.ObjectRef, grain: int) -> Pending:
-        """Send a micro-batch to the replica that its grain falls to; the answer is fetched when it is called for."""
-        reference = self.replicas[grain % len(self.replicas)].forward.remote(shared)
+        """Send a micro-batch; the answer is fetched when it is called for.
 
-        def wait() -> Packed:
+        The answer raises:
+            TeacherSilent: one forward has run for ``timeout_s``, and again after the replica was restarted.
+            TrainingError: no replica came back within ``recovery_timeout_s``.
+        """
+        request = _Request(self, shared)
+        return request.wait
+
+    def replicas(self) -> list:
+        """Those that take requests now."""
+        if not self._replicas or (self.elastic and time.monotonic() - self._seen > _LOOK_AGAIN_S):
+            found = ray.get(self.keeper.replicas.remote())
+            here = ray.get_runtime_context().get_node_id()
+            near = [r for r in found if (p := pulse_of(r)) and p.node == here] if self.colocate else []
+            self._replicas, self._seen = near or found, time.monotonic()
+        return self._replicas
+
+    def look_again(self) -> None:
+        """Forget the replicas: one of them is gone."""
+        self._replicas = []
+
+
+class _Request:
+    def __init__(self, teacher: RemoteTeacher, pixels: ray.ObjectRef) -> None:
+        self._teacher, self._pixels = teacher, pixels
+        self._restarts = 0
+        self._send()
+
+    def _send(self) -> None:
+        teacher = self._teacher
+        self._replica = min(teacher.replicas(), key=lambda r: teacher._open.get(r._actor_id, 0))
+        teacher._open[self._replica._actor_id] = teacher._open.get(self._replica._actor_id, 0) + 1
+        self._counted = True
+        self._reference = self._replica.forward.remote(self._pixels, teacher.grid, teacher.wanted)
+
+    def _closed(self) -> None:
+        if self._counted:
+            self._teacher._open[self._replica._actor_id] -= 1
+            self._counted = False
+
+    def wait(self) -> Packed:
+        """The features; asked for again they are fetched again."""
+        teacher, lost_since = self._teacher, None
+        while True:
             try:
-                return ray.get(reference, timeout=self.timeout_s)
+                answer = ray.get(self._reference, timeout=teacher.timeout_s)
+                self._closed()
+                return answer
             except ray.exceptions.GetTimeoutError:
-                raise TrainingError(
-                    f"teacher {self.name} gave no answer within {self.timeout_s:g} s",
-                    where=f"teachers.{self.name}.timeout_s",
-                ) from None
+                lost_since = self._look_after(lost_since)
+            except _GONE:
+                self._closed()
+                teacher.look_again()
+                self._send()
 
-        return wait
+    def _look_after(self, lost_since: float | None) -> float | None:
+        """What to do about an answer that is late: nothing, where the replica works on; else restart or wait."""
+        teacher, now = self._teacher, time.monotonic()
+        pulse = pulse_of(self._replica)
+        if pulse is None:
+            lost_since = lost_since or now
+            if now - lost_since > teacher.recovery_s:
+                raise TrainingError(
+                    f"teacher {teacher.name} lost a replica and none took its place in {teacher.recovery_s:g} s",
+                    where=f"teachers.{teacher.name}.recovery_timeout_s",
+                    hint="The cluster has no room for it: add a node, or lower num_gpus or num_cpus.",
+                )
+            teacher.say(f"waiting for a replica of teacher {teacher.name} to come back ({now - lost_since:.0f} s)")
+            return lost_since
+        if pulse.busy_s < teacher.timeout_s:
+            return None
+        if self._restarts:
+            raise TeacherSilent(
+                f"teacher {teacher.name} gave no answer within {teacher.timeout_s:g} s, nor after a restart",
+                where=f"teachers.{teacher.name}.timeout_s",
+            )
+        self._restarts += 1
+        teacher.say(f"teacher {teacher.name} gave no answer within {teacher.timeout_s:g} s: its replica is restarted")
+        ray.get(teacher.keeper.restart.remote(self._replica._actor_id.hex(), pulse.process))
+        return None
 
 
 def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:
-    """Start the replicas of ``teacher``; :func:`await_pool` waits for them, so that several pools load at once.
+    """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it: pools load at once.
 
     Args:
         grid: the loss grid, rows and columns.
         num_gpus: of each replica; 0 runs it on the CPU.
     """
     service = teacher.service
-    strategy = "SPREAD" if service.placement is Placement.spread else "DEFAULT"
-    actor = ray.remote(TeacherActor).options(
-        num_cpus=service.num_cpus,
-        num_gpus=num_gpus,
-        max_restarts=-1,
-        max_task_retries=-1,
-        scheduling_strategy=strategy,
+    return RemoteTeacher(
+        teacher.name,
+        open_keeper(teacher, num_gpus),
+        grid,
+        teacher.wanted,
+        service.timeout_s,
+        service.recovery_timeout_s,
+        service.placement is Placement.colocate,
+        service.bounds[0] < service.bounds[1],
+        bool(service.pool),
     )
-    replicas = [actor.remote(teacher, grid, "cuda" if num_gpus else "cpu") for _ in range(service.replicas)]
-    return RemoteTeacher(teacher.name, tuple(replicas), service.timeout_s)
 
 
 def await_pool(pool: RemoteTeacher) -> None:
-    """Wait until each replica has loaded its weights.
-
-    Raises:
-        PlacementError: the cluster gave no place in time.
-        WeightsError: the weights do not fit or cannot be read.
-    """
-    try:
-        ray.get([replica.ready.remote() for replica in pool.replicas], timeout=pool.timeout_s)
-    except ray.exceptions.GetTimeoutError:
-        raise PlacementError(
-            f"the {len(pool.replicas)} replica(s) of teacher {pool.name} did not all start within {pool.timeout_s:g} s",
-            where=f"teachers.{pool.name}",
-            hint="The cluster may be full: lower num_cpus, num_gpus or replicas, or add nodes; or raise timeout_s.",
-        ) from None
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, Exception) else error from None
+    """See :func:`radioplat.teachers.pool.await_keeper`."""
+    await_keeper(pool.keeper, pool.name, pool.timeout_s)
 
 
 def stop_pool(pool: RemoteTeacher) -> None:
-    """End every replica."""
-    for replica in pool.replicas:
-        ray.kill(replica)
+    """End every replica, unless the pool has a name: others may ask it."""
+    if not pool.named:
+        ray.kill(pool.keeper)

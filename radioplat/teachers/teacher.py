@@ -164,6 +164,7 @@ class FrozenTeacher(nn.Module):
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
+        self._run = torch.compile(self.model, dynamic=False) if teacher.service.compile else self.model
 
     def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Take another normalisation of images in [0, 1]."""
@@ -175,7 +176,7 @@ class FrozenTeacher(nn.Module):
         """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``."""
         images = images.to(self.mean.device).float()
         normalised = ((images - self.mean) / self.std).to(self.dtype).contiguous(memory_format=torch.channels_last)
-        return self.model(normalised, wanted).map(lambda t: t.to(torch.bfloat16))
+        return self._run(normalised, wanted).map(lambda t: t.to(torch.bfloat16))
 
 
 def _folded(model: Adapter, size: int) -> Adapter:

@@ -6,7 +6,8 @@ Arrays go through the object store without a pickle copy (20 times cheaper than 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +23,49 @@ class Packed:
     spatial: np.ndarray | None
     named: dict[str, np.ndarray]
     seconds: float
+
+    def __len__(self) -> int:
+        return len(next(a for a in (self.summary, self.spatial, *self.named.values()) if a is not None))
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Packed:
+        """``function`` of every array."""
+        return Packed(
+            None if self.summary is None else function(self.summary),
+            None if self.spatial is None else function(self.spatial),
+            {name: function(array) for name, array in self.named.items()},
+            self.seconds,
+        )
+
+    def taking(self, seconds: float) -> Packed:
+        """The same, with another time."""
+        return replace(self, seconds=seconds)
+
+    def rows(self, start: int, stop: int) -> Packed:
+        """Samples ``start`` to ``stop``, with their share of the time."""
+        if (start, stop) == (0, len(self)):
+            return self
+        return self.map(lambda a: a[start:stop]).taking(self.seconds * (stop - start) / len(self))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel."""
+        return sum(a.nbytes for a in (self.summary, self.spatial, *self.named.values()) if a is not None)
+
+
+def joined(parts: list[Packed]) -> Packed:
+    """Several answers as one, in order."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def together(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    return Packed(
+        together([p.summary for p in parts]),
+        together([p.spatial for p in parts]),
+        {name: np.concatenate([p.named[name] for p in parts]) for name in parts[0].named},
+        sum(p.seconds for p in parts),
+    )
 
 
 def pack(features: Features, seconds: float) -> Packed:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
+import time
 
 import pytest
 import ray
@@ -15,6 +18,8 @@ from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.follow import CheckpointEvent, StepEvent
 from radioplat.distill.prove import prove_run
 from radioplat.errors import TrainingError, WeightsError
+from radioplat.teachers.named_pools import stop_pools
+from radioplat.teachers.pool import NAMESPACE, pulse_of
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 8
@@ -111,9 +116,9 @@ class Chaos:
         self.attempt_after_teacher = 0
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
-        if "TeacherActor" not in self.dead:
-            self._kill("TeacherActor", event.step)
-        elif isinstance(event, CheckpointEvent) and event.step >= self.dead["TeacherActor"] + 2 and len(self.dead) == 1:
+        if "Replica" not in self.dead:
+            self._kill("Replica", event.step)
+        elif isinstance(event, CheckpointEvent) and event.step >= self.dead["Replica"] + 2 and len(self.dead) == 1:
             self.attempt_after_teacher = verified_state(event.path).attempt
             self._kill("RayTrainWorker", event.step)
 
@@ -132,7 +137,7 @@ def test_dead_teachers_and_workers_lose_no_sample(
     chaos, events = Chaos(), []
     spec = workers(tmp_path / "chaos", 2, **longer)
     result = radioplat.distill(spec, callbacks=[chaos, events.append], say=lambda line: None)
-    assert chaos.dead.keys() == {"TeacherActor", "RayTrainWorker"} and result.global_step == 16
+    assert chaos.dead.keys() == {"Replica", "RayTrainWorker"} and result.global_step == 16
     assert chaos.attempt_after_teacher == 1, "a dead teacher must not restart the workers"
     assert verified_state(result.checkpoint).attempt == 2
     quiet = distil(make_spec(tmp_path / "quiet", {"train": longer}))
@@ -144,6 +149,56 @@ def test_dead_teachers_and_workers_lose_no_sample(
             assert event.metrics["loss"] == pytest.approx(quiet.losses[event.step], rel=1e-3), event.step
     mine, theirs = student_tensors(result.checkpoint), student_tensors(quiet.result.checkpoint)
     assert mine.keys() == theirs.keys()
+
+
+class Killer(threading.Thread):
+    """Kills a replica with requests in flight every few seconds, for a minute from the first step."""
+
+    SECONDS = 60.0
+
+    def __init__(self, pools: list[str]) -> None:
+        super().__init__(daemon=True)
+        self._pools, self._begun, self.killed, self.lasted = pools, threading.Event(), [], 0.0
+
+    def __call__(self, event: StepEvent | CheckpointEvent) -> None:
+        self._begun.set()
+
+    def run(self) -> None:
+        self._begun.wait()
+        begin, chance = time.monotonic(), random.Random(0)
+        while (now := time.monotonic() - begin) < self.SECONDS:
+            keeper = ray.get_actor(chance.choice(self._pools), namespace=NAMESPACE)
+            replica = chance.choice(ray.get(keeper.replicas.remote()))
+            pulse = pulse_of(replica)
+            if pulse is not None and pulse.waiting:
+                os.kill(pulse.process, signal.SIGKILL)
+                self.killed.append(now)
+                time.sleep(chance.uniform(1, 4))
+        self.lasted = time.monotonic() - begin
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+def test_a_minute_of_dying_teachers_changes_nothing(cluster, workers, ids_by_step, make_spec, distil, tmp_path):
+    longer = {"zero_stage": 2, "num_epochs": 50, "checkpoint_interval": 50}
+    spec = workers(tmp_path / "chaos", 2, **longer)
+    spec["teachers"] = {name: {"replicas": 2, "num_cpus": 0.2, "pool": "chaos"} for name in ("lite0", "vit")}
+    killer, events = Killer(["chaos/lite0", "chaos/vit"]), []
+    killer.start()
+    try:
+        result = radioplat.distill(spec, callbacks=[killer, events.append], say=lambda line: None)
+    finally:
+        stop_pools([])
+    assert killer.lasted >= Killer.SECONDS and len(killer.killed) >= 5, killer.killed
+    assert verified_state(result.checkpoint).attempt == 1, "a dead teacher must not restart the workers"
+    quiet = distil(make_spec(tmp_path / "quiet", {"train": longer}))
+    assert ids_by_step(result.folder) == ids_by_step(quiet.folder)
+    proof = prove_run(result.folder)
+    assert proof.holds and proof.replayed == 0
+    losses = {e.step: e.metrics["loss"] for e in events if isinstance(e, StepEvent)}
+    assert losses.keys() == quiet.losses.keys()
+    for step, loss in losses.items():
+        assert loss == pytest.approx(quiet.losses[step], rel=1e-3), step
 
 
 def _one_teacher(spec: dict, path, **train) -> dict:

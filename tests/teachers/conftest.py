@@ -27,8 +27,9 @@ def timm_teacher(tmp_path):
     return make
 
 
-def resolved(precision: str = "fp32", **teacher):
-    spec = load_spec({"distill": {"teacher": [{"name": "t", **teacher}]}, "teachers": {"t": {"precision": precision}}})
+def resolved(precision: str = "fp32", service: dict | None = None, **teacher):
+    services = {"t": {"precision": precision, **(service or {})}}
+    spec = load_spec({"distill": {"teacher": [{"name": "t", **teacher}]}, "teachers": services})
     return resolve_teachers(spec)[0]
 
 

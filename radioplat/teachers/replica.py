@@ -1,0 +1,113 @@
+"""One replica of a teacher: a Ray actor that answers several requests at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import ray
+
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.batcher import Batcher
+from radioplat.teachers.runner import TeacherRunner
+from radioplat.teachers.transport import Packed
+
+AT_ONCE = 64  # requests that a replica holds; more wait at their senders
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How a replica is.
+
+    Attributes:
+        process: its process id; another one means that it has been restarted.
+        node: Ray's id of its node.
+        waiting: requests that are not answered yet.
+        busy_s: seconds since the forward that runs now began, or the loading of weights; 0 where nothing runs.
+        forwards: how many it has run.
+        shapes: of all its forwards.
+    """
+
+    process: int
+    node: str
+    waiting: int
+    busy_s: float
+    forwards: int
+    shapes: frozenset[tuple[int, ...]]
+
+
+class Replica:
+    """Ray restarts it when its process dies, and sends what it was at again.
+
+    Weights are loaded by the first request and not by the constructor, whose errors Ray tells only as text.
+    """
+
+    def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
+        self._arguments = (teacher, device)
+        self._loading = threading.Lock()
+        self._runner: TeacherRunner | None = None
+        self._batcher: Batcher | None = None
+        self._since = 0.0  # when what runs now began
+        self._forwards = 0
+
+    def ready(self) -> bool:
+        """True once the weights are loaded; raises what loading raises."""
+        return self._loaded() is not None
+
+    def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        """See :class:`~radioplat.teachers.runner.TeacherRunner`."""
+        return self._loaded()(pixels, grid, wanted)
+
+    @ray.method(concurrency_group="control")
+    def pulse(self) -> Pulse:
+        """Answers also while forwards run, or hang."""
+        since, batcher, runner = self._since, self._batcher, self._runner
+        return Pulse(
+            os.getpid(),
+            ray.get_runtime_context().get_node_id(),
+            batcher.waiting if batcher else 0,
+            time.monotonic() - since if since else 0.0,
+            self._forwards,
+            frozenset(runner.shapes if runner else ()),
+        )
+
+    def _loaded(self) -> Batcher:
+        with self._loading:
+            if self._batcher is None:
+                self._since = time.monotonic()
+                try:
+                    self._runner = TeacherRunner(*self._arguments)
+                finally:
+                    self._since = 0.0
+                self._batcher = Batcher(self._timed, self._runner.max_batch)
+            return self._batcher
+
+    def _timed(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        assert self._runner is not None
+        self._since = time.monotonic()
+        try:
+            return self._runner(pixels, grid, wanted)
+        finally:
+            self._since = 0.0
+            self._forwards += 1
+
+
+def start_replica(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorHandle:
+    """A replica on ``num_gpus`` GPUs, on the CPU where that is 0; it loads when it is first asked."""
+    service = teacher.service
+    return (
+        ray.remote(Replica)
+        .options(
+            num_cpus=service.num_cpus,
+            num_gpus=num_gpus,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=AT_ONCE,
+            concurrency_groups={"control": 2},
+            scheduling_strategy="DEFAULT" if service.placement.value == "pack" else "SPREAD",
+        )
+        .remote(teacher, "cuda" if num_gpus else "cpu")
+    )
