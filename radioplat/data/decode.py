@@ -70,7 +70,7 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
     if header.width * header.height > max_pixels:
         raise BadSample("too_many_pixels", f"{header.width}x{header.height}")
     factor = _factor(header, reduction)
-    rgb = _decode_jpeg(data, factor, fast) if header.format == "JPEG" else None
+    rgb = _decode_jpeg(data, header, factor, fast) if header.format == "JPEG" else None
     if rgb is None:
         if header.format == "PNG" and (damage := png_damage(data)):
             raise BadSample("corrupt_image", damage)
@@ -93,13 +93,14 @@ def _factor(header: ImageHeader, reduction: float) -> int:
     return 1
 
 
-def _decode_jpeg(data: bytes, factor: int, fast: bool) -> np.ndarray | None:
+def _decode_jpeg(data: bytes, header: ImageHeader, factor: int, fast: bool) -> np.ndarray | None:
     """RGB at 1/factor of the size, or None where libjpeg-turbo refuses (CMYK, oddities, damage): Pillow then judges."""
     try:
         if factor == 1:
             return simplejpeg.decode_jpeg(data, "RGB", fastdct=fast, fastupsample=fast)
-        height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        height, width = -(-height // factor), -(-width // factor)
+        height, width = -(-header.height // factor), -(-header.width // factor)
+        if header.orientation > 4:  # the file lies on its side
+            height, width = width, height
         return simplejpeg.decode_jpeg(data, "RGB", fast, fast, min_height=height, min_width=width, min_factor=factor)
     except (ValueError, RuntimeError):
         return None

@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from radioplat.data.decode import BadSample
 from radioplat.data.files import HandlePool
@@ -17,6 +20,14 @@ from radioplat.errors import DataError
 
 HOLD_OFF_S = 30.0  # a shard that failed is left alone for so long: not every sample of it waits for the same error
 STALLS = 10  # and one that hung for so many timeouts, by every process that reads the run's index
+
+
+class Place(NamedTuple):
+    """Where a sample lies: its shard, and first byte and number of bytes in it."""
+
+    shard: int
+    offset: int
+    length: int
 
 
 class Fetcher:
@@ -33,21 +44,31 @@ class Fetcher:
         self._files = HandlePool()
         self._held_off: dict[int, tuple[float, BadSample]] = {}
 
+    def places(self, rows: np.ndarray) -> list[Place]:
+        """Where each of ``rows``, int64 ``[n]``, lies: together they are looked up much faster than one by one."""
+        index = self._index
+        columns = (index.shard[rows], index.offset[rows], index.length[rows])
+        return [Place(*place) for place in zip(*(column.tolist() for column in columns), strict=True)]
+
     def bytes_of(self, row: int) -> bytes:
-        """The encoded image of ``row``.
+        """The encoded image of ``row``; raises as :meth:`read`."""
+        return self.read(self.places(np.array([row]))[0])
+
+    def read(self, place: Place) -> bytes:
+        """The encoded image at ``place``.
 
         Raises:
             BadSample: ``shard_changed`` (or is gone) since it was indexed; ``short_read`` where the storage fails, ends
                 too early, or does not answer in time.
         """
-        shard, length = int(self._index.shard[row]), int(self._index.length[row])
+        shard, offset, length = place
         until, known = self._held_off.get(shard, (0.0, None))
         if known is not None and time.monotonic() < until:
             raise BadSample(known.reason, known.detail)
         try:
             if self._hung(shard):
                 raise self._late()
-            data = self._in_time(shard, lambda: self._read(shard, int(self._index.offset[row]), length))
+            data = self._in_time(shard, lambda: self._read(shard, offset, length))
         except DataError as error:
             raise self._hold_off(shard, BadSample("shard_changed", error.problems[0].message)) from None
         except FileNotFoundError as error:

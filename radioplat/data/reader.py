@@ -10,7 +10,7 @@ import numpy as np
 
 from radioplat.data.batch import Batch
 from radioplat.data.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
-from radioplat.data.fetch import Fetcher
+from radioplat.data.fetch import Fetcher, Place
 from radioplat.data.recipe import Equivariance, Recipe
 from radioplat.data.shard_index import ShardIndex
 from radioplat.data.uniform_color import refuse_uniform_color
@@ -98,9 +98,9 @@ class GrainReader:
         plan = recipe.plan(grain, *sizes, positions)
         weight = np.ones(len(ids), np.float32)
         faults: dict[int, str] = {}
-        for i, row in enumerate(ids.tolist()):
+        for i, (row, place) in enumerate(zip(ids.tolist(), self._fetch.places(ids), strict=True)):
             try:
-                image = self._decode(row, plan.reduction(i), fast)
+                image = self._decode(row, place, plan.reduction(i), fast)
                 if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
                     detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
                     raise BadSample("size_mismatch", detail)
@@ -112,8 +112,8 @@ class GrainReader:
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
         return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
 
-    def _decode(self, row: int, reduction: float, fast: bool) -> Decoded:
-        data = self._fetch.bytes_of(row)
+    def _decode(self, row: int, place: Place, reduction: float, fast: bool) -> Decoded:
+        data = self._fetch.read(place)
         if self.verify_hashes:
             self._fetch.check_hash(row, data)
         return decode_rgb(data, reduction, self.max_pixels, fast)
