@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from radioplat.data.batch import Batch
 from radioplat.losses.reduce import to_grid
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.teacher import FrozenTeacher
@@ -22,12 +23,20 @@ class TeacherClient(Protocol):
 
     name: str
 
-    def share(self, pixels: np.ndarray) -> Any:
-        """Make uint8 ``[B, 3, H, W]`` reachable for all teachers of this kind that see the same view; sent once."""
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> Any:
+        """Make uint8 ``[B, 3, H, W]`` reachable for all teachers of this kind that see the same view; sent once.
+
+        Args:
+            batch: the micro-batch that the pixels are a view of, for clients that remember samples.
+        """
         ...
 
     def submit(self, shared: Any, grain: int) -> Pending:
         """Ask for the features of what :meth:`share` returned; returns at once where the teacher runs elsewhere."""
+        ...
+
+    def precision(self) -> str:
+        """The dtype it computes in, once its weights are loaded: ``bfloat16``."""
         ...
 
 
@@ -36,11 +45,15 @@ class TeacherRunner:
 
     Args:
         grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
+
+    Attributes:
+        precision: the dtype of the forward, by its name.
     """
 
     def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
         self.model = FrozenTeacher(teacher, device)
         self.wanted, self.grid = teacher.wanted, grid
+        self.precision = str(self.model.dtype).removeprefix("torch.")
 
     def __call__(self, pixels: np.ndarray) -> Packed:
         """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less."""
@@ -61,7 +74,7 @@ class InlineTeacher:
         self.name = teacher.name
         self._runner = TeacherRunner(teacher, grid, device)
 
-    def share(self, pixels: np.ndarray) -> np.ndarray:
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """Nothing to send."""
         return pixels
 
@@ -69,3 +82,7 @@ class InlineTeacher:
         """See :class:`TeacherClient`; the forward runs in the caller's thread."""
         packed = self._runner(shared)
         return lambda: packed
+
+    def precision(self) -> str:
+        """See :class:`TeacherClient`."""
+        return self._runner.precision

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import ray
 
+from radioplat.data.batch import Batch
 from radioplat.errors import PlacementError, TrainingError
 from radioplat.spec.cluster import Placement
 from radioplat.spec.resolve import ResolvedTeacher
@@ -32,6 +33,10 @@ class TeacherActor:
         """True once the weights are loaded; raises what loading raises."""
         return self._runner is not None
 
+    def precision(self) -> str:
+        """The dtype that this replica computes in."""
+        return self._runner.precision
+
     def forward(self, pixels: np.ndarray) -> Packed:
         """uint8 ``[B, 3, H, W]`` to packed features."""
         return self._runner(pixels)
@@ -45,7 +50,7 @@ class RemoteTeacher:
     replicas: tuple
     timeout_s: float
 
-    def share(self, pixels: np.ndarray) -> ray.ObjectRef:
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
         """Put the view into the object store, once for all teachers that see it."""
         return ray.put(pixels)
 
@@ -63,6 +68,11 @@ class RemoteTeacher:
                 ) from None
 
         return wait
+
+    def precision(self) -> str:
+        """See :class:`~radioplat.teachers.client.TeacherClient`; of replicas that differ, all: ``bfloat16+float32``."""
+        asked = [replica.precision.remote() for replica in self.replicas]
+        return "+".join(sorted(set(ray.get(asked, timeout=self.timeout_s))))
 
 
 def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:
