@@ -25,6 +25,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_augmentation(spec),
         *_draws(spec),
         *_optimizer(spec),
+        *_feature_cache(spec),
         *_unavailable(spec),
     ]
     if task == "distill":
@@ -190,6 +191,18 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
                     f"{teacher.where}.loss_type",
                     "For spatial features take BALANCED, MSE, L1, L2, FD or CS.",
                 )
+
+
+def _feature_cache(spec: Spec) -> Iterator[Problem]:
+    cache = spec.feature_cache
+    if cache.max_bytes < 1:
+        hint = "To keep nothing, leave feature_cache.dir empty."
+        yield Problem(f"must be at least 1, not {cache.max_bytes}", "feature_cache.max_bytes", hint)
+    if cache.dir is not None and not cache.dir.strip():
+        yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
+    elif "://" in (cache.dir or "") and not cache.dir.startswith(("s3://", "gs://")):
+        hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
+        yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
 
 
 def _chain(spec: Spec) -> Iterator[Problem]:

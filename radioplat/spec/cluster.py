@@ -1,4 +1,4 @@
-"""Spec sections ``cluster`` and ``teachers``: where workers and teachers run, and on what share of a machine."""
+"""Spec sections ``cluster``, ``teachers``, ``feature_cache``: where workers and teachers run, what is kept."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ class TeacherServiceConfig:
     placement: Placement = Placement.spread
     compile: bool = False
     timeout_s: float = 300.0
+    cache: bool = True  # whether its features go through feature_cache, where that names a folder
+
+
+@dataclass
+class FeatureCacheConfig:
+    """(+) Spec section ``feature_cache``: teachers' answers, kept for later epochs and trials; off without ``dir``."""
+
+    dir: str | None = None  # a folder of this machine, one that nodes share, or s3://..., gs://...
+    max_bytes: int = 100_000_000_000  # of all files in it, whoever wrote them
