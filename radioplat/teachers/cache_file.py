@@ -16,9 +16,9 @@ import safetensors.torch
 import torch
 
 from radioplat.data.files import HandlePool, RangeFile
-from radioplat.teachers.cache_key import KEY_BYTES
 
 SUFFIX = ".features.safetensors"
+KEY_BYTES = 32
 Row = dict[str, np.ndarray]  # what a teacher said of one sample: bf16 bits as uint16, by the name of the output
 
 _FORMAT = {"format": "radioplat features 1"}

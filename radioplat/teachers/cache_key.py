@@ -19,18 +19,18 @@ import numpy as np
 
 from radioplat.data.shard_index import ShardIndex
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.checkpoint import is_checkpoint
+from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import weights_field, weights_of
 from radioplat.teachers.adapters.registry import adapter_class
+from radioplat.teachers.cache_file import KEY_BYTES
 
-KEY_BYTES = 32
 # Goes up when what lies between pixels and answer changes: normalisation, folding, the resize to the loss grid.
 _PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
 
 
 def weights_hash(teacher: ResolvedTeacher) -> str:
-    """sha256 (hex) of the teacher's weights: of a file's bytes, or of the names and bytes of all files of a folder.
+    """sha256 (hex) of the teacher's weights: of a file's bytes, or of names and bytes of a folder's files.
 
     Read once a process for each version of the file.
 
@@ -40,9 +40,8 @@ def weights_hash(teacher: ResolvedTeacher) -> str:
     path = weights_of(teacher)
     try:
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.is_file())
-            if is_checkpoint(path):  # ours holds moments too, three times as large and nothing to a teacher
-                files = [p for p in files if p.suffix in (".safetensors", ".json") and p.stem != "state"]
+            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # its moments are nothing to a teacher
+            files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
             parts = [(str(p.relative_to(path)), _file_hash(p)) for p in files]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return _file_hash(path)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import safetensors.torch
 
+from radioplat.distill.plan import plan
 from radioplat.errors import SpecError
+from radioplat.spec.load import load_spec
 from radioplat.teachers.teacher import FrozenTeacher
 from radioplat.track.status import read_status
 
@@ -76,6 +79,14 @@ def test_a_full_cache_is_told_and_a_useless_one_refused(make_spec, distil, tmp_p
     lines = [line for line in read_status(trail.folder / "status.json") if line["verbosity"] == "WARNING"]
     assert any("feature_cache.max_bytes" in line["message"] for line in lines)
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 100_000
+    # What plan says of a sample is what one takes: the files hold every layout, and nothing else beside key and sum.
+    sizes = set()
+    for path in (tmp_path / "cache").iterdir():
+        tensors = safetensors.torch.load_file(path)
+        outputs = {name: t for name, t in tensors.items() if name.startswith("feature.")}
+        sizes.add((*outputs, sum(2 * t[0].numel() for t in outputs.values())))
+    said = plan(load_spec(spec)).facts["feature cache"]
+    assert f": {sum(size for *_, size in sizes):,} bytes a sample, room for " in said
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match=r"feature_cache\.dir"):
         distil(spec, f"feature_cache.dir={tmp_path / 'file' / 'x'}", f"results_dir={tmp_path / 'refused'}")

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from radioplat.data.index import build_index
 from radioplat.errors import WeightsError
+from radioplat.models.checkpoint import save_student
+from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.dataset import SplitConfig, TarSource
 from radioplat.teachers.cache_key import SamplePlaces, feature_key, sample_digest, teacher_key, weights_hash
 
@@ -86,6 +89,21 @@ def test_weights_are_known_by_their_bytes(teacher, tmp_path):
     assert of(tmp_path / "copy.safetensors") != of(teacher.weights)
     with pytest.raises(WeightsError, match="nowhere"):
         of(tmp_path / "nowhere")
+
+
+def test_of_a_checkpoint_the_student_counts(teacher, tmp_path):
+    torch.manual_seed(0)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        student = Student(StudentArchitecture("test_resnet"))
+        save_student(student, student.state_dict(), tmp_path / name)
+
+    def of(name):
+        return weights_hash(dataclasses.replace(teacher, weights=str(tmp_path / name)))
+
+    before = of("a")
+    (tmp_path / "a" / "optimizer.safetensors").write_bytes(b"moments")
+    assert before == of("a") != of("b")
 
 
 def test_places_follow_the_shard_not_the_row(tmp_path):

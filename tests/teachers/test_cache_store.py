@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from radioplat.errors import SpecError
 from radioplat.teachers import cache_store
-from radioplat.teachers.cache_file import SUFFIX
-from radioplat.teachers.cache_key import KEY_BYTES
+from radioplat.teachers.cache_file import KEY_BYTES, SUFFIX
 from radioplat.teachers.cache_store import FeatureStore
 
 
