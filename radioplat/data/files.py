@@ -1,4 +1,5 @@
-"""The one place where the data room touches storage: folders, states of files, bytes of a range, a pool of handles.
+"""The one place where the data room touches storage: folders, states of files, bytes of a range, a pool of handles,
+whole files written and removed.
 
 Paths are local, or ``s3://bucket/key`` and ``gs://bucket/key`` (pyarrow's own clients). Nothing is ever read but the
 range that is asked for. An error that may pass is tried again with growing pauses, a bounded number of times.
@@ -6,6 +7,7 @@ range that is asked for. An error that may pass is tried again with growing paus
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -13,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from radioplat.aside import written_aside
 from radioplat.data.remote import filesystem, is_remote, strip_scheme
 from radioplat.data.retry import retried
 
@@ -82,6 +85,28 @@ class RangeFile:
 def read_range(path: str, offset: int, length: int) -> bytes:
     """``length`` bytes of the file at ``path`` from ``offset``; fewer only where the file ends."""
     return RangeFile(path).read(offset, length)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write a whole file, in a folder that is made where there is none: readers see all of it or nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    retried(lambda: _write(path, data), path)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file; one that is gone already is no error.
+
+    Raises:
+        OSError: it may not be removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(path):
+            retried(lambda: filesystem(path).delete_file(strip_scheme(path)), path)
+        else:
+            os.unlink(path)
 
 
 class HandlePool:
@@ -159,6 +184,16 @@ def _stat(path: str) -> FileState:
     if not found.is_file:
         raise FileNotFoundError(2, "No such object", path)
     return _remote_state(found)
+
+
+def _write(path: str, data: bytes) -> None:
+    if is_remote(path):
+        with filesystem(path).open_output_stream(strip_scheme(path)) as stream:  # an object is there once it is closed
+            stream.write(data)
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with written_aside(path) as aside:
+        aside.write_bytes(data)
 
 
 def _state(found: os.stat_result) -> FileState:

@@ -68,7 +68,7 @@ class Feeder:
             client = self._clients[teacher.name]
             key = (type(client), teacher.view)
             if key not in shared:
-                shared[key] = client.share(batch.views[teacher.view].pixels)
+                shared[key] = client.share(batch.views[teacher.view].pixels, batch)
             answers[teacher.name] = client.submit(shared[key], batch.grain)
         return answers
 

@@ -14,6 +14,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.loader import load_grains
 from radioplat.data.run_data import open_reader
 from radioplat.distill import ds_compat
+from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
@@ -38,8 +39,8 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
         reader = open_reader(*run.reader_arguments)
         return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
-    with torch_beside(threads):
-        run_worker(run, Seat(0, 1, device), clients, batches)
+    with torch_beside(threads), through_cache(run, clients, rank=0) as behind:
+        run_worker(run, Seat(0, 1, device), behind, batches)
 
 
 def _alone_in_the_world() -> None:

@@ -205,6 +205,7 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
         )
     if not gpus:
         result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
+    _feature_cache(spec, models, result)
     result.facts["decode"] = f"{spec.dataset.workers * world} decode task(s) on {there.cpus:g} CPUs"
 
 
@@ -212,6 +213,19 @@ def _actors(service: TeacherServiceConfig) -> str:
     least, most = service.bounds
     count = f"{least} to {most}" if most > least else f"{least}"
     return f"{count} actor(s), {service.placement.value}" + (f", pool {service.pool}" if service.pool else "")
+
+
+def _feature_cache(spec: Spec, models: Models, result: Plan) -> None:
+    """What a sample takes in the cache, and for how many there is room."""
+    cache = spec.feature_cache
+    numbers = 0
+    for teacher in models.teachers if cache.dir else ():
+        info, (rows, columns) = models.infos[teacher.name], models.grids[teacher.name]
+        sizes = {"summary": info.summary_dim, "spatial": rows * columns * info.spatial_dim, "logits": info.logits_dim}
+        numbers += sum(sizes[kind] for kind in teacher.wanted) if teacher.service.cache else 0
+    if numbers:
+        room = cache.max_bytes // (2 * numbers)
+        result.facts["feature cache"] = f"{cache.dir}: {2 * numbers:,} bytes a sample, room for {room:,} samples"
 
 
 def _pixels(teacher: ResolvedTeacher) -> str:

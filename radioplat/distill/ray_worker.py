@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
+from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
@@ -38,7 +39,8 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))
     channel = group.open_channel()
     _await_pools(pools, seat.rank)
-    run_worker(run, seat, clients, lambda start, stop: _stream(run, seat, start, stop, channel))
+    with through_cache(run, clients, seat.rank) as behind:
+        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel))
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:

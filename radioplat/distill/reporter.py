@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,12 +22,14 @@ class StepRecord:
         values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
         wait: seconds this rank waited for data and teachers.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
+        cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
     """
 
     step: int
     learning_rate: float
     values: dict[str, float] = field(default_factory=dict)
     teacher_seconds: dict[str, float] = field(default_factory=dict)
+    cached: dict[str, tuple[int, int]] = field(default_factory=dict)
     wait: float = 0.0
     seconds: float = 0.0
     skipped: bool = False
@@ -36,19 +39,32 @@ class StepRecord:
         for name, value in losses.items():
             self.values[name] = self.values.get(name, 0.0) + float(value.detach())
 
+    def look_up(self, teacher: str, hits: int, misses: int) -> None:
+        """Count samples that a teacher's cache was asked for."""
+        before = self.cached.get(teacher, (0, 0))
+        self.cached[teacher] = (before[0] + hits, before[1] + misses)
+
     def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
         """Means over the global batch; every rank calls this."""
         self.skipped = skipped
         # A rank that had only padding knows no names; rank 0 always has a real micro-batch.
-        names, teachers = group.agree((sorted(self.values), sorted(self.teacher_seconds)))
+        named = (sorted(self.values), sorted(self.teacher_seconds), sorted(self.cached))
+        names, teachers, caches = group.agree(named)
         packed = torch.tensor(
-            [*(self.values.get(n, 0.0) for n in names), *(self.teacher_seconds.get(t, 0.0) for t in teachers)],
+            [
+                *(self.values.get(n, 0.0) for n in names),
+                *(self.teacher_seconds.get(t, 0.0) for t in teachers),
+                *chain.from_iterable(self.cached.get(t, (0, 0)) for t in caches),
+            ],
             dtype=torch.float64,
             device="cpu" if device.type == "cpu" else device,
         )
         packed = group.total(packed).tolist()
         self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
-        self.teacher_seconds = dict(zip(teachers, packed[len(names) :], strict=True))
+        packed = packed[len(names) :]
+        self.teacher_seconds = dict(zip(teachers, packed, strict=False))
+        counts = map(int, packed[len(teachers) :])
+        self.cached = dict(zip(caches, zip(counts, counts, strict=True), strict=True))
 
 
 class Reporter:
@@ -76,6 +92,7 @@ class Reporter:
             "seconds/step": record.seconds,
             "seconds/wait": record.wait,
             **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
+            **{f"cache/{name}/hits": hits / max(1, hits + misses) for name, (hits, misses) in record.cached.items()},
         }
         if record.skipped:
             self._status.write(f"step {step + 1} was skipped: a loss term was not finite", verbosity="WARNING")

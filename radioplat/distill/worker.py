@@ -266,6 +266,8 @@ class _Worker:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch)).map(lambda t: t * math.nan)
                 continue
             record.teacher_seconds[teacher.name] = record.teacher_seconds.get(teacher.name, 0.0) + packed.seconds
+            if packed.cached is not None:
+                record.look_up(teacher.name, *packed.cached)
             micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
         return micro
 

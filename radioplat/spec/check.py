@@ -26,6 +26,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_augmentation(spec),
         *_draws(spec),
         *_optimizer(spec),
+        *_feature_cache(spec),
         *_unavailable(spec),
     ]
     if task == "distill":
@@ -203,6 +204,18 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
             yield Problem(f"must be positive, not {getattr(service, name)}", f"{where}.{name}")
     if service.pool is not None and service.placement is Placement.inline:
         yield Problem("a teacher inside the workers has no pool", f"{where}.pool", "Leave out one of pool and inline.")
+
+
+def _feature_cache(spec: Spec) -> Iterator[Problem]:
+    cache = spec.feature_cache
+    if cache.max_bytes < 1:
+        hint = "To keep nothing, leave feature_cache.dir empty."
+        yield Problem(f"must be at least 1, not {cache.max_bytes}", "feature_cache.max_bytes", hint)
+    if cache.dir is not None and not cache.dir.strip():
+        yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
+    elif "://" in (cache.dir or "") and not cache.dir.startswith(("s3://", "gs://")):
+        hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
+        yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
 
 
 def _chain(spec: Spec) -> Iterator[Problem]:

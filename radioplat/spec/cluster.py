@@ -1,4 +1,4 @@
-"""Spec sections ``cluster`` and ``teachers``: where workers and teachers run, and on what share of a machine."""
+"""Spec sections ``cluster``, ``teachers``, ``feature_cache``: where workers and teachers run, what is kept."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class TeacherServiceConfig:
     max_batch: int | None = None
     timeout_s: float = 300.0  # a forward, or a start, that takes longer hangs
     recovery_timeout_s: float = 1800.0  # how long students hold for a replica whose node was lost
+    cache: bool = True  # whether its features go through feature_cache, where that names a folder
     pool: str | None = None  # a pool of this name outlives the run and serves others too; see `radioplat teachers`
 
     @property
@@ -69,3 +70,11 @@ class TeacherServiceConfig:
             return self.replicas, self.replicas
         least, most = self.replicas
         return int(least), int(most)
+
+
+@dataclass
+class FeatureCacheConfig:
+    """(+) Spec section ``feature_cache``: teachers' answers, kept for later epochs and trials; off without ``dir``."""
+
+    dir: str | None = None  # a folder of this machine, one that nodes share, or s3://..., gs://...
+    max_bytes: int = 100_000_000_000  # of all files in it, whoever wrote them

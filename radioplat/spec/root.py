@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from radioplat.spec.cluster import ClusterConfig, TeacherServiceConfig
+from radioplat.spec.cluster import ClusterConfig, FeatureCacheConfig, TeacherServiceConfig
 from radioplat.spec.dataset import DatasetConfig
 from radioplat.spec.distill import DistillConfig
 from radioplat.spec.model import ModelConfig
@@ -31,6 +31,7 @@ class Spec:
     distill: DistillConfig = field(default_factory=DistillConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     teachers: dict[str, TeacherServiceConfig] = field(default_factory=dict)
+    feature_cache: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
 
     @property
     def global_batch_size(self) -> int:

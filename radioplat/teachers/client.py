@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from radioplat.data.batch import Batch
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.runner import TeacherRunner
 from radioplat.teachers.transport import Packed
@@ -19,12 +20,20 @@ class TeacherClient(Protocol):
 
     name: str
 
-    def share(self, pixels: np.ndarray) -> Any:
-        """Make uint8 ``[B, 3, H, W]`` reachable for all teachers of this kind that see the same view; sent once."""
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> Any:
+        """Make uint8 ``[B, 3, H, W]`` reachable for all teachers of this kind that see the same view; sent once.
+
+        Args:
+            batch: the micro-batch that the pixels are a view of, for clients that remember samples.
+        """
         ...
 
     def submit(self, shared: Any, grain: int) -> Pending:
         """Ask for the features of what :meth:`share` returned; returns at once where the teacher runs elsewhere."""
+        ...
+
+    def precision(self) -> str:
+        """The dtype it computes in, once its weights are loaded: ``bfloat16``."""
         ...
 
 
@@ -35,7 +44,7 @@ class InlineTeacher:
         self.name = teacher.name
         self._runner, self._grid, self._wanted = TeacherRunner(teacher, device), grid, teacher.wanted
 
-    def share(self, pixels: np.ndarray) -> np.ndarray:
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """Nothing to send."""
         return pixels
 
@@ -43,3 +52,7 @@ class InlineTeacher:
         """See :class:`TeacherClient`; the forward runs in the caller's thread."""
         packed = self._runner(shared, self._grid, self._wanted)
         return lambda: packed
+
+    def precision(self) -> str:
+        """See :class:`TeacherClient`."""
+        return self._runner.precision

@@ -61,6 +61,12 @@ class Replica:
         """See :class:`~radioplat.teachers.runner.TeacherRunner`."""
         return self._loaded()(pixels, grid, wanted)
 
+    def precision(self) -> str:
+        """The dtype that this replica computes in."""
+        self._loaded()
+        assert self._runner is not None
+        return self._runner.precision
+
     @ray.method(concurrency_group="control")
     def pulse(self) -> Pulse:
         """Answers also while forwards run, or hang."""

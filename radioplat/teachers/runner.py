@@ -15,7 +15,7 @@ from radioplat.teachers.transport import Packed, joined, pack
 
 
 class TeacherRunner:
-    """Forward, resize to the loss grid, pack.
+    """Forward, resize to the loss grid, pack; ``precision`` is the dtype of the forward, by its name.
 
     With ``teachers.<name>.max_batch`` every forward has exactly that many rows, the last padded with zeros: what a
     sample's features are then depends on nothing that is asked beside it, to the bit.
@@ -23,6 +23,7 @@ class TeacherRunner:
 
     def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
         self.model = FrozenTeacher(teacher, device)
+        self.precision = str(self.model.dtype).removeprefix("torch.")
         self.max_batch = teacher.service.max_batch
         self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import ray
 
-from radioplat.errors import TeacherSilent, TrainingError
+from radioplat.data.batch import Batch
+from radioplat.errors import PlacementError, TeacherSilent, TrainingError
 from radioplat.spec.cluster import Placement
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.client import Pending
@@ -45,7 +46,7 @@ class RemoteTeacher:
     _seen: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
 
-    def share(self, pixels: np.ndarray) -> ray.ObjectRef:
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
         """Put the view into the object store, once for all teachers that see it."""
         return ray.put(pixels)
 
@@ -58,6 +59,21 @@ class RemoteTeacher:
         """
         request = _Request(self, shared)
         return request.wait
+
+    def precision(self) -> str:
+        """See :class:`~radioplat.teachers.client.TeacherClient`; replicas on unlike hardware would mix two.
+
+        Raises:
+            PlacementError: they do.
+        """
+        found = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
+        if len(found) > 1:
+            raise PlacementError(
+                f"replicas of teacher {self.name} compute in {' and '.join(sorted(found))}",
+                where=f"teachers.{self.name}.precision",
+                hint="Set it, so that features do not depend on which replica is asked.",
+            )
+        return found.pop()
 
     def replicas(self) -> list:
         """Those that take requests now."""
@@ -131,6 +147,7 @@ class _Request:
         teacher.say(f"teacher {teacher.name} gave no answer within {teacher.timeout_s:g} s: its replica is restarted")
         ray.get(teacher.keeper.restart.remote(self._replica._actor_id.hex(), pulse.process))
         return None
+
 
 
 def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:

@@ -17,12 +17,18 @@ from radioplat.models.features import Features
 
 @dataclass(frozen=True)
 class Packed:
-    """Features as uint16 arrays of bf16 bits, with the seconds their forward took."""
+    """Features as uint16 arrays of bf16 bits, with the seconds their forward took.
+
+    Attributes:
+        cached: of the samples that were looked up in a feature cache, how many were there and how many not; None
+            where there is no cache.
+    """
 
     summary: np.ndarray | None
     spatial: np.ndarray | None
     named: dict[str, np.ndarray]
     seconds: float
+    cached: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(next(a for a in (self.summary, self.spatial, *self.named.values()) if a is not None))

@@ -89,6 +89,18 @@ def test_same_losses_at_one_and_two_workers(local_run, two_workers):
         assert two_workers.losses[step] == pytest.approx(loss, rel=1e-3), step
 
 
+def test_a_cluster_takes_what_a_local_run_kept(cluster, workers, make_spec, distil, tmp_path):
+    cache = f"feature_cache.dir={tmp_path / 'cache'}"
+    alone = distil(make_spec(tmp_path / "local", {"train": {"zero_stage": 2}}), cache, "train.max_steps=1")
+    kept = len(list((tmp_path / "cache").iterdir()))
+    trail = distil(workers(tmp_path / "ray", 2, zero_stage=2), cache, "train.max_steps=2")
+    first, second = (e.metrics for e in trail.events if isinstance(e, StepEvent))
+    for name in ("lite0", "vit"):
+        assert (first[f"cache/{name}/hits"], second[f"cache/{name}/hits"]) == (1.0, 0.0)
+    assert trail.losses[1] == pytest.approx(alone.losses[1], rel=1e-5)
+    assert len(list((tmp_path / "cache").iterdir())) > kept  # both workers added what the second step needed
+
+
 def test_the_group_said_what_it_runs_on(two_workers):
     assert any("no GPU" in line and "2 CPU worker" in line for line in two_workers.lines)
     assert verified_state(two_workers.result.checkpoint).world_size == 2

@@ -9,6 +9,8 @@ from safetensors.torch import save_file
 
 from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
+from radioplat.teachers.cache_file import SUFFIX
+from radioplat.teachers.cache_store import FeatureStore
 
 
 @pytest.fixture
@@ -37,3 +39,23 @@ def resolved(precision: str = "fp32", service: dict | None = None, **teacher):
 def resolve():
     """resolve(**fields of one teacher) -> its resolved form."""
     return resolved
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    """open_store(max_bytes, folder, say) -> a feature store, by default on ``files``' folder; closed at the end."""
+    opened = []
+
+    def make(max_bytes: int = 10**9, folder: str | None = None, say=None) -> FeatureStore:
+        opened.append(FeatureStore(folder or str(tmp_path / "cache"), max_bytes, say))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def files(tmp_path):
+    """files() -> the files of ``open_store``'s folder."""
+    return lambda: sorted((tmp_path / "cache").glob(f"*{SUFFIX}"))

@@ -45,9 +45,11 @@ class Adapter(nn.Module):
         multiple: pixels of such a patch, where its map is finer than its patches; 0: the stride.
         logits_dim: classes of its classifier, 0 for none.
         wants: see :class:`Wants`.
+        version: goes up when the answers of this kind change for the same weights: kept features then count no more.
     """
 
     kind: ClassVar[str]
+    version: ClassVar[int] = 1
     structure_without_weights: ClassVar[bool] = True
     stride: int
     needs_multiple: bool = False

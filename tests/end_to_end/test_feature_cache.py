@@ -1,0 +1,92 @@
+"""A second trial over the same shards asks no teacher, and learns the same."""
+
+from __future__ import annotations
+
+import pytest
+import safetensors.torch
+
+from radioplat.distill.plan import plan
+from radioplat.errors import SpecError
+from radioplat.spec.load import load_spec
+from radioplat.teachers.teacher import FrozenTeacher
+from radioplat.track.status import read_status
+
+STILL = ("dataset.augmentation.random_crop.enable=false", "dataset.augmentation.random_flip.enable=false")
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Images that each teacher really saw."""
+    seen: dict[str, int] = {}
+    forward = FrozenTeacher.forward
+
+    def counted(self, images, wanted):
+        seen[self.name] = seen.get(self.name, 0) + len(images)
+        return forward(self, images, wanted)
+
+    monkeypatch.setattr(FrozenTeacher, "forward", counted)
+    return seen
+
+
+def hits(trail, teacher: str) -> list[float]:
+    steps = [line for line in read_status(trail.folder / "status.json") if "max_step" in line]
+    return [line["kpi"][f"cache/{teacher}/hits"] for line in steps]
+
+
+def test_a_second_trial_makes_no_pass(make_spec, distil, passes, tmp_path):
+    cache = f"feature_cache.dir={tmp_path / 'cache'}"
+    plain = distil(make_spec(tmp_path / "plain"), *STILL)
+    alone = dict(passes)
+    assert alone == {"lite0": 48, "vit": 48}
+    first = distil(make_spec(tmp_path / "first"), *STILL, cache)
+    # Eight of the 24 places of the second epoch show an image again; those are not paid for twice.
+    paid = {name: count - alone[name] for name, count in passes.items()}
+    passes.clear()
+    second = distil(make_spec(tmp_path / "second"), *STILL, cache)
+    assert passes == {}
+    assert second.losses == first.losses
+    assert second.losses == pytest.approx(plain.losses, rel=1e-4)
+    for name in ("lite0", "vit"):
+        assert hits(second, name) == [1.0] * 8
+        assert paid[name] == 40 == round(48 - 6 * sum(hits(first, name)))
+    # A trial, not a rerun: the student learns otherwise, in other micro-batches.
+    other = distil(make_spec(tmp_path / "other"), *STILL, cache, "train.optim.lr=5e-4", "dataset.batch_size=3")
+    assert passes == {} and other.losses.keys() == second.losses.keys()
+    assert other.losses[8] != second.losses[8]
+
+
+def test_drawn_views_are_those_of_the_same_places_of_the_order(make_spec, distil, passes, tmp_path):
+    """A draw follows from seed and position: the same trial again hits, another seed sees other crops and misses."""
+    spec = make_spec(tmp_path / "first", {"feature_cache": {"dir": str(tmp_path / "cache")}})
+    spec["teachers"]["vit"]["cache"] = False
+    spec["distill"]["target_norm"] = {"type": "standardize", "fit_batches": 1}
+    steps = "train.max_steps=2"
+    first = distil(spec, steps)
+    passes.clear()
+    again = distil(spec, steps, f"results_dir={tmp_path / 'again'}")
+    assert passes == {"vit": 12} and again.losses == first.losses
+    assert hits(again, "lite0") == [1.0, 1.0]
+    with pytest.raises(KeyError):
+        hits(again, "vit")
+    passes.clear()
+    distil(spec, steps, f"results_dir={tmp_path / 'seed'}", "dataset.train_dataset.seed=7")
+    assert passes == {"vit": 12, "lite0": 12}
+
+
+def test_a_full_cache_is_told_and_a_useless_one_refused(make_spec, distil, tmp_path):
+    spec = make_spec(tmp_path / "run", {"feature_cache": {"dir": str(tmp_path / "cache"), "max_bytes": 100_000}})
+    trail = distil(spec, "train.max_steps=2")
+    lines = [line for line in read_status(trail.folder / "status.json") if line["verbosity"] == "WARNING"]
+    assert any("feature_cache.max_bytes" in line["message"] for line in lines)
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 100_000
+    # What plan says of a sample is what one takes: the files hold every layout, and nothing else beside key and sum.
+    sizes = set()
+    for path in (tmp_path / "cache").iterdir():
+        tensors = safetensors.torch.load_file(path)
+        outputs = {name: t for name, t in tensors.items() if name.startswith("feature.")}
+        sizes.add((*outputs, sum(2 * t[0].numel() for t in outputs.values())))
+    said = plan(load_spec(spec)).facts["feature cache"]
+    assert f": {sum(size for *_, size in sizes):,} bytes a sample, room for " in said
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"feature_cache\.dir"):
+        distil(spec, f"feature_cache.dir={tmp_path / 'file' / 'x'}", f"results_dir={tmp_path / 'refused'}")
