@@ -105,14 +105,13 @@ def start_replica(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorH
     """A replica on ``num_gpus`` GPUs, on the CPU where that is 0; it loads when it is first asked."""
     service = teacher.service
     return (
-        ray.remote(Replica)
+        ray.remote(concurrency_groups={"control": 2})(Replica)
         .options(
             num_cpus=service.num_cpus,
             num_gpus=num_gpus,
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=AT_ONCE,
-            concurrency_groups={"control": 2},
             scheduling_strategy="DEFAULT" if service.placement.value == "pack" else "SPREAD",
         )
         .remote(teacher, "cuda" if num_gpus else "cpu")
