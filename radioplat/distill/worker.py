@@ -73,14 +73,18 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         feeder = stack.enter_context(feed(stop if keeps else measured))
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence)))
         fed = iter(feeder)
-        if measured:
-            first = deque(islice(fed, count) if keeps else ())
-            fit_target_norm(worker.module.student, run.teachers, first if keeps else fed, seat.device)
-            fed = chain(_drained(first), fed) if keeps else iter(stack.enter_context(feed(stop)))
+        if measured and keeps:
+            first = deque(islice(fed, count))
+            fit_target_norm(worker.module.student, run.teachers, first, seat.device)
+            fed = chain(_drained(first), fed)
+        elif measured:
+            fit_target_norm(worker.module.student, run.teachers, fed, seat.device)
+            fed = iter(stack.enter_context(feed(stop)))
         worker.train(fed)
 
 
 def _drained(queue: deque) -> Iterator:
+    """What is in ``queue``; nothing stays in memory once it is taken."""
     while queue:
         yield queue.popleft()
 
