@@ -23,10 +23,11 @@ PYTEST_ARGS ?=
 quickstart: $(STAMP)
 	$(VENV)/bin/radioplat quickstart
 
-# Each end-to-end file in a process of its own, as users run them: one that has trained many times holds so much
-# address space that the kernel refuses the fork with which Ray starts a cluster.
+# Unit tests in two processes, file by file (tests/conftest.py). Each end-to-end file in a process of its own, as users
+# run them: one that has trained many times holds so much address space that the kernel refuses the fork with which Ray
+# starts a cluster.
 test: lint
-	$(RUN) $(VENV)/bin/python -m pytest --ignore=tests/end_to_end $(PYTEST_ARGS)
+	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadgroup --ignore=tests/end_to_end $(PYTEST_ARGS)
 	for file in tests/end_to_end/test_*.py; do $(RUN) $(VENV)/bin/python -m pytest $$file $(PYTEST_ARGS); done
 
 lint: $(STAMP)

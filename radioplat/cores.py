@@ -14,7 +14,7 @@ def decode_threads(workers: int) -> int:
     return max(1, min(workers, _cores() // 2))
 
 
-def callers(most: int) -> int:
+def torch_callers(most: int) -> int:
     """How many threads may compute with torch at once on the CPU: ``most``, or as many as there are cores."""
     return max(1, min(most, _cores()))
 

@@ -58,7 +58,7 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
         reduction: source pixels that one pixel may stand for, along each axis. A JPEG is then decoded at 1/2, 1/4 or
             1/8 of its size, whichever is the least that this allows; libjpeg-turbo has vector code for these alone.
         max_pixels: an image whose header says more is not decoded.
-        fast: a JPEG may be decoded a tenth faster with less exact arithmetic; its views then lie at least 41 dB (PSNR)
+        fast: a JPEG may be decoded a tenth faster with less exact arithmetic; its pixels then lie at least 35 dB (PSNR)
             from those of the exact one.
 
     Raises:

@@ -163,6 +163,7 @@ class _RunSource:
         self.shard_lengths = data.shard_weights[shards.start : shards.stop] / self._largest
 
     def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample ids, int64 ``[n]``, of a shard and their lengths in (0, 1], float64 ``[n]``; 0 where rejected."""
         start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
         return np.arange(start, stop), weight_of(self._frequency[start:stop], self._mode) / self._largest
 

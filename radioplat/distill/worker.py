@@ -75,17 +75,20 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence)))
         feeder.without = worker.module.quarantined
         fed = iter(feeder)
-        if measured:
-            first = deque(islice(fed, count) if keeps else ())
-            fit_target_norm(worker.module.student, run.teachers, first if keeps else fed, seat.device)
-            if not keeps:
-                feeder = stack.enter_context(feed(stop))
-                feeder.without = worker.module.quarantined
-            fed = chain(_drained(first), fed) if keeps else iter(feeder)
+        if measured and keeps:
+            first = deque(islice(fed, count))
+            fit_target_norm(worker.module.student, run.teachers, first, seat.device)
+            fed = chain(_drained(first), fed)
+        elif measured:
+            fit_target_norm(worker.module.student, run.teachers, fed, seat.device)
+            feeder = stack.enter_context(feed(stop))
+            feeder.without = worker.module.quarantined
+            fed = iter(feeder)
         worker.train(fed)
 
 
 def _drained(queue: deque) -> Iterator:
+    """What is in ``queue``; nothing stays in memory once it is taken."""
     while queue:
         yield queue.popleft()
 

@@ -68,35 +68,23 @@ def measure(
         at_once: subjects that encode a batch at the same time. On a CPU small models gain more from that than from
             threads of their own.
     """
-    with ThreadPoolExecutor(at_once, "encode") as pool:
-        return _measure(subjects, kinds, bank, queries, config, progress, pool)
-
-
-def _measure(
-    subjects: dict[str, Subject],
-    kinds: dict[str, list[str]],
-    bank: Images,
-    queries: Images,
-    config: EvaluateConfig,
-    progress: Callable[[int, int], None] | None,
-    pool: Executor,
-) -> Findings:
     total = sum(math.ceil(len(i.rows) / i.batch_size) for i in (bank, queries))
     tick = _Ticker(progress, total)
     means = {(teacher, kind): TeacherMean() for teacher, wanted in kinds.items() for kind in wanted}
     bank_rows = _Rows(subjects)
-    for batch in tick(bank.batches()):
-        features = _encode(batch, subjects, pool)
-        bank_rows.add(batch, features)
-        for (teacher, kind), mean in means.items():
-            mean.update(_of(features[teacher], kind)[torch.from_numpy(batch.weight > 0)])
-    query_rows, meters, findings = _Rows(subjects), _meters(subjects, means), Findings()
-    for batch in tick(queries.batches()):
-        features = _encode(batch, subjects, pool)
-        query_rows.add(batch, features)
-        _compare(batch, subjects, features, meters)
-        if findings.shown is None and config.pictures:
-            _keep_for_pictures(findings, batch, subjects, kinds, features, config.pictures)
+    with ThreadPoolExecutor(at_once, "encode") as pool:
+        for batch in tick(bank.batches()):
+            features = _encode(batch, subjects, pool)
+            bank_rows.add(batch, features)
+            for (teacher, kind), mean in means.items():
+                mean.update(_of(features[teacher], kind)[torch.from_numpy(batch.weight > 0)])
+        query_rows, meters, findings = _Rows(subjects), _meters(subjects, means), Findings()
+        for batch in tick(queries.batches()):
+            features = _encode(batch, subjects, pool)
+            query_rows.add(batch, features)
+            _compare(batch, subjects, features, meters)
+            if findings.shown is None and config.pictures:
+                _keep_for_pictures(findings, batch, subjects, kinds, features, config.pictures)
     for (student, teacher, kind), meter in meters.items():
         findings.fidelity.setdefault(student, {}).setdefault(teacher, {})[kind] = meter.result()
     if bank_rows.has_labels and query_rows.has_labels:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from radioplat.cores import callers, torch_beside
+from radioplat.cores import torch_beside, torch_callers
 from radioplat.errors import SpecError
 from radioplat.evaluate.encoder import student_encoder, teacher_encoder
 from radioplat.evaluate.fidelity import FidelityResult
@@ -93,7 +93,7 @@ def _evaluate(
         subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.input_size, None)
     bank, queries, classes = open_images(spec, {s.size for s in subjects.values()})
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    at_once = callers(len(subjects)) if device == "cpu" else 1
+    at_once = torch_callers(len(subjects)) if device == "cpu" else 1
     with torch_beside(bank.threads, at_once):
         found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once)
     report = write_summary(spec, folder, path, found, classes)

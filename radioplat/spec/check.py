@@ -199,7 +199,7 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
         yield Problem(f"a number from 1, or two as [least, most], not {replicas}", f"{where}.replicas")
     if service.max_batch is not None and service.max_batch < 1:
         yield Problem(f"must be at least 1, not {service.max_batch}", f"{where}.max_batch")
-    for name in ("timeout_s", "recovery_timeout_s"):
+    for name in ("timeout_s", "start_timeout_s", "recovery_timeout_s"):
         if not getattr(service, name) > 0:
             yield Problem(f"must be positive, not {getattr(service, name)}", f"{where}.{name}")
     if service.pool is not None and service.placement is Placement.inline:

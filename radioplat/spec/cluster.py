@@ -56,9 +56,10 @@ class TeacherServiceConfig:
     placement: Placement = Placement.spread
     compile: bool = False
     # Samples of a forward: requests of several students are run together, and what is missing is padded, so that the
-    # shape is always the same. Default: each request by itself.
+    # shape is always the same. Default: dataset.batch_size.
     max_batch: int | None = None
-    timeout_s: float = 300.0  # a forward, or a start, that takes longer hangs
+    timeout_s: float = 300.0  # a forward that takes longer hangs
+    start_timeout_s: float = 600.0  # for the replicas' places on the cluster and for loading their weights
     recovery_timeout_s: float = 1800.0  # how long students hold for a replica whose node was lost
     cache: bool = True  # whether its features go through feature_cache, where that names a folder
     pool: str | None = None  # a pool of this name outlives the run and serves others too; see `radioplat teachers`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
@@ -44,6 +44,7 @@ class ResolvedTeacher:
         input_size: pixels a side of the view it sees; where sizes are drawn, of the view that it is evaluated on.
         norm_mean, norm_std: of images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
+        service: with ``max_batch`` set.
         sizes: the (size, probability) pairs of :func:`drawn_sizes` where it matches the student, else empty.
     """
 
@@ -106,6 +107,11 @@ def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
     return names
 
 
+def _service(spec: Spec, name: str) -> TeacherServiceConfig:
+    service = spec.teachers.get(name, TeacherServiceConfig())
+    return replace(service, max_batch=service.max_batch or spec.dataset.batch_size)
+
+
 def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> ResolvedTeacher:
     common, augmentation = spec.distill, spec.dataset.augmentation
     loss = teacher.loss_type or common.loss_type
@@ -137,6 +143,6 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         norm_std=tuple(teacher.norm_std or augmentation.std),
         hidden=common.mlp_hidden_size if common.use_mlp else 0,
         num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
-        service=spec.teachers.get(name, TeacherServiceConfig()),
+        service=_service(spec, name),
         sizes=drawn_sizes(spec) if match else (),
     )

@@ -35,11 +35,11 @@ class Batcher:
 
     Args:
         forward: see :class:`radioplat.teachers.runner.TeacherRunner`.
-        most: rows that one forward takes; None runs each request by itself.
+        most: rows that one forward takes.
     """
 
-    def __init__(self, forward: Forward, most: int | None) -> None:
-        self._forward, self._most = forward, most or 0
+    def __init__(self, forward: Forward, most: int) -> None:
+        self._forward, self._most = forward, most
         self._requests: queue.Queue[_Request] = queue.Queue()
         self._left: list[_Request] = []  # taken from the queue, not yet run
         self.waiting = 0

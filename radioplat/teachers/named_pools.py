@@ -41,7 +41,7 @@ def start_pools(teachers: list[ResolvedTeacher], gpus: dict[str, float]) -> list
         )
     keepers = [(teacher, open_keeper(teacher, gpus[teacher.name])) for teacher in named]
     for teacher, keeper in keepers:
-        await_keeper(keeper, teacher.name, teacher.service.timeout_s)
+        await_keeper(keeper, teacher.name, teacher.service.start_timeout_s)
     return pool_statuses()
 
 

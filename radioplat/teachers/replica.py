@@ -26,7 +26,8 @@ class Pulse:
         process: its process id; another one means that it has been restarted.
         node: Ray's id of its node.
         waiting: requests that are not answered yet.
-        busy_s: seconds since the forward that runs now began, or the loading of weights; 0 where nothing runs.
+        loaded: whether it has its weights.
+        busy_s: seconds since the forward that runs now began; 0 where none runs.
         forwards: how many it has run.
         shapes: of all its forwards.
     """
@@ -34,6 +35,7 @@ class Pulse:
     process: int
     node: str
     waiting: int
+    loaded: bool
     busy_s: float
     forwards: int
     shapes: frozenset[tuple[int, ...]]
@@ -75,6 +77,7 @@ class Replica:
             os.getpid(),
             ray.get_runtime_context().get_node_id(),
             batcher.waiting if batcher else 0,
+            batcher is not None,
             time.monotonic() - since if since else 0.0,
             self._forwards,
             frozenset(runner.shapes if runner else ()),
@@ -83,11 +86,7 @@ class Replica:
     def _loaded(self) -> Batcher:
         with self._loading:
             if self._batcher is None:
-                self._since = time.monotonic()
-                try:
-                    self._runner = TeacherRunner(*self._arguments)
-                finally:
-                    self._since = 0.0
+                self._runner = TeacherRunner(*self._arguments)
                 self._batcher = Batcher(self._timed, self._runner.max_batch)
             return self._batcher
 

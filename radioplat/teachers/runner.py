@@ -17,8 +17,8 @@ from radioplat.teachers.transport import Packed, joined, pack
 class TeacherRunner:
     """Forward, resize to the loss grid, pack; ``precision`` is the dtype of the forward, by its name.
 
-    With ``teachers.<name>.max_batch`` every forward has exactly that many rows, the last padded with zeros: what a
-    sample's features are then depends on nothing that is asked beside it, to the bit.
+    Every forward has exactly ``teachers.<name>.max_batch`` rows, the last padded with zeros: what a sample's features
+    are depends on nothing that is asked beside it, to the bit.
     """
 
     def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
@@ -34,7 +34,7 @@ class TeacherRunner:
             grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
             wanted: ``summary``, ``spatial``, ``logits``.
         """
-        size = self.max_batch or len(pixels)
+        size = self.max_batch
         parts = [self._forward(pixels[i : i + size], size, grid, wanted) for i in range(0, len(pixels), size)]
         return joined(parts)
 

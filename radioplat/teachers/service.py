@@ -37,6 +37,7 @@ class RemoteTeacher:
     grid: tuple[int, int]
     wanted: frozenset[str]
     timeout_s: float
+    start_timeout_s: float
     recovery_s: float
     colocate: bool
     elastic: bool
@@ -126,7 +127,7 @@ class _Request:
         """What to do about an answer that is late: nothing, where the replica works on; else restart or wait."""
         teacher, now = self._teacher, time.monotonic()
         pulse = pulse_of(self._replica)
-        if pulse is None:
+        if pulse is None or not pulse.loaded:
             lost_since = lost_since or now
             if now - lost_since > teacher.recovery_s:
                 raise TrainingError(
@@ -149,7 +150,6 @@ class _Request:
         return None
 
 
-
 def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:
     """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it: pools load at once.
 
@@ -164,6 +164,7 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
         grid,
         teacher.wanted,
         service.timeout_s,
+        service.start_timeout_s,
         service.recovery_timeout_s,
         service.placement is Placement.colocate,
         service.bounds[0] < service.bounds[1],
@@ -173,7 +174,7 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
 
 def await_pool(pool: RemoteTeacher) -> None:
     """See :func:`radioplat.teachers.pool.await_keeper`."""
-    await_keeper(pool.keeper, pool.name, pool.timeout_s)
+    await_keeper(pool.keeper, pool.name, pool.start_timeout_s)
 
 
 def stop_pool(pool: RemoteTeacher) -> None:

@@ -27,7 +27,7 @@ def same(a: Packed, b: Packed) -> bool:
 def runner(timm_teacher):
     """runner(max_batch) -> a real small ViT at that shape."""
 
-    def make(max_batch: int | None) -> TeacherRunner:
+    def make(max_batch: int) -> TeacherRunner:
         teacher, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": max_batch})
         return TeacherRunner(teacher, "cpu")
 
@@ -101,7 +101,7 @@ def test_what_queues_up_is_taken_along_where_it_fits_and_is_alike():
 def test_an_error_reaches_those_who_asked_and_nobody_else():
     held = Held()
     held.gate.set()
-    batcher = Batcher(held, None)
+    batcher = Batcher(held, 2)
     with ThreadPoolExecutor(2) as pool:
         with pytest.raises(ValueError, match="white"):
             ask(batcher, pool, 255, 2).result(20)
