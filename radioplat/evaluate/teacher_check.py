@@ -125,7 +125,10 @@ def _statistics(found: TeacherFindings, teacher: ResolvedTeacher, summary: torch
         "spread inside an image": within / max(scale, 1e-12),
     }
     if dead > 0.01:
-        found.flags.append(f"{dead:.0%} of the map's channels never change: dead features, or a pruned model")
+        images = len(summary)
+        found.flags.append(
+            f"{dead:.0%} of the map's channels never change over {images} images: dead features, or a pruned model"
+        )
     if found.facts["summary dispersion"] < 1e-4:
         found.flags.append("the summary says the same of every image: a wrong token, or weights that were not loaded")
     if spatial.shape[1] > 1 and found.facts["spread inside an image"] < 0.01:

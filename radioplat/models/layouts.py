@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import timm
 import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import WeightsError
 from radioplat.models.radio_layout import fold_spectral, is_radio
+from radioplat.models.timm_shapes import timm_names
 from radioplat.models.weights import Contents, read_checkpoint, require_finite
 
 # What marks a layout; the first that matches names it.
@@ -24,15 +24,13 @@ _MARKS = (
     ("Hugging Face", re.compile(r"(?:vision_model\.|.*\.)?(?:encoder\.layer|embeddings)\..*")),
 )
 _PREFIXES = ("model.backbone.", "model.student.", "backbone.model.", "backbone.", "student.", "model.", "encoder.")
-_HEADS = ("head.", "fc.", "classifier.", "heads.", "decoder.", "criterion.", "ema.", "teacher.", "loss.")
-# timm's modules by a tensor that only they have.
-_FAMILIES = (
-    ("vision_transformer", "blocks.0.attn.qkv.weight"),
-    ("vision_transformer_sam", "neck.0.weight"),
-    ("convnext", "stages.0.blocks.0.conv_dw.weight"),
-    ("efficientnet", "conv_stem.weight"),
-    ("resnet", "layer1.0.conv1.weight"),
-    ("swin_transformer", "layers.0.blocks.0.attn.relative_position_bias_table"),
+# Tensors that the backbones of timm's large families have: where one stands under a prefix, so does the backbone.
+_BACKBONE_MARKS = (
+    "blocks.0.attn.qkv.weight",
+    "stages.0.blocks.0.conv_dw.weight",
+    "conv_stem.weight",
+    "layer1.0.conv1.weight",
+    "layers.0.blocks.0.attn.relative_position_bias_table",
 )
 
 
@@ -130,7 +128,7 @@ def _report(path, layout, types, renamed, dropped, tensors, notes) -> Inspection
 def _prefix_of(tensors: dict[str, torch.Tensor]) -> str:
     """The prefix under which a backbone lies, found by a tensor that some family must have."""
     for prefix in _PREFIXES:
-        if any(f"{prefix}{mark}" in tensors for _, mark in _FAMILIES):
+        if any(f"{prefix}{mark}" in tensors for mark in _BACKBONE_MARKS):
             return prefix
     return ""
 
@@ -146,10 +144,7 @@ def _types(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
         return _dino(layout, tensors)
     if layout.startswith("CLIP"):
         return _clip(tensors)
-    for module, mark in _FAMILIES:
-        if mark in tensors:
-            return _fitting_timm(module, tensors)
-    return []
+    return timm_names(tensors)
 
 
 def _dino(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
@@ -171,27 +166,3 @@ def _clip(tensors: dict[str, torch.Tensor]) -> list[str]:
     letter = {768: "B", 1024: "L", 1152: "SO400M", 1280: "H", 1408: "g", 1664: "bigG"}.get(kernel.shape[0])
     suffix = "-SigLIP" if any("attn_pool" in k for k in tensors) else ""
     return [f"ViT-{letter}-{kernel.shape[-1]}{suffix}"] if letter else []
-
-
-def _fitting_timm(module: str, tensors: dict[str, torch.Tensor], most: int = 3) -> list[str]:
-    """timm models of a module that have these names and shapes, their classifier aside."""
-    own = {k: v.shape for k, v in tensors.items() if not k.startswith(_HEADS)}
-    found = []
-    width = next((v.shape[0] for k, v in tensors.items() if k.endswith(("patch_embed.proj.weight", "norm.weight"))), 0)
-    for name in timm.list_models(module=module):
-        if module == "vision_transformer" and not _vit_may_fit(name, width):
-            continue
-        with torch.device("meta"):
-            model = timm.create_model(name, num_classes=0)
-        if {k: v.shape for k, v in model.state_dict().items() if not k.startswith(_HEADS)} == own:
-            found.append(name)
-        if len(found) == most:
-            break
-    return found
-
-
-def _vit_may_fit(name: str, width: int) -> bool:
-    """Whether the size in a ViT's name has this width: building them all takes a minute."""
-    widths = {"tiny": 192, "small": 384, "base": 768, "large": 1024, "so400m": 1152, "huge": 1280, "test": 64}
-    named = next((w for size, w in widths.items() if f"_{size}_" in f"_{name}_"), 0)
-    return named == width

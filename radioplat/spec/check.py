@@ -179,7 +179,7 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
         if teacher.input_size < 1:
             yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
         yield from _normalisation(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
-        yield from _service(teacher.service, f"teachers.{teacher.name}")
+        yield from _service(spec.teachers.get(teacher.name, TeacherServiceConfig()), f"teachers.{teacher.name}")
         for term in teacher.terms:
             if term.kind == "logits" and term.loss not in _LOGIT_LOSSES:
                 yield Problem(f"mode logits needs loss KL or CE, not {term.loss.value}", f"{teacher.where}.loss_type")

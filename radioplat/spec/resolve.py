@@ -109,7 +109,7 @@ def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
 
 def _service(spec: Spec, name: str) -> TeacherServiceConfig:
     service = spec.teachers.get(name, TeacherServiceConfig())
-    return replace(service, max_batch=service.max_batch or spec.dataset.batch_size)
+    return service if service.max_batch is not None else replace(service, max_batch=spec.dataset.batch_size)
 
 
 def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> ResolvedTeacher:

@@ -187,7 +187,7 @@ def await_keeper(keeper: ray.actor.ActorHandle, name: str, timeout_s: float) -> 
         raise PlacementError(
             f"the {len(replicas)} replica(s) of teacher {name} did not all start within {timeout_s:g} s",
             where=f"teachers.{name}",
-            hint="The cluster may be full: lower num_cpus, num_gpus or replicas, or add nodes; or raise start_timeout_s.",
+            hint="The cluster may be full: lower num_cpus, num_gpus or replicas, add nodes, or raise start_timeout_s.",
         ) from None
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
