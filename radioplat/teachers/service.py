@@ -21,6 +21,10 @@ _LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
+def _no_one(line: str) -> None:
+    """A worker that has a status file says there what it waits for; others need not."""
+
+
 @dataclass
 class RemoteTeacher:
     """A pool as a training worker sees it; picklable.
@@ -42,7 +46,7 @@ class RemoteTeacher:
     colocate: bool
     elastic: bool
     named: bool
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = _no_one
     _replicas: list = field(default_factory=list)
     _seen: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered

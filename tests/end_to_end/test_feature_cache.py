@@ -8,7 +8,7 @@ import safetensors.torch
 from radioplat.distill.plan import plan
 from radioplat.errors import SpecError
 from radioplat.spec.load import load_spec
-from radioplat.teachers.teacher import FrozenTeacher
+from radioplat.teachers.runner import TeacherRunner
 from radioplat.track.status import read_status
 
 STILL = ("dataset.augmentation.random_crop.enable=false", "dataset.augmentation.random_flip.enable=false")
@@ -16,15 +16,15 @@ STILL = ("dataset.augmentation.random_crop.enable=false", "dataset.augmentation.
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Images that each teacher really saw."""
+    """Images that each teacher was really asked for, padding aside."""
     seen: dict[str, int] = {}
-    forward = FrozenTeacher.forward
+    run = TeacherRunner.__call__
 
-    def counted(self, images, wanted):
-        seen[self.name] = seen.get(self.name, 0) + len(images)
-        return forward(self, images, wanted)
+    def counted(self, pixels, grid, wanted):
+        seen[self.model.name] = seen.get(self.model.name, 0) + len(pixels)
+        return run(self, pixels, grid, wanted)
 
-    monkeypatch.setattr(FrozenTeacher, "forward", counted)
+    monkeypatch.setattr(TeacherRunner, "__call__", counted)
     return seen
 
 

@@ -21,6 +21,7 @@ from radioplat.track.status import read_status
 SPEC = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
 RADIO = {"embed_dim": 48, "depth": 1, "num_heads": 3}
 CLIPA = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+POOL = {"summary": "mean"}  # the tower without the projection to the space of texts
 STEPS = 6
 
 
@@ -64,7 +65,7 @@ def run(inputs, distil, tmp_path_factory):
         f"distill.teacher[1].pretrained_teacher_model_path={root / 'siglip.pth'}",
         f"model.backbone.kwargs={json.dumps(RADIO)}",
         f"distill.teacher[0].model.backbone.kwargs={json.dumps(RADIO)}",
-        f"distill.teacher[1].model.backbone.kwargs={json.dumps(CLIPA)}",
+        f"distill.teacher[1].model.backbone.kwargs={json.dumps(CLIPA | POOL)}",
     ]
     seen = set()
 

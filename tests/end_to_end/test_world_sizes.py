@@ -89,6 +89,7 @@ def test_same_losses_at_one_and_two_workers(local_run, two_workers):
         assert two_workers.losses[step] == pytest.approx(loss, rel=1e-3), step
 
 
+@pytest.mark.proof
 def test_a_cluster_takes_what_a_local_run_kept(cluster, workers, make_spec, distil, tmp_path):
     cache = f"feature_cache.dir={tmp_path / 'cache'}"
     alone = distil(make_spec(tmp_path / "local", {"train": {"zero_stage": 2}}), cache, "train.max_steps=1")

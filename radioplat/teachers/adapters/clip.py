@@ -8,6 +8,8 @@ from typing import Any
 import timm
 import torch
 
+from radioplat.errors import WeightsError
+from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.adapters.timm_model import TimmTeacher, pretrained_cfg
 
 _SIZES = {"B": "base", "L": "large", "H": "huge", "g": "giant", "bigG": "gigantic", "SO400M": "so400m"}
@@ -55,3 +57,17 @@ class ClipTeacher(TimmTeacher):
         """The image tower alone."""
         tower = {k: v for k, v in tensors.items() if k.startswith("visual.")}
         return tower or tensors
+
+    def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
+        """As :meth:`Adapter.fitting`; that only the projection is missing is said as that."""
+        try:
+            return super().fitting(teacher)
+        except WeightsError:
+            if self.summary != "projection":
+                raise
+            self.fitted(teacher, fresh=self.backbone.classifier_prefix)
+            raise WeightsError(
+                f"{teacher.weights} lacks the projection to the space shared with text",
+                where=f"{teacher.where}.model.backbone.kwargs.summary",
+                hint="Set it to what the tower pools by (class, mean, attention), or give a file with the projection.",
+            ) from None

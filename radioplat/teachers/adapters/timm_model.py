@@ -97,16 +97,20 @@ class TimmTeacher(Adapter):
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
         """As :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family."""
+        return self.fitted(teacher)
+
+    def fitted(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
+        """:meth:`fitting` where tensors that start with ``fresh`` may be missing."""
         where, path = weights_field(teacher), weights_of(teacher)
         tensors = self.prepared(read_weights(path, where))
         ignore = self.backbone.classifier_prefix
         try:
-            return fit(self.target, tensors, path, where, ignore)
+            return fit(self.target, tensors, path, where, ignore, fresh)
         except WeightsError:
             renamed = renamed_by_timm(self.target, tensors)
             if renamed is None or not set(renamed) & set(self.target.state_dict()):
                 raise
-            return fit(self.target, renamed, path, where, ignore)
+            return fit(self.target, renamed, path, where, ignore, fresh)
 
     def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Tensors before anything is looked for; a family may drop what no teacher needs."""

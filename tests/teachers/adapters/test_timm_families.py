@@ -98,6 +98,10 @@ def test_openai_clip_and_its_projection(write, teacher, same_as, normalised):
     info = same_as(teacher("ViT-B-16", path, {**small, "num_classes": 24}), embedding, spatial)
     assert (info.adapter, info.summary_dim, info.wants.summary) == ("clip", 24, "projected embedding")
     same_as(teacher("ViT-B-16", path, {**small, "summary": "class"}), raw[:, 0], spatial)
+    cut = write({k: v for k, v in state.items() if k != "visual.proj"}, "cut.pth")
+    with pytest.raises(WeightsError, match="lacks the projection") as caught:
+        FrozenTeacher(teacher("ViT-B-16", cut, {**small, "num_classes": 24}), "cpu")
+    assert caught.value.problems[0].where.endswith("kwargs.summary")
 
 
 def _clip_name(name: str) -> str:
