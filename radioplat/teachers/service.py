@@ -21,6 +21,12 @@ _LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
+def _say(line: str) -> None:
+    """To stdout. Not ``print`` itself: Ray's progress bars replace that, and the one kept from before has no name to
+    be pickled by in a second run of the same process."""
+    print(line)
+
+
 @dataclass
 class RemoteTeacher:
     """A pool as a training worker sees it; picklable.
@@ -42,7 +48,7 @@ class RemoteTeacher:
     colocate: bool
     elastic: bool
     named: bool
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = _say
     _replicas: list = field(default_factory=list)
     _seen: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
