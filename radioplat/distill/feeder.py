@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radioplat.data.batch import Batch
+from radioplat.distill.partitions import Partitions
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.teachers.client import Pending, TeacherClient
@@ -21,12 +22,21 @@ class Feeder:
 
     Padding is passed on as it is and no teacher sees it. An error of the stream or of a teacher is raised where the
     batch would have been.
+
+    Args:
+        partitions: which teachers are asked at which grain; default: all at each.
     """
 
     def __init__(
-        self, batches: Iterator[Batch], clients: dict[str, TeacherClient], teachers: list[ResolvedTeacher], depth: int
+        self,
+        batches: Iterator[Batch],
+        clients: dict[str, TeacherClient],
+        teachers: list[ResolvedTeacher],
+        depth: int,
+        partitions: Partitions | None = None,
     ) -> None:
         self._batches, self._clients, self._teachers = batches, clients, teachers
+        self._partitions = partitions
         self._queue: queue.Queue = queue.Queue(maxsize=max(1, depth))
         self.without: set[str] = set()  # teachers that are not asked any more
         self._stop = threading.Event()
@@ -62,8 +72,9 @@ class Feeder:
     def _ask(self, batch: Batch) -> dict[str, Pending]:
         shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent
         answers = {}
+        factors = self._partitions.factors(batch.grain) if self._partitions else {}
         for teacher in self._teachers:
-            if teacher.name in self.without:
+            if teacher.name in self.without or factors.get(teacher.name) == 0:
                 continue
             client = self._clients[teacher.name]
             key = (type(client), teacher.view)

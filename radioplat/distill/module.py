@@ -24,19 +24,24 @@ class MicroBatch:
         weight: float32 ``[B]``.
         label: int64 ``[B]``, -1 where there is none.
         targets: each teacher's features, bf16.
+        factors: what a teacher's terms are multiplied by, 1 where it is not named. Of a teacher with factor 0 the
+            targets may be any finite numbers: its head runs all the same, so that ranks whose micro-batches are seen by
+            other teachers meet in the same collectives, and gets a gradient of zero.
     """
 
     views: dict[str, torch.Tensor]
     weight: torch.Tensor
     label: torch.Tensor
     targets: dict[str, Features] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
 
 
 class DistillModule(nn.Module):
     """One student taught by several teachers.
 
     ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms)
-    and each unweighted term as ``loss/<teacher>/<summary|spatial|logits>``.
+    and each term as ``loss/<teacher>/<summary|spatial|logits>``, without weights but with the micro-batch's factor, so
+    that its mean over a step is the mean over what the teacher saw.
     """
 
     def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
@@ -54,12 +59,14 @@ class DistillModule(nn.Module):
         for teacher in self.teachers:
             if teacher.name in self.quarantined:
                 continue
+            factor = batch.factors.get(teacher.name, 1.0)
+            weight = batch.weight if factor else torch.zeros_like(batch.weight)
             mine = self.student.head(teacher.name, features)
-            theirs = batch.targets[teacher.name].map(lambda t: _living(t, batch.weight))
+            theirs = batch.targets[teacher.name].map(lambda t, weight=weight: _living(t, weight))
             for term in teacher.terms:
                 head = self.student.heads[teacher.name]
                 pair = (head.standardize(term.kind, x) for x in _pair(term.kind, mine, theirs))
-                value = masked_mean(LOSSES[term.loss](*pair), batch.weight)
+                value = factor * masked_mean(LOSSES[term.loss](*pair), weight)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
         return {"loss": total, **losses}

@@ -10,11 +10,12 @@ import numpy as np
 from radioplat.data.index import build_index
 from radioplat.data.run_data import RunData
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolve import ResolvedTeacher, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
 from radioplat.teachers.teacher import check_weights, compute_dtype, oddities
@@ -63,6 +64,8 @@ class Plan:
 def plan(spec: Spec, task: str = "distill") -> Plan:
     """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem."""
     result = Plan(problems=check(spec, task))
+    if task == "distill" and not result.problems:
+        _partitions(spec, result)
     models = _models(spec, task, result)
     data = _data(spec, result)
     _validation(spec, result)
@@ -72,6 +75,20 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         _length(spec, data, result)
     result.problems = list(dict.fromkeys(result.problems))
     return result
+
+
+def _partitions(spec: Spec, result: Plan) -> None:
+    """Who sees what."""
+    config, names = spec.distill.partitions, teacher_names(spec.distill.teacher)
+    if not config:
+        return
+    whole = spec.global_batch_size // spec.dataset.batch_size
+    partitions = Partitions.of(config, spec.train.seed, whole)
+    parts = zip(partitions.counts, partitions.teachers, strict=True)
+    lines = [f"{count} seen by {', '.join(n for n in names if n in who) or 'none of them'}" for count, who in parts]
+    everywhere = [name for name in names if not any(name in who for who in partitions.teachers)]
+    lines += [f"all seen by {', '.join(everywhere)}"] if everywhere else []
+    result.facts["partitions"] = f"of the {whole} micro-batches of a step {'; '.join(lines)}"
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:

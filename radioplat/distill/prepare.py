@@ -15,6 +15,7 @@ from radioplat.data.ledger import write_rejects
 from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
+from radioplat.distill.partitions import Partitions
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.heads import HeadArchitecture
@@ -60,6 +61,12 @@ class Run:
     def grains(self, world_size: int) -> Grains:
         """How steps are cut for ``world_size`` ranks."""
         return Grains(self.micro_batches, world_size)
+
+    @property
+    def partitions(self) -> Partitions:
+        """Which teachers see which micro-batches; training on labels has no teachers."""
+        config = self.spec.distill.partitions if self.teachers else []
+        return Partitions.of(config, self.spec.train.seed, self.micro_batches)
 
     @property
     def order_hash(self) -> str:

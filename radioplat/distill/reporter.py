@@ -47,9 +47,9 @@ class StepRecord:
     def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
         """Means over the global batch; every rank calls this."""
         self.skipped = skipped
-        # A rank that had only padding knows no names; rank 0 always has a real micro-batch.
-        named = (sorted(self.values), sorted(self.teacher_seconds), sorted(self.cached))
-        names, teachers, caches = group.agree(named)
+        # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
+        known = group.gather((list(self.values), list(self.teacher_seconds), list(self.cached)))
+        names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in zip(*known, strict=True))
         packed = torch.tensor(
             [
                 *(self.values.get(n, 0.0) for n in names),

@@ -29,14 +29,14 @@ def fit_target_norm(
     """Measure mean and spread of every teacher's summary and map over the ``fed`` batches of all ranks.
 
     Sums are float64 and added over the ranks, so any cut of the same batches gives the same figures. Values are
-    rounded to bf16, which all precisions of the student hold exactly.
+    rounded to bf16, which all precisions of the student hold exactly. A teacher is measured on what it saw.
     """
     sums = {(t.name, kind): None for t in teachers for kind in sorted(t.wanted & {"summary", "spatial"})}
     for batch, answers in fed:
         alive = torch.tensor(batch.weight) > 0
         for name, kind in sums:
-            if batch.grain < 0:
-                continue
+            if name not in answers:
+                continue  # padding, or a micro-batch that other teachers see
             features = unpack(answers[name]())
             rows = (features.summary if kind == "summary" else features.spatial)[alive].double().flatten(0, -2)
             moments = torch.stack([rows.sum(0), rows.square().sum(0), torch.full((rows.shape[1],), float(len(rows)))])

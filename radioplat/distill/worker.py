@@ -67,7 +67,8 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     keeps = count * _micro_batch_bytes(run) <= KEPT_BYTES
 
     def feed(stop: int) -> contextlib.closing[Feeder]:
-        return contextlib.closing(Feeder(open_batches(start, stop), clients, run.teachers, prefetch_depth(run.spec)))
+        batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
+        return contextlib.closing(Feeder(batches, clients, run.teachers, depth, run.partitions))
 
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.
@@ -107,6 +108,7 @@ class _Worker:
     def __init__(self, run: Run, seat: Seat, persistence: Persistence) -> None:
         self.run, self.seat, self.spec = run, seat, run.spec
         self.grains = run.grains(seat.world_size)
+        self.partitions = run.partitions
         data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
         self.order, self.bad = data.order, BadSamples(data.index, self.spec.dataset.max_bad_fraction, seat.device)
         torch.backends.cudnn.benchmark = self.spec.train.cudnn.benchmark
@@ -254,9 +256,10 @@ class _Worker:
             {self.run.student_view: torch.tensor(pixels).to(device)},
             torch.tensor(batch.weight).to(device),
             torch.tensor(batch.label).to(device),
+            factors=self.partitions.factors(batch.grain) if batch.grain >= 0 else {},
         )
         for teacher in self.run.teachers:
-            if batch.grain < 0:
+            if batch.grain < 0 or micro.factors.get(teacher.name) == 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
                 continue
             if teacher.name in self.module.quarantined:
@@ -275,7 +278,7 @@ class _Worker:
         return micro
 
     def _no_features(self, name: str, size: int) -> Features:
-        """Zeros in the shapes of a teacher's answer, for padding."""
+        """Zeros in the shapes of a teacher's answer, for padding and for what other teachers see."""
         info, grid, device = self.run.infos[name], self.run.grids[name], self.seat.device
         return Features(
             torch.zeros(size, info.summary_dim, device=device),

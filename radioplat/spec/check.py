@@ -9,6 +9,7 @@ from typing import Any
 from radioplat.errors import Problem
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
@@ -30,7 +31,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_unavailable(spec),
     ]
     if task == "distill":
-        problems += [*_teachers(spec), *_chain(spec)]
+        problems += [*_teachers(spec), *partition_problems(spec), *_chain(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
         problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
     return problems

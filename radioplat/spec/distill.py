@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from omegaconf import MISSING
+
 from radioplat.spec.model import ModelConfig
 
 
@@ -77,6 +79,14 @@ class TargetNormConfig:
 
 
 @dataclass
+class PartitionConfig:
+    """(+) A share of every global batch, in whole micro-batches, and the names of the teachers that see it."""
+
+    share: float = MISSING
+    teachers: list[str] = field(default_factory=list)
+
+
+@dataclass
 class TeacherConfig:
     """One teacher; an unset field inherits the global ``distill`` one."""
 
@@ -119,4 +129,6 @@ class DistillConfig:
     bindings: list[BindingConfig] = field(default_factory=list)
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
+    # (+) who sees which share of every global batch; a teacher that none names sees everything
+    partitions: list[PartitionConfig] = field(default_factory=list)
     then: list[str] = field(default_factory=list)  # (+) tasks to run on the trained student, in this order

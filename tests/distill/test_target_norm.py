@@ -77,3 +77,19 @@ def test_a_head_speaks_raw_features_and_standardize_takes_that_back():
     assert torch.allclose(after.summary, before.summary * 3 + 2, atol=1e-5)
     assert torch.allclose(head.standardize("summary", after.summary), before.summary, atol=1e-5)
     assert torch.equal(after.spatial, before.spatial)
+
+
+def test_a_teacher_is_measured_on_what_it_saw():
+    generator = torch.Generator().manual_seed(4)
+    summary = torch.randn(12, 5, generator=generator).to(torch.bfloat16)
+    spatial = torch.randn(12, 2, 2, 7, generator=generator).to(torch.bfloat16)
+    summary[6:] += 9
+    every, first = student(), student()
+    given = list(fed(summary, spatial, np.ones(12, np.float32), 3))
+    partitioned = [(batch, answers if batch.grain < 2 else {}) for batch, answers in given]
+    fit_target_norm(every, TEACHERS, partitioned, torch.device("cpu"))
+    fit_target_norm(first, TEACHERS, given[:2], torch.device("cpu"))
+    for kind in ("summary", "spatial"):
+        for name in (f"{kind}_mean", f"{kind}_scale"):
+            assert torch.equal(getattr(every.heads["t"], name), getattr(first.heads["t"], name)), name
+    assert every.heads["t"].summary_mean.abs().max() < 2

@@ -16,8 +16,11 @@ from ray.util.state import list_actors
 import radioplat
 from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.follow import CheckpointEvent, StepEvent
+from radioplat.distill.partitions import Partitions
 from radioplat.distill.prove import prove_run
 from radioplat.errors import TrainingError, WeightsError
+from radioplat.spec.distill import PartitionConfig
+from radioplat.spec.load import load_spec
 from radioplat.teachers.named_pools import stop_pools
 from radioplat.teachers.pool import NAMESPACE
 
@@ -105,6 +108,28 @@ def test_a_cluster_takes_what_a_local_run_kept(cluster, workers, make_spec, dist
 def test_the_group_said_what_it_runs_on(two_workers):
     assert any("no GPU" in line and "2 CPU worker" in line for line in two_workers.lines)
     assert verified_state(two_workers.result.checkpoint).world_size == 2
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.proof)])
+def test_workers_whose_micro_batches_other_teachers_see(cluster, workers, make_spec, distil, tmp_path, stage):
+    """Ranks that are at the same place of a step with different teachers do not wait for each other for ever."""
+    half = [{"share": 0.5, "teachers": ["lite0"]}, {"share": 0.5, "teachers": ["vit"]}]
+
+    def with_halves(spec: dict) -> dict:
+        spec["distill"]["partitions"] = half
+        return spec
+
+    size = {"global_batch_size": 8, "max_steps": 6, "zero_stage": stage}
+    alone = distil(with_halves(make_spec(tmp_path / "local", {"train": size})))
+    both = distil(with_halves(workers(tmp_path / "ray", 2, **size)))
+    seed = load_spec(both.folder / "experiment.yaml").train.seed
+    assignment = [Partitions.of([PartitionConfig(**p) for p in half], seed, 4).of_step(step) for step in range(6)]
+    assert any(first != second for step in assignment for first, second in step.reshape(2, 2))
+    assert any(len(set(step[::2])) == 1 for step in assignment), "rank 0 meets one teacher only"
+    for event in (e for e in both.events if isinstance(e, StepEvent)):
+        assert {"seconds/teacher/lite0", "seconds/teacher/vit"} <= event.metrics.keys()
+        assert event.metrics["loss"] == pytest.approx(alone.losses[event.step], rel=1e-3), event.step
+    assert both.losses.keys() == alone.losses.keys() and both.losses[1] == pytest.approx(alone.losses[1], rel=1e-5)
 
 
 @pytest.mark.proof

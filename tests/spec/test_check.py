@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from radioplat.errors import SpecError
 from radioplat.spec.check import check
 from radioplat.spec.load import load_spec
 
@@ -97,6 +98,66 @@ def test_summary_losses_that_are_not_there_yet_matter_only_in_combo():
     asked = f"{T}.summary_loss_type=angle"
     assert check(load_spec(EXAMPLE, [asked])) == []
     assert [p.where for p in check(load_spec(EXAMPLE, [asked, f"{T}.mode=combo"]))] == [f"{T}.summary_loss_type"]
+
+
+NAMES = ["c_radio_v3_vit_huge_patch16_reg4_dinov2", "vit_h_14_siglip_clipa_224"]
+P = "distill.partitions"
+
+
+def shares(*parts: tuple[object, list[str]], micro_batches: int = 4) -> list[str]:
+    """Overrides: partitions of a global batch of so many micro-batches of 32."""
+    listed = ", ".join(f"{{share: {share}, teachers: [{', '.join(names)}]}}" for share, names in parts)
+    return [f"train.global_batch_size={32 * micro_batches}", f"{P}=[{listed}]"]
+
+
+A, BOTH = NAMES[:1], NAMES
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        shares((0.25, A), (0.75, NAMES[1:])),
+        shares((0.5, BOTH), (0.5, A)),
+        shares((0.5, []), (0.5, A)),
+        shares((1, BOTH), micro_batches=1),
+        shares((0.333333, A), (0.333333, BOTH), (0.333333, BOTH), micro_batches=3),
+    ],
+)
+def test_partitions_that_fit(overrides):
+    assert check(load_spec(EXAMPLE, overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "words"),
+    [
+        (shares((0.5, A), (0.25, BOTH)), P, "add up to 0.75"),
+        (shares((0, A), (1, BOTH)), f"{P}[0].share", "above 0"),
+        (shares((-0.5, A), (1.5, BOTH)), f"{P}[0].share|{P}[1].share", "above 0 and at most 1"),
+        (shares((".nan", A), (0.5, BOTH)), f"{P}[0].share", "above 0"),
+        (shares((0.5, ["clip"]), (0.5, A)), f"{P}[0].teachers", NAMES[1]),
+        (shares((0.5, []), (0.5, BOTH)), f"{P}[0].teachers", "no teacher sees"),
+        (shares((0.3, A), (0.7, BOTH)), f"{P}[0].share|{P}[1].share", "train.global_batch_size=320"),
+        (shares((0.3, A), (0.7, BOTH)), f"{P}[0].share|{P}[1].share", "multiples of 1/4"),
+        (shares((0.75, A), (0.25, BOTH), micro_batches=6), f"{P}[0].share|{P}[1].share", "train.global_batch_size=256"),
+        (shares((0.999999, A), (0.000001, BOTH)), f"{P}[1].share", "not a whole number"),
+    ],
+)
+def test_partitions_that_do_not(overrides, where, words):
+    found = check(load_spec(EXAMPLE, overrides))
+    assert "|".join(p.where for p in found) == where
+    assert words in f"{found[0].message} {found[0].hint}"
+
+
+def test_partitions_of_no_teachers():
+    overrides = ["distill.teacher=[]", *shares((1, A))]
+    assert [p.where for p in check(load_spec(EXAMPLE, overrides))] == ["distill.teacher", P]
+    labels = load_spec({"dataset": {"num_classes": 3}, "distill": {"partitions": [{"share": 1}]}})
+    assert check(labels, "train") == []
+
+
+def test_a_partition_needs_its_share():
+    with pytest.raises(SpecError, match="distill.partitions.0..share"):
+        load_spec(EXAMPLE, [f"{P}=[{{teachers: [{NAMES[0]}]}}]"])
 
 
 def test_no_teacher():

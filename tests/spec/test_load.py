@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radioplat.errors import SpecError
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.distill import LossType, Mode, TeacherConfig
+from radioplat.spec.distill import LossType, Mode, PartitionConfig, TeacherConfig
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Policy, Precision
@@ -283,6 +283,7 @@ def test_written_out_and_read_back_it_is_equal(lr, name, mode, sizes, kwargs, me
     spec.model_name = None if name is None or "$" in name or name == "???" else name
     spec.model.backbone.kwargs = kwargs
     spec.distill.teacher = [TeacherConfig(mode=mode, stochastic_resolutions=sizes, norm_mean=mean)]
+    spec.distill.partitions = [PartitionConfig(lr, ["a", "b"]), PartitionConfig(1 - lr)]
     file = tmp_path_factory.mktemp("spec") / "s.yaml"
     file.write_text(to_yaml(spec), encoding="utf-8")
     assert load_spec(file) == spec
