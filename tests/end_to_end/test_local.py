@@ -21,6 +21,7 @@ from radioplat.errors import SpecError
 from radioplat.spec.load import load_spec
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import read_status
+from radioplat.track.teacher_cost import Bill
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 
@@ -93,6 +94,19 @@ def test_status_lines(quiet_run):
         } <= line["kpi"].keys()
 
 
+def test_what_the_teachers_cost(quiet_run):
+    lite0, vit = quiet_run.result.bill.teachers["lite0"], quiet_run.result.bill.teachers["vit"]
+    assert lite0.images == vit.images == 48  # six a step
+    # Two bytes a number: lite0's summary of 1280 and its map of 1280 numbers at 2 x 2; vit's map of 64 at 4 x 4.
+    assert lite0.bytes == 48 * 2 * (1280 + 2 * 2 * 1280) and vit.bytes == 48 * 2 * 4 * 4 * 64
+    assert quiet_run.result.bill == Bill.read(quiet_run.folder)
+    state = verified_state(quiet_run.result.checkpoint)
+    assert state.teacher_cost == {"lite0": dataclasses.asdict(lite0), "vit": dataclasses.asdict(vit)}
+    kpis = [line["kpi"] for line in read_status(quiet_run.folder / "status.json") if "max_step" in line]
+    assert not any("price" in name for kpi in kpis for name in kpi)  # none was given
+    assert kpis[-1].items() >= quiet_run.result.bill.kpi().items()
+
+
 def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
     assert quiet_run.losses[8] < 0.9 * quiet_run.losses[1]
     for event in (e for e in quiet_run.events if hasattr(e, "metrics")):
@@ -152,6 +166,11 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
     for step, loss in again.losses.items():
         assert loss == pytest.approx(quiet_run.losses[step], rel=1e-6), step
     assert ids_by_step(again.folder) == ids_by_step(quiet_run.folder)
+    at_break = verified_state(quiet_run.folder / "model_epoch_000_step_00002").teacher_cost
+    for name, cost in quiet_run.result.bill.teachers.items():
+        found = again.result.bill.teachers[name]
+        assert at_break[name]["images"] == 12 and (found.images, found.bytes) == (cost.images, cost.bytes)
+        assert found.seconds > at_break[name]["seconds"] > 0
     proof = prove_run(again.folder)
     assert proof.holds and proof.replayed == 6 * (8 - steps) and proof.attempts == [(1, 0, steps), (2, steps, 8)]
     mine, theirs = student_tensors(again.result.checkpoint), student_tensors(quiet_run.result.checkpoint)
@@ -239,6 +258,9 @@ def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(ma
     again = run("again")
     assert len(kept.losses) == 4 and kept.losses == again.losses
     assert prove_run(kept.folder).holds and prove_run(again.folder).holds
+    # What is read again is asked for again, and paid for again: three batches of six.
+    images = [[cost.images for cost in trail.result.bill.teachers.values()] for trail in (kept, again)]
+    assert images == [[24, 24], [42, 42]]
 
 
 def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):
