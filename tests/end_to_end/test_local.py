@@ -180,8 +180,16 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
 
 
 def test_the_same_run_twice_is_the_same_run(quiet_run, distil, tmp_path):
-    again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.max_steps=8")
+    prices = ("cluster.cpu_hour_price=0.36", "cluster.gpu_hour_price=100")
+    again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.max_steps=8", *prices)
     assert again.losses == quiet_run.losses
+    # Only the CPU costs anything: half a core (num_cpus: 0.5) at 0.0001 a second; a GPU has a price, but there is none.
+    kpis = [line["kpi"] for line in read_status(again.folder / "status.json") if "max_step" in line]
+    for name, cost in again.result.bill.teachers.items():
+        assert cost.seconds == pytest.approx(sum(kpi[f"seconds/teacher/{name}"] for kpi in kpis))
+        assert cost.cpu_seconds == pytest.approx(cost.seconds / 2) and cost.gpu_seconds == 0
+        assert kpis[-1][f"cost/{name}/price_per_1000_images"] == pytest.approx(cost.seconds / 2 * 1e-4 / 48 * 1000)
+        assert 0 < kpis[-1][f"cost/{name}/busy"] <= 1
 
 
 def test_one_line_says_what_goes_on_and_what_changed(quiet_run, broken_off, distil):

@@ -106,7 +106,8 @@ def test_each_model_sees_its_own_size(run):
 
 
 def test_what_the_teachers_cost(run):
-    dinov2, siglip = (run.result.bill.teachers[name] for name, _, _ in sorted(run.seen) if name != "student")
+    cpus = {"c_radio_v3_vit_huge_patch16_reg4_dinov2": 1, "vit_h_14_siglip_clipa_224": 0.5}
+    dinov2, siglip = (run.result.bill.teachers[name] for name in cpus)
     images = len(read_consumed(run.folder / "ledger"))
     assert (dinov2.images, siglip.images, dinov2.cached) == (images, images, 0) and images == 2 * STEPS
     # The map of 48 numbers at the student's 14 x 14, though this teacher sees 27 x 27; the other's summary of 32.
@@ -115,13 +116,13 @@ def test_what_the_teachers_cost(run):
     assert dinov2.cpu_seconds == dinov2.seconds and siglip.cpu_seconds == pytest.approx(siglip.seconds / 2)
     assert dinov2.gpu_seconds == siglip.gpu_seconds == 0  # a GPU has a price, but there is none
     for kpi in kpis(run):
-        for name, cpus in (("c_radio_v3_vit_huge_patch16_reg4_dinov2", 1), ("vit_h_14_siglip_clipa_224", 0.5)):
+        for name, count in cpus.items():
             found = {key.split("/")[2]: value for key, value in kpi.items() if key.startswith(f"cost/{name}/")}
             seconds = found["seconds_per_1000_images"]
-            assert found["price_per_1000_images"] == pytest.approx(seconds * cpus * 0.36 / 3600)
+            assert found["price_per_1000_images"] == pytest.approx(seconds * count * 0.36 / 3600)
             assert found["gpu_seconds_per_1000_images"] == 0 and 0 < found["busy"] <= 1
-    last = sum(kpi["seconds/teacher/vit_h_14_siglip_clipa_224"] for kpi in kpis(run))
-    assert siglip.seconds == pytest.approx(last)
+    by_step = sum(kpi["seconds/teacher/vit_h_14_siglip_clipa_224"] for kpi in kpis(run))
+    assert siglip.seconds == pytest.approx(by_step)
 
 
 def test_the_student_computes_in_bf16(run):
