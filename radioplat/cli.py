@@ -23,15 +23,17 @@ def radio(argv: Sequence[str] | None = None) -> int:
 def distill(args: argparse.Namespace) -> None:
     """Distil a student from the spec's teachers."""
     from radioplat.distill.run import distill as run
+    from radioplat.distill.show_run import show
 
-    _show_run(run(args.spec, args.overrides, progress=True))
+    show(run(args.spec, args.overrides, progress=True))
 
 
 def train(args: argparse.Namespace) -> None:
     """Fine-tune a backbone on labels."""
     from radioplat.distill.run import train as run
+    from radioplat.distill.show_run import show
 
-    _show_run(run(args.spec, args.overrides, progress=True))
+    show(run(args.spec, args.overrides, progress=True))
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -262,12 +264,6 @@ def guarded(action: Callable[[], object]) -> int:
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     return guarded(lambda: args.run(args))
-
-
-def _show_run(result) -> None:
-    terminal.say(f"{result.checkpoint} at step {result.global_step}")
-    for name, found in result.then.items():
-        terminal.say(f"{name}: {getattr(found, 'report', None) or found.path}")
 
 
 if __name__ == "__main__":

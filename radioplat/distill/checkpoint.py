@@ -35,6 +35,7 @@ class RunState:
         order_from: the step at which this order, and the ledger beside the checkpoint, began: not 0 after
             ``train.restart_order`` and after a resume from another run's checkpoint.
         optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
+        teacher_cost: the fields of a ``TeacherCost`` by teacher, since the first start.
     """
 
     global_step: int = 0
@@ -47,6 +48,7 @@ class RunState:
     order_fields: dict[str, str] = field(default_factory=dict)
     order_from: int = 0
     quarantined: list[str] = field(default_factory=list)
+    teacher_cost: dict[str, dict[str, float]] = field(default_factory=dict)
     schema: int = SCHEMA
 
 

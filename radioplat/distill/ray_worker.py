@@ -36,7 +36,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
         pool.say = lambda line: status.write(line, verbosity="WARNING")
     for teacher in run.teachers:
         if teacher.name not in clients:
-            clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device))
+            clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
     channel = group.open_channel()
     _await_pools(pools, seat.rank)
     with through_cache(run, clients, seat.rank) as behind:

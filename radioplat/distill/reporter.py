@@ -10,7 +10,9 @@ import torch
 
 from radioplat.distill import group
 from radioplat.distill.prepare import Run
+from radioplat.teachers.transport import Packed
 from radioplat.track.status import StatusLog
+from radioplat.track.teacher_cost import Bill
 from radioplat.track.wandb import WandbRun
 
 
@@ -22,6 +24,7 @@ class StepRecord:
         values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
         wait: seconds this rank waited for data and teachers.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
+        received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
     """
 
@@ -29,6 +32,7 @@ class StepRecord:
     learning_rate: float
     values: dict[str, float] = field(default_factory=dict)
     teacher_seconds: dict[str, float] = field(default_factory=dict)
+    received: dict[str, tuple[int, int]] = field(default_factory=dict)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
     wait: float = 0.0
     seconds: float = 0.0
@@ -39,10 +43,14 @@ class StepRecord:
         for name, value in losses.items():
             self.values[name] = self.values.get(name, 0.0) + float(value.detach())
 
-    def look_up(self, teacher: str, hits: int, misses: int) -> None:
-        """Count samples that a teacher's cache was asked for."""
-        before = self.cached.get(teacher, (0, 0))
-        self.cached[teacher] = (before[0] + hits, before[1] + misses)
+    def answered(self, teacher: str, packed: Packed) -> None:
+        """Count what a teacher answered to a real micro-batch."""
+        self.teacher_seconds[teacher] = self.teacher_seconds.get(teacher, 0.0) + packed.seconds
+        images, size = self.received.get(teacher, (0, 0))
+        self.received[teacher] = (images + len(packed), size + packed.nbytes)
+        if packed.cached is not None:
+            hits, misses = self.cached.get(teacher, (0, 0))
+            self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
 
     def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
         """Means over the global batch; every rank calls this."""
@@ -54,6 +62,7 @@ class StepRecord:
             [
                 *(self.values.get(n, 0.0) for n in names),
                 *(self.teacher_seconds.get(t, 0.0) for t in teachers),
+                *chain.from_iterable(self.received.get(t, (0, 0)) for t in teachers),
                 *chain.from_iterable(self.cached.get(t, (0, 0)) for t in caches),
             ],
             dtype=torch.float64,
@@ -64,6 +73,7 @@ class StepRecord:
         packed = packed[len(names) :]
         self.teacher_seconds = dict(zip(teachers, packed, strict=False))
         counts = map(int, packed[len(teachers) :])
+        self.received = {teacher: (next(counts), next(counts)) for teacher in teachers}
         self.cached = dict(zip(caches, zip(counts, counts, strict=True), strict=True))
 
 
@@ -77,8 +87,12 @@ class Reporter:
             self._status = StatusLog(run.folder / "status.json")
             self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec))
 
-    def step(self, record: StepRecord) -> None:
-        """One line for one step."""
+    def step(self, record: StepRecord, bill: Bill) -> None:
+        """One line for one step.
+
+        Args:
+            bill: what the teachers have cost so far.
+        """
         if not self._active:
             return
         run, step = self._run, record.step
@@ -93,6 +107,7 @@ class Reporter:
             "seconds/wait": record.wait,
             **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
             **{f"cache/{name}/hits": hits / max(1, hits + misses) for name, (hits, misses) in record.cached.items()},
+            **bill.kpi(),
         }
         if record.skipped:
             self._status.write(f"step {step + 1} was skipped: a loss term was not finite", verbosity="WARNING")
@@ -108,10 +123,16 @@ class Reporter:
             )
             self._wandb.log(step + 1, kpi)
 
-    def checkpoint(self, path: Path, step: int) -> None:
-        """Say that a checkpoint was written."""
+    def checkpoint(self, path: Path, step: int, bill: Bill) -> None:
+        """Say that a checkpoint was written, and write beside it what the teachers have cost so far.
+
+        Args:
+            bill: as the checkpoint counts it.
+        """
         if self._active:
             self._status.write(f"checkpoint {path.name}", step=step, checkpoint=path.name)
+            if bill.teachers:
+                bill.write(self._run.folder)
 
     def validation(self, kpi: dict[str, float], step: int) -> None:
         """Report what a validation found."""

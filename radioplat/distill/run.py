@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import Status, StatusLog
+from radioplat.track.teacher_cost import Bill
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RunResult:
         global_step: optimizer steps of the whole run.
         resumed_from: the step it began at, 0 for a fresh run.
         then: results of the tasks in ``distill.then``, by name.
+        bill: what the teachers cost, from the first start on; None for a run without teachers.
     """
 
     checkpoint: Path
@@ -37,6 +39,7 @@ class RunResult:
     global_step: int
     resumed_from: int
     then: dict[str, Any] = field(default_factory=dict)
+    bill: Bill | None = None
 
 
 def distill(
@@ -63,7 +66,7 @@ def distill(
     result = _run(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
     if not spec.distill.then:
         return result
-    return RunResult(result.checkpoint, result.folder, result.global_step, result.resumed_from, _then(spec))
+    return replace(result, then=_then(spec))
 
 
 def train(
@@ -113,7 +116,7 @@ def _run(
         raise RadioplatError("the run ended without a checkpoint", where=str(folder.path))
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} is done: {found[0].name}", Status.SUCCESS)
-    return RunResult(found[0], folder.path, found[1].global_step, start)
+    return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path))
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:

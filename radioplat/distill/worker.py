@@ -19,6 +19,7 @@ from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData
 from radioplat.distill import ds_compat, group
 from radioplat.distill.bad_samples import BadSamples
+from radioplat.distill.cost_meter import CostMeter
 from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
@@ -59,6 +60,7 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         TrainingError: the data did not follow the order, or non-finite losses ended the run.
     """
     persistence = Persistence(run, seat.rank, seat.world_size)
+    meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     start, stop = persistence.state.global_step, run.total_steps
     norm = run.spec.distill.target_norm
     measures = bool(run.teachers) and norm.type is not TargetNormType.none and start == 0
@@ -73,7 +75,7 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(stop if keeps else measured))
-        worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence)))
+        worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence, meter)))
         feeder.without = worker.module.quarantined
         fed = iter(feeder)
         if measured and keeps:
@@ -81,7 +83,7 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
             fit_target_norm(worker.module.student, run.teachers, first, seat.device)
             fed = chain(_drained(first), fed)
         elif measured:
-            fit_target_norm(worker.module.student, run.teachers, fed, seat.device)
+            fit_target_norm(worker.module.student, run.teachers, _charged(fed, meter, seat.device), seat.device)
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
             fed = iter(feeder)
@@ -92,6 +94,20 @@ def _drained(queue: deque) -> Iterator:
     """What is in ``queue``; nothing stays in memory once it is taken."""
     while queue:
         yield queue.popleft()
+
+
+def _charged(
+    fed: Iterator[tuple[Batch, dict[str, Pending]]], meter: CostMeter, device: torch.device
+) -> Iterator[tuple[Batch, dict[str, Pending]]]:
+    """What is ``fed``, with its answers on the bill: they are asked for again when the student sees them."""
+    record = StepRecord(0, 0.0)
+    for batch, answers in fed:
+        yield batch, answers
+        for name, answer in answers.items():
+            record.answered(name, answer())
+    # Every rank comes here, however many batches it had.
+    record.reduce(1, device, skipped=False)
+    meter.charge(record)
 
 
 def _micro_batch_bytes(run: Run) -> int:
@@ -105,7 +121,7 @@ def _micro_batch_bytes(run: Run) -> int:
 
 
 class _Worker:
-    def __init__(self, run: Run, seat: Seat, persistence: Persistence) -> None:
+    def __init__(self, run: Run, seat: Seat, persistence: Persistence, meter: CostMeter) -> None:
         self.run, self.seat, self.spec = run, seat, run.spec
         self.grains = run.grains(seat.world_size)
         self.partitions = run.partitions
@@ -127,7 +143,7 @@ class _Worker:
         self.module.quarantined = set(self.state.quarantined)
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)
-        self.reporter = Reporter(run, seat.rank)
+        self.reporter, self.meter = Reporter(run, seat.rank), meter
 
     def close(self) -> None:
         self.ledger.flush()
@@ -140,12 +156,14 @@ class _Worker:
             self.state.samples_consumed = (step + 1) * self.spec.global_batch_size
             self.state.epoch = (step + 1) // self.run.steps_per_epoch
             self.state.quarantined = sorted(self.module.quarantined)
-            self.reporter.step(record)
+            self.meter.charge(record)
+            self.state.teacher_cost = self.meter.counted()
+            self.reporter.step(record, self.meter.bill)
             validates = validation_due(self.run, step + 1)
             if validates or self.persistence.due(step + 1):
                 self.ledger.flush()
                 path = self.persistence.save(self.engine, self.module, self.state, self.running.exact())
-                self.reporter.checkpoint(path, step + 1)
+                self.reporter.checkpoint(path, step + 1, self.meter.bill)
                 if validates:
                     self._validate(path, step + 1)
 
@@ -271,9 +289,7 @@ class _Worker:
                 self.guard.reasons.append(str(error))
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch)).map(lambda t: t * math.nan)
                 continue
-            record.teacher_seconds[teacher.name] = record.teacher_seconds.get(teacher.name, 0.0) + packed.seconds
-            if packed.cached is not None:
-                record.look_up(teacher.name, *packed.cached)
+            record.answered(teacher.name, packed)
             micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
         return micro
 

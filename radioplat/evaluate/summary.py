@@ -11,6 +11,7 @@ from radioplat.spec.root import Spec
 from radioplat.track.curves import curves_from_status
 from radioplat.track.report import Table, write_report
 from radioplat.track.results import TaskFolder
+from radioplat.track.teacher_cost import Bill
 
 
 def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Findings, classes: list[str]) -> Path:
@@ -27,11 +28,15 @@ def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Fi
             )
         )
     status = checkpoint.parent / "status.json"
+    curves = curves_from_status(status) if status.exists() else {}
+    bill = Bill.read(checkpoint.parent)
+    costs = [bill.table()] if bill else []
     return write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
-        tables=[t for t in (fidelity_table(findings), knn_table(findings)) if t.rows],
-        curves=curves_from_status(status) if status.exists() else None,
+        tables=[t for t in (fidelity_table(findings), knn_table(findings), *costs) if t.rows],
+        # Costs are means since the first step: the table has the last ones.
+        curves={name: curve for name, curve in curves.items() if not name.startswith("cost/")},
         pictures=pictures,
         spec_yaml=to_yaml(spec),
         notes=[f"Checkpoint: {checkpoint}", f"Classes of the kNN probe: {len(classes)}"],

@@ -28,6 +28,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_draws(spec),
         *_optimizer(spec),
         *_feature_cache(spec),
+        *_prices(spec),
         *_unavailable(spec),
     ]
     if task == "distill":
@@ -217,6 +218,14 @@ def _feature_cache(spec: Spec) -> Iterator[Problem]:
     elif "://" in (cache.dir or "") and not cache.dir.startswith(("s3://", "gs://")):
         hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
         yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
+
+
+def _prices(spec: Spec) -> Iterator[Problem]:
+    for name in ("gpu_hour_price", "cpu_hour_price"):
+        price = getattr(spec.cluster, name)
+        if price is not None and not 0 <= price < math.inf:
+            hint = "Leave it out where it is not known."
+            yield Problem(f"must not be negative, not {price}", f"cluster.{name}", hint)
 
 
 def _chain(spec: Spec) -> Iterator[Problem]:

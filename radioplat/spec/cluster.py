@@ -24,6 +24,9 @@ class ClusterConfig:
     cpus_per_worker: float = 1.0
     cpus_per_decode: float = 1.0
     worker_resources: dict[str, float] = field(default_factory=dict)  # custom resources, e.g. {student_node: 1}
+    # Of one hour, in any currency, to tell what teachers cost; without cpu_hour_price a GPU's price has its CPUs in it.
+    gpu_hour_price: float | None = None
+    cpu_hour_price: float | None = None
 
 
 class Placement(str, Enum):

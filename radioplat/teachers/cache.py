@@ -14,7 +14,7 @@ from radioplat.data.batch import Batch
 from radioplat.teachers.cache_file import Row
 from radioplat.teachers.cache_key import feature_key, sample_digest
 from radioplat.teachers.cache_store import FeatureStore
-from radioplat.teachers.client import Pending, TeacherClient
+from radioplat.teachers.client import Held, Pending, TeacherClient
 from radioplat.teachers.transport import Packed
 
 _EXPONENT = 0x7F80  # of a bf16 number; all ones: infinite or not a number
@@ -65,6 +65,10 @@ class CachedTeacher:
     def precision(self) -> str:
         """See :class:`~radioplat.teachers.client.TeacherClient`."""
         return self._client.precision()
+
+    def held(self) -> Held:
+        """See :class:`~radioplat.teachers.client.TeacherClient`."""
+        return self._client.held()
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> _Seen:
         """Nothing is sent yet; without ``batch`` nothing is looked up either."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,15 @@ from radioplat.teachers.runner import TeacherRunner
 from radioplat.teachers.transport import Packed
 
 Pending = Callable[[], Packed]  # call it to wait for the features
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a teacher occupies while a run asks it: replicas, and the GPUs and CPUs of each."""
+
+    replicas: int
+    num_gpus: float
+    num_cpus: float
 
 
 class TeacherClient(Protocol):
@@ -36,13 +46,26 @@ class TeacherClient(Protocol):
         """The dtype it computes in, once its weights are loaded: ``bfloat16``."""
         ...
 
+    def held(self) -> Held:
+        """What it occupies now, for all workers of the run; asks nobody."""
+        ...
+
 
 class InlineTeacher:
-    """A teacher inside the training worker (``placement: inline``, and local mode)."""
+    """A teacher inside the training worker (``placement: inline``, and local mode).
 
-    def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str) -> None:
+    It shares the worker's GPU with the student, and how much of that is its own is not known: it is taken to be
+    ``teachers.<name>.num_gpus``, 0 where that is not set. On a CPU it occupies no GPU, whatever the spec says.
+
+    Args:
+        workers: of the run; each has one of these.
+    """
+
+    def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str, workers: int = 1) -> None:
         self.name = teacher.name
         self._runner, self._grid, self._wanted = TeacherRunner(teacher, device), grid, teacher.wanted
+        gpus = 0.0 if device == "cpu" else teacher.service.num_gpus or 0.0
+        self._held = Held(workers, gpus, teacher.service.num_cpus)
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """Nothing to send."""
@@ -56,3 +79,7 @@ class InlineTeacher:
     def precision(self) -> str:
         """See :class:`TeacherClient`."""
         return self._runner.precision
+
+    def held(self) -> Held:
+        """See :class:`TeacherClient`."""
+        return self._held

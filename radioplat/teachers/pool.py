@@ -58,6 +58,10 @@ class PoolKeeper:
         """See :func:`fingerprint`."""
         return fingerprint(self._teacher)
 
+    def replica_size(self) -> tuple[float, float]:
+        """GPUs and CPUs of each replica."""
+        return self._num_gpus, self._teacher.service.num_cpus
+
     def restart(self, place: str, process: int) -> bool:
         """Restart the replica with actor id ``place`` if it still is ``process``; several students may ask."""
         for replica in self.replicas():

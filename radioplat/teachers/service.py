@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import ray
@@ -13,7 +13,7 @@ from radioplat.data.batch import Batch
 from radioplat.errors import PlacementError, TeacherSilent, TrainingError
 from radioplat.spec.cluster import Placement
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.client import Pending
+from radioplat.teachers.client import Held, Pending
 from radioplat.teachers.pool import await_keeper, open_keeper, pulse_of
 from radioplat.teachers.transport import Packed
 
@@ -33,6 +33,7 @@ class RemoteTeacher:
     says ``colocate``. One whose replica is gone for good is sent to another.
 
     Attributes:
+        least: its fewest replicas, and the GPUs and CPUs of each.
         say: told when answers are waited for that a lost replica owes.
     """
 
@@ -46,8 +47,10 @@ class RemoteTeacher:
     colocate: bool
     elastic: bool
     named: bool
+    least: Held
     say: Callable[[str], None] = _no_one
     _replicas: list = field(default_factory=list)
+    _size: int = 0  # replicas when they were last listed, those of other nodes too
     _seen: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
 
@@ -80,10 +83,15 @@ class RemoteTeacher:
             )
         return found.pop()
 
+    def held(self) -> Held:
+        """See :class:`~radioplat.teachers.client.TeacherClient`; of an elastic pool it is some seconds old."""
+        return replace(self.least, replicas=self._size or self.least.replicas)
+
     def replicas(self) -> list:
         """Those that take requests now."""
         if not self._replicas or (self.elastic and time.monotonic() - self._seen > _LOOK_AGAIN_S):
             found = ray.get(self.keeper.replicas.remote())
+            self._size = len(found)
             here = ray.get_runtime_context().get_node_id()
             near = [r for r in found if (p := pulse_of(r)) and p.node == here] if self.colocate else []
             self._replicas, self._seen = near or found, time.monotonic()
@@ -161,10 +169,13 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
         grid: the loss grid, rows and columns.
         num_gpus: of each replica; 0 runs it on the CPU.
     """
-    service = teacher.service
+    service, keeper = teacher.service, open_keeper(teacher, num_gpus)
+    gpus, cpus = num_gpus, service.num_cpus
+    if service.pool:  # whoever started it said how large a replica is
+        gpus, cpus = ray.get(keeper.replica_size.remote())
     return RemoteTeacher(
         teacher.name,
-        open_keeper(teacher, num_gpus),
+        keeper,
         grid,
         teacher.wanted,
         service.timeout_s,
@@ -173,6 +184,7 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
         service.placement is Placement.colocate,
         service.bounds[0] < service.bounds[1],
         bool(service.pool),
+        Held(service.bounds[0], gpus, cpus),
     )
 
 

@@ -21,6 +21,7 @@ from radioplat.errors import SpecError
 from radioplat.spec.load import load_spec
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import read_status
+from radioplat.track.teacher_cost import Bill
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 
@@ -93,6 +94,19 @@ def test_status_lines(quiet_run):
         } <= line["kpi"].keys()
 
 
+def test_what_the_teachers_cost(quiet_run):
+    lite0, vit = quiet_run.result.bill.teachers["lite0"], quiet_run.result.bill.teachers["vit"]
+    assert lite0.images == vit.images == 48  # six a step
+    # Two bytes a number: lite0's summary of 1280 and its map of 1280 numbers at 2 x 2; vit's map of 64 at 4 x 4.
+    assert lite0.bytes == 48 * 2 * (1280 + 2 * 2 * 1280) and vit.bytes == 48 * 2 * 4 * 4 * 64
+    assert quiet_run.result.bill == Bill.read(quiet_run.folder)
+    state = verified_state(quiet_run.result.checkpoint)
+    assert state.teacher_cost == {"lite0": dataclasses.asdict(lite0), "vit": dataclasses.asdict(vit)}
+    kpis = [line["kpi"] for line in read_status(quiet_run.folder / "status.json") if "max_step" in line]
+    assert not any("price" in name for kpi in kpis for name in kpi)  # none was given
+    assert kpis[-1].items() >= quiet_run.result.bill.kpi().items()
+
+
 def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
     assert quiet_run.losses[8] < 0.9 * quiet_run.losses[1]
     for event in (e for e in quiet_run.events if hasattr(e, "metrics")):
@@ -152,6 +166,11 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
     for step, loss in again.losses.items():
         assert loss == pytest.approx(quiet_run.losses[step], rel=1e-6), step
     assert ids_by_step(again.folder) == ids_by_step(quiet_run.folder)
+    at_break = verified_state(quiet_run.folder / "model_epoch_000_step_00002").teacher_cost
+    for name, cost in quiet_run.result.bill.teachers.items():
+        found = again.result.bill.teachers[name]
+        assert at_break[name]["images"] == 12 and (found.images, found.bytes) == (cost.images, cost.bytes)
+        assert found.seconds > at_break[name]["seconds"] > 0
     proof = prove_run(again.folder)
     assert proof.holds and proof.replayed == 6 * (8 - steps) and proof.attempts == [(1, 0, steps), (2, steps, 8)]
     mine, theirs = student_tensors(again.result.checkpoint), student_tensors(quiet_run.result.checkpoint)
@@ -161,8 +180,16 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
 
 
 def test_the_same_run_twice_is_the_same_run(quiet_run, distil, tmp_path):
-    again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.max_steps=8")
+    prices = ("cluster.cpu_hour_price=0.36", "cluster.gpu_hour_price=100")
+    again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.max_steps=8", *prices)
     assert again.losses == quiet_run.losses
+    # Only the CPU costs anything: half a core (num_cpus: 0.5) at 0.0001 a second; a GPU has a price, but there is none.
+    kpis = [line["kpi"] for line in read_status(again.folder / "status.json") if "max_step" in line]
+    for name, cost in again.result.bill.teachers.items():
+        assert cost.seconds == pytest.approx(sum(kpi[f"seconds/teacher/{name}"] for kpi in kpis))
+        assert cost.cpu_seconds == pytest.approx(cost.seconds / 2) and cost.gpu_seconds == 0
+        assert kpis[-1][f"cost/{name}/price_per_1000_images"] == pytest.approx(cost.seconds / 2 * 1e-4 / 48 * 1000)
+        assert 0 < kpis[-1][f"cost/{name}/busy"] <= 1
 
 
 def test_one_line_says_what_goes_on_and_what_changed(quiet_run, broken_off, distil):
@@ -239,6 +266,9 @@ def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(ma
     again = run("again")
     assert len(kept.losses) == 4 and kept.losses == again.losses
     assert prove_run(kept.folder).holds and prove_run(again.folder).holds
+    # What is read again is asked for again, and paid for again: three batches of six.
+    images = [[cost.images for cost in trail.result.bill.teachers.values()] for trail in (kept, again)]
+    assert images == [[24, 24], [42, 42]]
 
 
 def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):

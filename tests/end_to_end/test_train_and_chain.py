@@ -118,6 +118,8 @@ def test_one_job_ends_in_a_report_an_onnx_file_and_an_engine(chain):
     evaluated, exported = result.then["evaluate"], result.then["export"]
     assert evaluated.report == root / "evaluate" / "report.html" and evaluated.report.stat().st_size > 10_000
     assert {"student", "untrained student", "lite0", "vit"} == set(evaluated.knn)
+    page = evaluated.report.read_text(encoding="utf-8")
+    assert "What teachers cost" in page and "cost/lite0" not in page  # a table, no curves
     assert set(evaluated.fidelity["student"]["lite0"]) == {"summary", "spatial"}
     assert exported.path == root / "export" / "student.onnx" and exported.max_abs_error < 1e-3
     for task in result.then:

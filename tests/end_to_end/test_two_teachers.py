@@ -66,6 +66,9 @@ def run(inputs, distil, tmp_path_factory):
         f"model.backbone.kwargs={json.dumps(RADIO)}",
         f"distill.teacher[0].model.backbone.kwargs={json.dumps(RADIO)}",
         f"distill.teacher[1].model.backbone.kwargs={json.dumps(CLIPA | POOL)}",
+        "teachers.vit_h_14_siglip_clipa_224.num_cpus=0.5",
+        "cluster.cpu_hour_price=0.36",
+        "cluster.gpu_hour_price=100",
     ]
     seen = set()
 
@@ -101,6 +104,26 @@ def test_each_model_sees_its_own_size(run):
         "c_radio_v3_vit_huge_patch16_reg4_dinov2": (2, 3, 432, 432),
         "vit_h_14_siglip_clipa_224": (2, 3, 224, 224),
     }
+
+
+def test_what_the_teachers_cost(run):
+    cpus = {"c_radio_v3_vit_huge_patch16_reg4_dinov2": 1, "vit_h_14_siglip_clipa_224": 0.5}
+    dinov2, siglip = (run.result.bill.teachers[name] for name in cpus)
+    images = len(read_consumed(run.folder / "ledger"))
+    assert (dinov2.images, siglip.images, dinov2.cached) == (images, images, 0) and images == 2 * STEPS
+    # The map of 48 numbers at the student's 14 x 14, though this teacher sees 27 x 27; the other's summary of 32.
+    assert dinov2.bytes == images * 2 * 14 * 14 * 48 and siglip.bytes == images * 2 * 32
+    assert 0 < dinov2.seconds <= dinov2.held_seconds
+    assert dinov2.cpu_seconds == dinov2.seconds and siglip.cpu_seconds == pytest.approx(siglip.seconds / 2)
+    assert dinov2.gpu_seconds == siglip.gpu_seconds == 0  # a GPU has a price, but there is none
+    for kpi in kpis(run):
+        for name, count in cpus.items():
+            found = {key.split("/")[2]: value for key, value in kpi.items() if key.startswith(f"cost/{name}/")}
+            seconds = found["seconds_per_1000_images"]
+            assert found["price_per_1000_images"] == pytest.approx(seconds * count * 0.36 / 3600)
+            assert found["gpu_seconds_per_1000_images"] == 0 and 0 < found["busy"] <= 1
+    by_step = sum(kpi["seconds/teacher/vit_h_14_siglip_clipa_224"] for kpi in kpis(run))
+    assert siglip.seconds == pytest.approx(by_step)
 
 
 def test_the_student_computes_in_bf16(run):

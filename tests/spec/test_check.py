@@ -58,6 +58,8 @@ def test_the_published_example_has_no_problem():
         ("distill.vitdet.prob=0.5", "distill.vitdet"),
         ("distill.then=[export, fly]", "distill.then[1]"),
         ("teachers.nobody.replicas=2", "teachers.nobody"),
+        ("cluster.gpu_hour_price=-1", "cluster.gpu_hour_price"),
+        ("cluster.cpu_hour_price=.nan", "cluster.cpu_hour_price"),
         ("feature_cache.max_bytes=0", "feature_cache.max_bytes"),
         ("feature_cache.dir=''", "feature_cache.dir"),
         ("feature_cache.dir=http://host/x", "feature_cache.dir"),

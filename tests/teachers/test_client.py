@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from radioplat.losses.reduce import to_grid
-from radioplat.teachers.client import InlineTeacher
+from radioplat.teachers.client import Held, InlineTeacher
 from radioplat.teachers.teacher import FrozenTeacher
 from radioplat.teachers.transport import unpack
 
@@ -34,6 +34,12 @@ def test_what_no_loss_wants_is_not_sent(timm_teacher):
     teacher, _ = timm_teacher("test_resnet", mode="summary", loss_type="CS")
     packed = InlineTeacher(teacher, (2, 2), "cpu").submit(pixels(), 0)()
     assert packed.spatial is None and packed.named == {}
+
+
+def test_what_it_occupies_is_one_place_a_worker_and_no_gpu_on_a_cpu(timm_teacher):
+    service = {"num_gpus": 0.5, "num_cpus": 2.0, "replicas": 4}
+    teacher, _ = timm_teacher("test_resnet", mode="summary", loss_type="CS", service=service)
+    assert InlineTeacher(teacher, (2, 2), "cpu", workers=3).held() == Held(3, 0.0, 2.0)
 
 
 def test_read_only_pixels(timm_teacher):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import SpecError, TeacherSilent
-from radioplat.teachers.client import InlineTeacher
+from radioplat.teachers.client import Held, InlineTeacher
 from radioplat.teachers.named_pools import pool_statuses, stop_pools
 from radioplat.teachers.pool import pulse_of
 from radioplat.teachers.service import await_pool, start_pool, stop_pool
@@ -113,12 +113,13 @@ def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
         return timm_teacher("test_vit", **options)[0]
 
     shared, own = pool(teacher(pool="lab", replicas=2)), InlineTeacher(teacher(), GRID, "cpu")
-    other = pool(teacher(pool="lab"))
+    other = pool(teacher(pool="lab", num_cpus=3))  # as large as whoever started it said
     try:
         assert shared.keeper == other.keeper
         mine, theirs = ask(shared, range(12), 64), ask(other, range(100, 112), 64)
         for seed, answer in zip((*range(12), *range(100, 112)), (*mine, *theirs), strict=True):
             assert same(answer(), own.submit(images(seed, 64), seed)())
+        assert shared.held() == other.held() == Held(2, 0, 0.5)
         pulses = [pulse_of(replica) for replica in shared.replicas()]
         assert {shape for pulse in pulses for shape in pulse.shapes} == {(8, 3, 64, 64)}
         assert all(pulse.forwards for pulse in pulses) and sum(p.forwards for p in pulses) <= 24
@@ -164,13 +165,15 @@ def test_a_forward_that_hangs_is_run_again_and_then_given_up(pool, slow, tmp_pat
 @pytest.mark.proof
 def test_replicas_come_where_requests_queue_up_and_go_where_none_do(pool, slow):
     asked = pool(slow({"replicas": [1, 2]}, seconds=0.3))
-    assert len(asked.replicas()) == 1
+    assert len(asked.replicas()) == asked.held().replicas == 1
     deadline, answers, seed = time.monotonic() + 90, [], 0
     while len(ray.get(asked.keeper.replicas.remote())) < 2 and time.monotonic() < deadline:
         answers += ask(asked, range(seed, seed + 4))
         seed += 4
         answers[-4]()
     assert len(ray.get(asked.keeper.replicas.remote())) == 2
+    asked.look_again()
+    assert len(asked.replicas()) == asked.held().replicas == 2
     for answer in answers:
         answer()
     while len(ray.get(asked.keeper.replicas.remote())) > 1 and time.monotonic() < deadline + 60:
