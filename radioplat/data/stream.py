@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -46,7 +47,7 @@ class _ReadSpan:
             # A process of this task is gone, perhaps for a read that hung: if it hangs again, the sample is given up.
             reader, patience = reader.careful(), None
         for blocks in spans["blocks"].to_pylist():
-            for grains in blocks:
+            for grains in json.loads(blocks):
                 yield pack([batch_to_table(self._read(reader, grain, patience)) for grain in grains])
 
     def _read(self, reader: GrainReader, grain: int, patience: float | None) -> Batch:
@@ -102,8 +103,9 @@ def open_stream(
     blocks = deal(grains, start, stop, max(1, min(PACK, PACK_BYTES // grain_bytes)))
     block_bytes, samples = grain_bytes * len(blocks[0]), size * len(blocks[0])
     span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)))
-    spans = pa.table({"blocks": [blocks[i : i + span] for i in range(0, len(blocks), span)]})
-    dataset = ray.data.from_arrow(spans, override_num_blocks=len(spans)).map_batches(
+    # As text: of nested lists Ray makes tensors. Not from_arrow, whose task waits for a whole CPU to be free.
+    spans = [{"blocks": json.dumps(blocks[i : i + span])} for i in range(0, len(blocks), span)]
+    dataset = ray.data.from_items(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
         batch_size=None,
         batch_format="pyarrow",

@@ -184,3 +184,19 @@ def test_a_reader_that_is_killed_loses_no_sample(cluster, run_data, slow_storage
     alone = open_reader(*arguments)
     for batch in (found[0], found[7], found[-1]):
         assert (batch.views["32"].pixels == alone.read(batch.grain).views["32"].pixels).all()
+
+
+def test_it_begins_where_less_than_a_cpu_is_free(cluster, run_data):
+    @ray.remote(num_cpus=2.5)
+    class Tenant:
+        def here(self) -> bool:
+            return True
+
+    arguments, data = run_data(timeout=60)
+    tenant = Tenant.remote()
+    assert ray.get(tenant.here.remote())
+    try:
+        (iterator,) = open_stream(arguments, Grains(4, 1), 0, STEPS, tasks=1, cpus_per_task=0.5)
+        assert ids_of(read_stream(iterator)) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    finally:
+        ray.kill(tenant)
