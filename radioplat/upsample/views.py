@@ -1,7 +1,7 @@
 """Small movements of an image, applied alike to its pixels and to its features.
 
 FeatUp's multi-view consistency (Fu et al., ICLR 2024, "Training"), which FeatSharp is trained by (section 3.1): views
-are padded, shifted, enlarged and mirrored. Padding is by reflection. A view never shows more than the image itself does,
+are padded, shifted, enlarged and mirrored. Padding is by reflection. A view never shows more than the image itself,
 so that pixels are enlarged and never thinned out.
 """
 
