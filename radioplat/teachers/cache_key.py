@@ -34,8 +34,7 @@ _PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
 def weights_hash(teacher: ResolvedTeacher) -> str:
     """sha256 (hex) of the teacher's weights, and of its upsampler's where it has one.
 
-    Of a file it is that of the bytes, of a folder that of its files' names and bytes. Read once a process for each
-    version of the file.
+    Of a file it is that of the bytes, of a folder that of its files' names and bytes.
 
     Raises:
         WeightsError: they cannot be read.
@@ -45,6 +44,12 @@ def weights_hash(teacher: ResolvedTeacher) -> str:
         return own
     both = [own, _path_hash(Path(teacher.upsampler_checkpoint), field_of(teacher))]
     return hashlib.sha256(json.dumps(both).encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """sha256 (hex) of the file at ``path``; read once a process for each version of it."""
+    found = path.stat()
+    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
 
 
 def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str, weights: str) -> bytes:
@@ -129,7 +134,7 @@ def _own_code(teacher: ResolvedTeacher, kind: str) -> str | None:
         spec = importlib.util.find_spec(module)
     except ImportError as error:
         raise SpecError(f"cannot import {module}: {error}", where=f"{teacher.where}.model.backbone.type") from None
-    return _file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
+    return file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _path_hash(path: Path, where: str) -> str:
@@ -137,16 +142,11 @@ def _path_hash(path: Path, where: str) -> str:
         if path.is_dir():
             ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # its moments are nothing to a teacher
             files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
-            parts = [(str(p.relative_to(path)), _file_hash(p)) for p in files]
+            parts = [(str(p.relative_to(path)), file_hash(p)) for p in files]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return _file_hash(path)
+        return file_hash(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror}", where=where) from None
-
-
-def _file_hash(path: Path) -> str:
-    found = path.stat()
-    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)

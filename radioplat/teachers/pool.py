@@ -14,11 +14,13 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
 from radioplat.errors import PlacementError, SpecError
 from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.cache_key import file_hash
 from radioplat.teachers.replica import Pulse, start_replica
 from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
 
@@ -146,10 +148,12 @@ def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
 
 
 def _upsampler(teacher: ResolvedTeacher) -> str:
-    if not teacher.upsampler_checkpoint:
+    if not (path := teacher.upsampler_checkpoint):
         return "none"
+    with contextlib.suppress(OSError):
+        path = f"sha256 {file_hash(Path(path))[:16]}"
     # Where sizes are drawn the teacher enlarges its view itself: the same pixels, another answer.
-    return f"{KIND} {VERSION}, {_file(teacher.upsampler_checkpoint)}, for {teacher.view_size} px"
+    return f"{KIND} {VERSION}, {path}, for {teacher.view_size} px"
 
 
 def _file(path: str | None) -> str:

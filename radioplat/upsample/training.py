@@ -4,9 +4,8 @@ With s the upsampler, f the frozen backbone, x an image, t a small movement and 
 
     L = mean over x and t of  |d(t(s(x))) - f(t(x))|^2 / D
 
-in the normalised, de-biased space of the features: 1 is about what a constant answer costs. FeatUp's equation 1, which
-FeatSharp keeps (section 3.1). Simplified: FeatUp's weighting by a predicted uncertainty and its total variation are
-left out; the blur is FeatUp's simple one.
+in the normalised, de-biased space of the features: 1 is about what a constant answer costs. It is the multi-view
+consistency of FeatUp (Fu et al., ICLR 2024), as in FeatSharp (Ranzinger et al., 2025), by its squared error alone.
 
 Bilinear upsampling, which both are compared with, is given a blur of its own, trained on the same views.
 """

@@ -1,8 +1,8 @@
 """Small movements of an image, applied alike to its pixels and to its features.
 
-FeatUp's multi-view consistency (Fu et al., ICLR 2024, "Training"), which FeatSharp is trained by (section 3.1): views
-are padded, shifted, enlarged and mirrored. Padding is by reflection. A view never shows more than the image itself,
-so that pixels are enlarged and never thinned out.
+For multi-view consistency after FeatUp (Fu et al., ICLR 2024): views are padded, shifted, enlarged and mirrored.
+Padding is by reflection. A view never shows more than the image itself, so that pixels are enlarged and never thinned
+out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Joint bilateral upsampling: a coarse map made finer along the edges of the image it was taken from.
 
-After the description in FeatUp (Fu et al., ICLR 2024, arXiv 2403.10516, "Choosing an upsampler"), which FeatSharp
-(Ranzinger et al. 2025, arXiv 2502.16025, section 3) takes its coarse branch from.
+After FeatUp (Fu et al., ICLR 2024, arXiv 2403.10516), from which FeatSharp (Ranzinger et al., 2025) takes this branch.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ class JointBilateral(nn.Module):
         k_range(p, q)   = softmax over q of  mlp(G[p]) . mlp(G[q]) / sigma_range^2
         k_spatial(p, q) = exp(-|p - q|^2 / (2 sigma_spatial^2)),  distances in positions of the finer map
 
-    Simplified: FeatUp measures distances as shares of the window and mixes the result by a small residual network; here
-    a distance is in positions, and the mixing is left to :mod:`.featsharp`.
+    Mixing channels is left to :mod:`.featsharp`.
 
     Args:
         dim: channels that the colours are projected to.

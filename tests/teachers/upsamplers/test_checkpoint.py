@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.teachers.teacher import FrozenTeacher, check_weights, describe, enlarge
-from radioplat.teachers.upsamplers.checkpoint import load_upsampler, read_config, save_upsampler
-from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.teachers.upsamplers.checkpoint import load_upsampler, read_config
+from radioplat.teachers.upsamplers.featsharp import FeatSharpConfig
 
 WHERE = "distill.teacher[0].upsampler_checkpoint"
 CONFIG = FeatSharpConfig(dim=64, factor=2, grid=(4, 4), width=16, heads=2, window=3)
@@ -20,16 +20,9 @@ KEY = "radioplat_upsampler"
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(save_featsharp):
     """An upsampler for test_vit at 64 pixels with weights that do something, and its file."""
-    torch.manual_seed(0)
-    model = FeatSharp(CONFIG)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-        model.scale.fill_(2.0)
-    save_upsampler(model, tmp_path / "up.safetensors", teacher="test_vit")
-    return model, tmp_path / "up.safetensors"
+    return save_featsharp()
 
 
 def rewritten(path, **changes):
