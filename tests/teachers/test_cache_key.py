@@ -129,6 +129,7 @@ def test_of_a_checkpoint_the_student_counts(teacher, tmp_path):
 
 def test_places_follow_the_shard_not_the_row(tmp_path):
     """A source that is added before moves every row number, and no place; a shard that is touched is another."""
+
     def tar(path, images):
         path.parent.mkdir(exist_ok=True)
         with tarfile.open(path, "w") as out:
