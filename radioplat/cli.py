@@ -62,6 +62,16 @@ def gen_trt_engine(args: argparse.Namespace) -> None:
     show_engine(run(load_spec(args.spec, args.overrides)))
 
 
+def train_upsampler(args: argparse.Namespace) -> None:
+    """Train what makes one teacher's map finer (FeatSharp)."""
+    from radioplat.upsample.run import train_upsampler as run
+    from radioplat.upsample.show import show
+
+    with terminal.counting("steps") as count:
+        result = run(args.spec, args.overrides, count)
+    show(result)
+
+
 def plan(args: argparse.Namespace) -> None:
     """Check everything before a run starts, and say what it will take."""
     from radioplat.distill.plan import plan as run
@@ -168,7 +178,20 @@ def teachers_stop(args: argparse.Namespace) -> None:
 
 _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
     task.__name__: task
-    for task in (distill, train, evaluate, export, gen_trt_engine, plan, index, pack, ledger, default_specs, quickstart)
+    for task in (
+        distill,
+        train,
+        train_upsampler,
+        evaluate,
+        export,
+        gen_trt_engine,
+        plan,
+        index,
+        pack,
+        ledger,
+        default_specs,
+        quickstart,
+    )
 }
 _WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger")
 

@@ -246,6 +246,8 @@ def _feature_cache(spec: Spec, models: Models, result: Plan) -> None:
 
 
 def _pixels(teacher: ResolvedTeacher) -> str:
+    if teacher.upsample_factor > 1 and not teacher.sizes:
+        return f"{teacher.view_size} (the whole at {teacher.input_size}, and {teacher.upsample_factor**2} tiles)"
     return ", ".join(f"{size} ({chance:.0%})" for size, chance in teacher.sizes) or str(teacher.input_size)
 
 

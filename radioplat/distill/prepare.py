@@ -201,7 +201,7 @@ def _where_drawn(spec: Spec) -> dict[int, str]:
 def _views(spec: Spec, teachers: list[ResolvedTeacher]) -> tuple[ViewSpec, ...]:
     """One view for each distinct size, and one for the size that is drawn, if any is."""
     draw = drawn_sizes(spec)
-    sizes = {t.input_size for t in teachers if not t.sizes} | (set() if draw else {spec.dataset.img_size})
+    sizes = {t.view_size for t in teachers if not t.sizes} | (set() if draw else {spec.dataset.img_size})
     fixed = [ViewSpec(str(size), size) for size in sorted(sizes)]
     return (*fixed, *([ViewSpec(MATCHED, draw[-1][0], sizes=draw)] if draw else []))
 

@@ -90,7 +90,7 @@ def _evaluate(
         subjects[UNTRAINED] = Subject(student_encoder(fresh), size, fresh)
     teachers = [t for t in resolve_teachers(spec) if t.name in student.head_names]
     for teacher in teachers:
-        subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.input_size, None)
+        subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.view_size, None)
     bank, queries, classes = open_images(spec, {s.size for s in subjects.values()})
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     at_once = torch_callers(len(subjects)) if device == "cpu" else 1

@@ -71,19 +71,19 @@ def check_teachers(
     teachers = resolve_teachers(spec)
     if not teachers:
         raise SpecError("at least one teacher is needed", where="distill.teacher")
-    images = sample_images(spec, {t.input_size for t in teachers}, IMAGES)
+    images = sample_images(spec, {t.view_size for t in teachers}, IMAGES)
     found = []
     for teacher in teachers:
         if progress:
             progress(teacher.name)
-        found.append(check_teacher(teacher, images[teacher.input_size]))
+        found.append(check_teacher(teacher, images[teacher.view_size]))
     result = CheckResult(found)
     result.report = write(spec, result)
     return result
 
 
 def check_teacher(teacher: ResolvedTeacher, images: np.ndarray) -> TeacherFindings:
-    """Check one teacher on uint8 ``[N, 3, H, W]`` of its input size.
+    """Check one teacher on uint8 ``[N, 3, H, W]`` of its view size.
 
     Raises:
         SpecError, WeightsError: it cannot be built or loaded.

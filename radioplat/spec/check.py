@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.partitions import partition_problems
@@ -20,7 +21,7 @@ _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 
 def check(spec: Spec, task: str = "distill") -> list[Problem]:
-    """Problems of ``spec`` for ``task`` (``distill`` or ``train``); empty when there are none."""
+    """Problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``); empty when there are none."""
     problems = [
         *paths_in_copy(spec),
         *_sizes(spec),
@@ -32,7 +33,9 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_unavailable(spec),
     ]
     if task == "distill":
-        problems += [*_teachers(spec), *partition_problems(spec), *_chain(spec)]
+        problems += [*_teachers(spec), *upsampled_teachers(spec), *partition_problems(spec), *_chain(spec)]
+    if task == "train_upsampler":
+        problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
         problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
     return problems
@@ -268,14 +271,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
             yield _not_yet(f"distill.{name}")
     teacher_defaults = TeacherConfig()
     for i, teacher in enumerate(distill.teacher):
-        for name in (
-            "upsample_factor",
-            "summary_token_idx",
-            "spatial_mlp_version",
-            "adaptor",
-            "do_upsample",
-            "upsampler_checkpoint",
-        ):
+        for name in ("summary_token_idx", "spatial_mlp_version"):
             if getattr(teacher, name) != getattr(teacher_defaults, name):
                 yield _not_yet(f"distill.teacher[{i}].{name}")
         mode = teacher.mode or distill.mode

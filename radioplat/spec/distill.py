@@ -99,7 +99,7 @@ class TeacherConfig:
     input_size: int | None = None
     patch_size: int | None = None
     match_student_resolution: bool | None = None  # unset: true, or false where input_size is given
-    upsample_factor: int = 1
+    upsample_factor: int = 1  # 2 or 4 with an adaptor
     stochastic_resolutions: dict[int, float] = field(default_factory=dict)
     norm_mean: list[float] = field(default_factory=list)
     norm_std: list[float] = field(default_factory=list)
@@ -109,8 +109,8 @@ class TeacherConfig:
     summary_token_idx: int | None = None
     spatial_mlp_version: str = "v2"
     spatial_num_inner: int | None = None
-    adaptor: str | None = None
-    upsampler_checkpoint: str | None = None
+    adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
+    upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
     do_upsample: bool = True
 
 

@@ -52,3 +52,4 @@ def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
     yield "train.resume_training_checkpoint_path", spec.train.resume_training_checkpoint_path
     for i, teacher in enumerate(spec.distill.teacher):
         yield f"distill.teacher[{i}].pretrained_teacher_model_path", teacher.pretrained_teacher_model_path
+        yield f"distill.teacher[{i}].upsampler_checkpoint", teacher.upsampler_checkpoint

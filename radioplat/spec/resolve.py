@@ -9,6 +9,7 @@ from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
+from radioplat.spec.upsampling import FACTORS, FEATSHARP
 
 _AUTO = {
     LossType.CE: Mode.logits,
@@ -41,11 +42,13 @@ class ResolvedTeacher:
     Attributes:
         where: its field path, ``distill.teacher[0]``.
         loss_lambda: weight of this teacher in the total loss.
-        input_size: pixels a side of the view it sees; where sizes are drawn, of the view that it is evaluated on.
+        input_size: pixels a side of what its backbone sees; where sizes are drawn, when it is evaluated.
         norm_mean, norm_std: of images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
         service: with ``max_batch`` set.
         sizes: the (size, probability) pairs of :func:`drawn_sizes` where it matches the student, else empty.
+        upsample_factor: how many times finer than its backbone's its map is made; 1: as it is.
+        upsampler_checkpoint: what makes it so, None for nothing.
     """
 
     name: str
@@ -63,11 +66,22 @@ class ResolvedTeacher:
     num_inner: int
     service: TeacherServiceConfig
     sizes: tuple[tuple[int, float], ...] = ()
+    upsample_factor: int = 1
+    upsampler_checkpoint: str | None = None
 
     @property
     def view(self) -> str:
         """Name of the view it sees."""
-        return MATCHED if self.sizes else str(self.input_size)
+        return MATCHED if self.sizes else str(self.view_size)
+
+    @property
+    def view_size(self) -> int:
+        """Pixels a side of the view it is given.
+
+        An upsampled teacher looks at tiles of an image that is finer than what its backbone sees; where sizes are drawn
+        it shares the student's view, and enlarges that itself.
+        """
+        return self.input_size * (1 if self.sizes else self.upsample_factor)
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -128,6 +142,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     match = teacher.match_student_resolution
     if match is None:
         match = teacher.input_size is None
+    upsampled = teacher.adaptor == FEATSHARP and teacher.do_upsample and teacher.upsample_factor in FACTORS
     own_size = teacher.input_size or spec.dataset.img_size
     return ResolvedTeacher(
         name=name,
@@ -145,4 +160,6 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
         service=_service(spec, name),
         sizes=drawn_sizes(spec) if match else (),
+        upsample_factor=teacher.upsample_factor if upsampled else 1,
+        upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
     )

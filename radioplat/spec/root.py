@@ -10,6 +10,7 @@ from radioplat.spec.distill import DistillConfig
 from radioplat.spec.model import ModelConfig
 from radioplat.spec.tasks import EvaluateConfig, ExportConfig, GenTrtEngineConfig, InferenceConfig
 from radioplat.spec.train import TrainConfig
+from radioplat.spec.upsampling import TrainUpsamplerConfig
 from radioplat.spec.wandb import WandbConfig
 
 
@@ -29,6 +30,7 @@ class Spec:
     export: ExportConfig = field(default_factory=ExportConfig)
     gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    train_upsampler: TrainUpsamplerConfig = field(default_factory=TrainUpsamplerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     teachers: dict[str, TeacherServiceConfig] = field(default_factory=dict)
     feature_cache: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)

@@ -24,29 +24,32 @@ from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import weights_field, weights_of
 from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.cache_file import KEY_BYTES
+from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION, field_of
 
-# Goes up when what lies between pixels and answer changes: normalisation, folding, the resize to the loss grid.
+# Goes up when what lies between pixels and answer changes: normalisation, folding, what an upsampler computes, the
+# resize to the loss grid.
 _PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
 
 
 def weights_hash(teacher: ResolvedTeacher) -> str:
-    """sha256 (hex) of the teacher's weights: of a file's bytes, or of names and bytes of a folder's files.
+    """sha256 (hex) of the teacher's weights, and of its upsampler's where it has one.
 
-    Read once a process for each version of the file.
+    Of a file it is that of the bytes, of a folder that of its files' names and bytes.
 
     Raises:
         WeightsError: they cannot be read.
     """
-    path = weights_of(teacher)
-    try:
-        if path.is_dir():
-            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # its moments are nothing to a teacher
-            files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
-            parts = [(str(p.relative_to(path)), _file_hash(p)) for p in files]
-            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return _file_hash(path)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error.strerror}", where=weights_field(teacher)) from None
+    own = _path_hash(weights_of(teacher), weights_field(teacher))
+    if not teacher.upsampler_checkpoint:
+        return own
+    both = [own, _path_hash(Path(teacher.upsampler_checkpoint), field_of(teacher))]
+    return hashlib.sha256(json.dumps(both).encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """sha256 (hex) of the file at ``path``; read once a process for each version of it."""
+    found = path.stat()
+    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
 
 
 def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str, weights: str) -> bytes:
@@ -74,6 +77,8 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
         "norm": [list(teacher.norm_mean), list(teacher.norm_std)],
         "grid": list(grid),
         "precision": precision,
+        # Where sizes are drawn it enlarges its view itself: the same pixels, another answer.
+        "upsampler": [KIND, VERSION, teacher.view_size] if teacher.upsampler_checkpoint else None,
         "wanted": sorted(teacher.wanted),
     }
     return _digest(json.dumps(parts, sort_keys=True, default=str).encode())
@@ -129,12 +134,19 @@ def _own_code(teacher: ResolvedTeacher, kind: str) -> str | None:
         spec = importlib.util.find_spec(module)
     except ImportError as error:
         raise SpecError(f"cannot import {module}: {error}", where=f"{teacher.where}.model.backbone.type") from None
-    return _file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
+    return file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
-def _file_hash(path: Path) -> str:
-    found = path.stat()
-    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
+def _path_hash(path: Path, where: str) -> str:
+    try:
+        if path.is_dir():
+            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # its moments are nothing to a teacher
+            files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
+            parts = [(str(p.relative_to(path)), file_hash(p)) for p in files]
+            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return file_hash(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}", where=where) from None
 
 
 @lru_cache(maxsize=256)

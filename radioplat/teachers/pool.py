@@ -14,12 +14,15 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
 from radioplat.errors import PlacementError, SpecError
 from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.cache_key import file_hash
 from radioplat.teachers.replica import Pulse, start_replica
+from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
 
 NAMESPACE = "radioplat"
 _LOOK_S, _PATIENCE_S = 1.0, 10.0  # between two looks at the queues; for an answer of a replica
@@ -44,6 +47,7 @@ class PoolKeeper:
     def __init__(self, teacher: ResolvedTeacher, num_gpus: float) -> None:
         self._teacher, self._num_gpus = teacher, num_gpus
         self._least, self._most = teacher.service.bounds
+        self._fingerprint = fingerprint(teacher)  # of the files that replicas load now; they may be replaced later
         self._replicas = [start_replica(teacher, num_gpus) for _ in range(self._least)]
         self._lock = threading.Lock()
         if self._most > self._least:
@@ -56,7 +60,7 @@ class PoolKeeper:
 
     def fingerprint(self) -> dict[str, str]:
         """See :func:`fingerprint`."""
-        return fingerprint(self._teacher)
+        return self._fingerprint
 
     def replica_size(self) -> tuple[float, float]:
         """GPUs and CPUs of each replica."""
@@ -132,21 +136,36 @@ def pulse_of(replica: ray.actor.ActorHandle) -> Pulse | None:
 
 def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
     """What a teacher's features depend on, by field: two runs may share a pool where it is equal."""
-    weights, service = teacher.weights or "", teacher.service
-    with contextlib.suppress(OSError):
-        state = os.stat(weights)
-        weights = f"{os.path.realpath(weights)} ({state.st_size} bytes, {state.st_mtime_ns})"
+    service = teacher.service
     backbone = json.dumps(dataclasses.asdict(teacher.backbone), sort_keys=True, default=str)
     return {
-        "weights": weights,
+        "weights": _file(teacher.weights),
         "backbone": hashlib.sha256(backbone.encode()).hexdigest()[:16],
         "input_size": str(teacher.input_size),
+        "upsampler": _upsampler(teacher),
         "normalisation": f"{teacher.norm_mean} {teacher.norm_std}",
         "precision": service.precision.value,
         "max_batch": str(service.max_batch),
         "compile": str(service.compile),
         "logits": str("logits" in teacher.wanted),
     }
+
+
+def _upsampler(teacher: ResolvedTeacher) -> str:
+    if not (path := teacher.upsampler_checkpoint):
+        return "none"
+    with contextlib.suppress(OSError):
+        path = f"sha256 {file_hash(Path(path))[:16]}"
+    # Where sizes are drawn the teacher enlarges its view itself: the same pixels, another answer.
+    return f"{KIND} {VERSION}, {path}, for {teacher.view_size} px"
+
+
+def _file(path: str | None) -> str:
+    path = path or ""
+    with contextlib.suppress(OSError):
+        state = os.stat(path)
+        return f"{os.path.realpath(path)} ({state.st_size} bytes, {state.st_mtime_ns})"
+    return path
 
 
 def open_keeper(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorHandle:

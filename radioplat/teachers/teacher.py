@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -18,6 +19,8 @@ from radioplat.spec.cluster import TeacherPrecision
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
 from radioplat.teachers.adapters.registry import adapter_class
+from radioplat.teachers.upsamplers.checkpoint import field_of, load_upsampler, upsampler_of
+from radioplat.teachers.upsamplers.featsharp import FeatSharp
 
 
 class Teacher(Protocol):
@@ -33,6 +36,7 @@ class TeacherInfo:
     """What is known of a teacher without its weights.
 
     Attributes:
+        stride: pixels, of what its backbone sees, that a position of its map covers; less where it is upsampled.
         grid: rows and columns of its map at the size it is fed.
         logits_dim: classes of its classifier, 0 for none.
         parameters: how many.
@@ -44,7 +48,7 @@ class TeacherInfo:
     summary_dim: int
     spatial_dim: int
     logits_dim: int
-    stride: int
+    stride: float
     grid: tuple[int, int]
     parameters: int
     adapter: str = ""
@@ -57,7 +61,7 @@ class TeacherInfo:
         size = f"{wants.size} px" if wants.size else "any size"
         norm = f"mean {_numbers(wants.mean)} std {_numbers(wants.std)}" if wants.mean and wants.std else "unknown"
         return (
-            f"{self.adapter}, native {size}, stride {self.stride}, summary {self.summary_dim} ({wants.summary}), "
+            f"{self.adapter}, native {size}, stride {self.stride:g}, summary {self.summary_dim} ({wants.summary}), "
             f"spatial {self.spatial_dim}, normalisation {norm}"
         )
 
@@ -86,7 +90,8 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
 
     Raises:
         SpecError: an unknown name, arguments that it refuses, an input size that it cannot take, or class scores
-            wanted of a teacher without a classifier.
+            wanted of a teacher without a classifier, or another factor than its upsampler's.
+        WeightsError: its upsampler cannot be read or belongs to another teacher.
     """
     model = _structure(teacher)
     if teacher.patch_size and teacher.patch_size != model.stride:
@@ -107,21 +112,26 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     # Asked of the model, not computed from the stride: some round up, some round down.
     device = "meta" if type(model).structure_without_weights else "cpu"
     found = probe(model, teacher.input_size, BOTH, f"{teacher.where}.input_size", device)
+    rows, columns, width = found.spatial.shape[1:]
+    factor, parameters = teacher.upsample_factor, sum(p.numel() for p in model.parameters())
+    if config := upsampler_of(teacher, width):
+        with torch.device("meta"):
+            parameters += sum(p.numel() for p in FeatSharp(config).parameters())
     return TeacherInfo(
         teacher.name,
         found.summary.shape[-1],
-        found.spatial.shape[-1],
+        width,
         model.logits_dim,
-        model.stride,
-        (found.spatial.shape[1], found.spatial.shape[2]),
-        sum(p.numel() for p in model.parameters()),
+        model.stride / factor,
+        (rows * factor, columns * factor),
+        parameters,
         type(model).kind,
         model.wants,
     )
 
 
 def check_weights(teacher: ResolvedTeacher) -> None:
-    """Read the teacher's weights and see that they fit, without keeping them.
+    """Read the weights of the teacher and of its upsampler, and see that they fit, without keeping them.
 
     Raises:
         WeightsError: none are named, they cannot be read, or they belong to another architecture.
@@ -129,6 +139,8 @@ def check_weights(teacher: ResolvedTeacher) -> None:
     if not teacher.weights:
         raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
     _structure(teacher).check(teacher)
+    if teacher.upsampler_checkpoint:
+        load_upsampler(teacher.upsampler_checkpoint, field_of(teacher))
 
 
 def _structure(teacher: ResolvedTeacher) -> Adapter:
@@ -147,6 +159,7 @@ class FrozenTeacher(nn.Module):
 
     Raises:
         WeightsError: see :func:`radioplat.models.weights.read_weights` and ``load_into``.
+        SpecError, WeightsError: its upsampler does not belong to it.
     """
 
     def __init__(self, teacher: ResolvedTeacher, device: torch.device | str = "cpu") -> None:
@@ -161,6 +174,8 @@ class FrozenTeacher(nn.Module):
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
         self.model.requires_grad_(False).eval().to(self.dtype)
+        self.upsampler = _upsampler(teacher)  # in fp32: it is small beside the backbone
+        self._enlarge = teacher.view_size == teacher.input_size
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
@@ -173,10 +188,46 @@ class FrozenTeacher(nn.Module):
 
     @torch.inference_mode()
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``."""
-        images = images.to(self.mean.device).float()
-        normalised = ((images - self.mean) / self.std).to(self.dtype).contiguous(memory_format=torch.channels_last)
-        return self._run(normalised, wanted).map(lambda t: t.to(torch.bfloat16))
+        """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``.
+
+        Images of an upsampled teacher have its ``view_size``, ``upsample_factor`` times what its backbone sees.
+        """
+        normalised = self.normalise(images)
+        if self.upsampler is None:
+            features = self._backbone(normalised, wanted)
+        else:
+            if self._enlarge:
+                normalised = enlarge(normalised, self.upsampler.config.factor)
+            features = self._backbone(self.upsampler.shrink(normalised), wanted)
+            if features.spatial is not None:
+                features.spatial = self.upsampler(normalised, self.encode, features.spatial)
+        return features.map(lambda t: t.to(torch.bfloat16))
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[B, 3, H, W]`` to fp32 as the backbone wants it, on its device."""
+        return (images.to(self.mean.device).float() - self.mean) / self.std
+
+    @torch.no_grad()
+    def encode(self, normalised: torch.Tensor) -> torch.Tensor:
+        """The backbone's own raw map, without an upsampler: normalised ``[B, 3, H, W]`` to fp32 ``[B, h, w, D]``."""
+        spatial = self._backbone(normalised, frozenset({"spatial"})).spatial
+        assert spatial is not None
+        return spatial.float()
+
+    def _backbone(self, normalised: torch.Tensor, wanted: frozenset[str]) -> Features:
+        return self._run(normalised.to(self.dtype).contiguous(memory_format=torch.channels_last), wanted)
+
+
+def enlarge(images: torch.Tensor, factor: int) -> torch.Tensor:
+    """``[B, 3, H, W]`` to ``[B, 3, factor * H, factor * W]`` where no finer image is to be had (bicubic)."""
+    return F.interpolate(images, scale_factor=factor, mode="bicubic", align_corners=False)
+
+
+def _upsampler(teacher: ResolvedTeacher) -> FeatSharp | None:
+    if not teacher.upsampler_checkpoint:
+        return None
+    describe(teacher)  # which raises where the two do not belong together
+    return load_upsampler(teacher.upsampler_checkpoint, field_of(teacher))
 
 
 def _folded(model: Adapter, size: int) -> Adapter:

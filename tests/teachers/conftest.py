@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -11,6 +13,8 @@ from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.teachers.cache_file import SUFFIX
 from radioplat.teachers.cache_store import FeatureStore
+from radioplat.teachers.upsamplers.checkpoint import save_upsampler
+from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
 
 
 @pytest.fixture
@@ -39,6 +43,36 @@ def resolved(precision: str = "fp32", service: dict | None = None, **teacher):
 def resolve():
     """resolve(**fields of one teacher) -> its resolved form."""
     return resolved
+
+
+@pytest.fixture
+def save_featsharp(tmp_path):
+    """save_featsharp(seed=0) -> (an upsampler for test_vit at 64 pixels whose weights do something, its one file)."""
+
+    def make(seed: int = 0) -> tuple[FeatSharp, Path]:
+        torch.manual_seed(seed)
+        model = FeatSharp(FeatSharpConfig(64, 2, (4, 4), width=16, heads=2, window=3))
+        path = tmp_path / "up.safetensors"
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            model.scale.fill_(2.0)
+        save_upsampler(model, path, teacher="test_vit")
+        return model, path
+
+    return make
+
+
+@pytest.fixture
+def upsampled(timm_teacher, save_featsharp):
+    """upsampled(**teacher) -> test_vit at 64 pixels with the upsampler of seed 0."""
+
+    def make(**teacher):
+        path = save_featsharp()[1]
+        fields = {"mode": "combo", "loss_type": "MSE", "adaptor": "featsharp", "upsample_factor": 2}
+        return timm_teacher("test_vit", upsampler_checkpoint=str(path), **fields | teacher)[0]
+
+    return make
 
 
 @pytest.fixture

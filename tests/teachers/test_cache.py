@@ -98,6 +98,18 @@ class TestHits:
             assert found.cached == (3, 0) and found.seconds == 0
         assert client.asked == [] and client.shared == 0
 
+    def test_features_of_another_upsampler_are_never_served(self, upsampled, save_featsharp, open_store):
+        store, batch, teacher = open_store(), batch_of(size=128), upsampled()
+        first = ask(behind(store, teacher, Watched(teacher)), batch)
+        again = Watched(teacher)
+        assert_same(ask(behind(store, teacher, again), batch), first)
+        save_featsharp(seed=1)
+        another = Watched(teacher)
+        second = ask(behind(store, teacher, another), batch)
+        assert (again.asked, another.asked) == ([], [3])
+        assert_same(second, ask(Watched(teacher), batch))
+        assert (second.spatial != first.spatial).any()
+
     def test_only_what_misses_is_asked_for(self, timm_teacher, open_store):
         teacher, _ = timm_teacher("test_resnet", mode="combo", loss_type="MSE")
         batch, other, client = batch_of(0), batch_of(1), Watched(teacher)

@@ -91,6 +91,27 @@ def test_weights_are_known_by_their_bytes(teacher, tmp_path):
         of(tmp_path / "nowhere")
 
 
+def test_an_upsampler_is_known_by_its_bytes(upsampled, save_featsharp, tmp_path):
+    teacher = upsampled()
+    before = weights_hash(teacher)
+    save_featsharp(seed=1)
+    another = weights_hash(teacher)
+    save_featsharp(seed=0)
+    plain = dataclasses.replace(teacher, upsample_factor=1, upsampler_checkpoint=None)
+    assert len({before, another, weights_hash(plain)}) == 3 and weights_hash(teacher) == before
+    with pytest.raises(WeightsError, match="gone") as caught:
+        weights_hash(dataclasses.replace(teacher, upsampler_checkpoint=str(tmp_path / "gone")))
+    assert caught.value.problems[0].where == "distill.teacher[0].upsampler_checkpoint"
+
+
+def test_who_enlarges_the_view_counts(upsampled):
+    """128 pixels: an upsampled teacher of 64 averages them down; where sizes are drawn it would enlarge them."""
+    teacher = upsampled()
+    drawn = dataclasses.replace(teacher, sizes=((64, 1.0),))
+    plain = dataclasses.replace(teacher, upsample_factor=1, upsampler_checkpoint=None)
+    assert len({teacher_key(of, (4, 4), "float32", "w") for of in (teacher, drawn, plain)}) == 3
+
+
 def test_of_a_checkpoint_the_student_counts(teacher, tmp_path):
     torch.manual_seed(0)
     for name in ("a", "b"):
@@ -108,6 +129,7 @@ def test_of_a_checkpoint_the_student_counts(teacher, tmp_path):
 
 def test_places_follow_the_shard_not_the_row(tmp_path):
     """A source that is added before moves every row number, and no place; a shard that is touched is another."""
+
     def tar(path, images):
         path.parent.mkdir(exist_ok=True)
         with tarfile.open(path, "w") as out:

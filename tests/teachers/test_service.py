@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -108,9 +109,10 @@ def same(packed, other) -> bool:
 
 
 def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
+    plain, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": 8, "num_cpus": 0.5})
+
     def teacher(**service):
-        options = {"mode": "combo", "loss_type": "MSE", "service": {"max_batch": 8, "num_cpus": 0.5, **service}}
-        return timm_teacher("test_vit", **options)[0]
+        return dataclasses.replace(plain, service=dataclasses.replace(plain.service, **service))
 
     shared, own = pool(teacher(pool="lab", replicas=2)), InlineTeacher(teacher(), GRID, "cpu")
     other = pool(teacher(pool="lab", num_cpus=3))  # as large as whoever started it said
@@ -133,6 +135,27 @@ def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
     finally:
         assert stop_pools(["lab"]) == ["lab/t"]
     assert pool_statuses() == []
+
+
+def test_an_upsampled_teacher_is_served_and_another_upsampler_is_not(pool, upsampled, save_featsharp):
+    teacher = upsampled(service={"max_batch": 4, "num_cpus": 0.5, "pool": "sharp"})
+    shared, own = pool(teacher), InlineTeacher(teacher, GRID, "cpu")
+    try:
+        assert same(ask(shared, [1], 128)[0](), own.submit(images(1, 128), 1)())
+        assert pulse_of(shared.replicas()[0]).shapes == {(4, 3, 128, 128)}
+        drawn = dataclasses.replace(teacher, sizes=((64, 1.0),))
+        plain = dataclasses.replace(teacher, upsample_factor=1, upsampler_checkpoint=None)
+        for other, said in ((drawn, "for 64 px here"), (plain, "none here")):
+            with pytest.raises(SpecError, match=said) as caught:
+                start_pool(other, GRID, 0)
+            assert "upsampler: featsharp 1" in str(caught.value)
+        save_featsharp(seed=1)  # a rerun of train_upsampler replaces the file that the pool has loaded
+        with pytest.raises(SpecError, match="upsampler: featsharp 1"):
+            start_pool(teacher, GRID, 0)
+        save_featsharp(seed=0)
+        assert start_pool(teacher, GRID, 0).keeper == shared.keeper
+    finally:
+        stop_pools(["sharp"])
 
 
 def test_a_replica_that_is_killed_at_work_costs_no_answer(pool, slow):

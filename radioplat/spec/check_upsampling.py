@@ -1,0 +1,91 @@
+"""Contradictions in what makes teachers' maps finer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.resolve import resolve_teachers, teacher_names
+from radioplat.spec.root import Spec
+from radioplat.spec.upsampling import FACTORS, FEATSHARP
+
+
+def upsampled_teachers(spec: Spec) -> Iterator[Problem]:
+    """What is wrong with ``adaptor`` and the fields beside it."""
+    for i, teacher in enumerate(spec.distill.teacher):
+        where = f"distill.teacher[{i}]"
+        if teacher.adaptor is None:
+            for name, default in (("upsample_factor", 1), ("upsampler_checkpoint", None)):
+                if getattr(teacher, name) != default:
+                    hint = f"Set {where}.adaptor: {FEATSHARP}, or leave this at its default."
+                    yield Problem("nothing upsamples this teacher's map", f"{where}.{name}", hint)
+        elif teacher.adaptor != FEATSHARP:
+            yield Problem(f"unknown adaptor {teacher.adaptor!r}", f"{where}.adaptor", f"Valid: {FEATSHARP}.")
+        elif teacher.do_upsample:
+            yield from _featsharp(spec, i)
+
+
+def _featsharp(spec: Spec, i: int) -> Iterator[Problem]:
+    teacher, where = spec.distill.teacher[i], f"distill.teacher[{i}]"
+    if teacher.upsample_factor not in FACTORS:
+        yield Problem(
+            f"a map is made 2 or 4 times finer, not {teacher.upsample_factor}",
+            f"{where}.upsample_factor",
+            "Take what the upsampler was trained for.",
+        )
+    if not teacher.upsampler_checkpoint:
+        yield Problem(
+            "an upsampler needs trained weights",
+            f"{where}.upsampler_checkpoint",
+            "Give the upsampler.safetensors that radioplat train_upsampler wrote.",
+        )
+    if "spatial" not in resolve_teachers(spec)[i].wanted:
+        yield Problem(
+            "this teacher's map is not distilled, so that there is nothing to upsample",
+            f"{where}.adaptor",
+            "Take mode spatial or combo, or no adaptor.",
+        )
+
+
+def upsampler_training(spec: Spec) -> Iterator[Problem]:
+    """What is wrong for the task ``train_upsampler``; the teacher may name already what it will write."""
+    config, section = spec.train_upsampler, "train_upsampler"
+    names = teacher_names(spec.distill.teacher)
+    if config.teacher is not None and config.teacher not in names:
+        hint = f"Teachers: {', '.join(names) or 'none'}."
+        yield Problem(f"no teacher is called {config.teacher!r}", f"{section}.teacher", hint)
+    elif config.teacher is None and len(names) > 1:
+        yield Problem("there is more than one teacher", f"{section}.teacher", f"Name one of {', '.join(names)}.")
+    for name in ("steps", "batch_size", "views", "fit_images", "held_out", "width", "heads", "window", "log_interval"):
+        if (value := getattr(config, name)) < 1:
+            yield Problem(f"must be at least 1, not {value}", f"{section}.{name}")
+    if config.window > 0 and config.window % 2 == 0:
+        yield Problem(f"a window has an odd side, not {config.window}", f"{section}.window")
+    if config.heads > 0 and config.width > 0 and config.width % config.heads:
+        yield Problem(f"{config.heads} heads do not divide a width of {config.width}", f"{section}.heads")
+    for name, low, high in (("max_zoom", 1, math.inf), ("max_shift", 0, 0.5)):
+        if not low <= (value := getattr(config, name)) <= high or value == math.inf:
+            yield Problem(f"must lie between {low} and {high}, not {value}", f"{section}.{name}")
+    for name in ("lr", "weight_decay", "warmup_steps"):
+        value = getattr(config, name)
+        if not 0 <= value < math.inf or (name == "lr" and not value):
+            rule = "must be positive" if name == "lr" else "must not be negative"
+            yield Problem(f"{rule}, not {value}", f"{section}.{name}")
+    yield from _factor(spec, names)
+
+
+def _factor(spec: Spec, names: list[str]) -> Iterator[Problem]:
+    config, where = spec.train_upsampler, "train_upsampler.upsample_factor"
+    asked = config.upsample_factor
+    if asked is not None and asked not in FACTORS:
+        yield Problem(f"a map is made 2 or 4 times finer, not {asked}", where)
+    for i, name in enumerate(names):
+        said = spec.distill.teacher[i].upsample_factor
+        if name != config.teacher and len(names) > 1 or said == 1:
+            continue
+        if said not in FACTORS:
+            yield Problem(f"a map is made 2 or 4 times finer, not {said}", f"distill.teacher[{i}].upsample_factor")
+        elif asked in FACTORS and asked != said:
+            hint = "Leave this unset."
+            yield Problem(f"{asked}, and distill.teacher[{i}].upsample_factor is {said}", where, hint)

@@ -1,0 +1,1 @@
+"""What makes a teacher's map finer than its backbone's."""

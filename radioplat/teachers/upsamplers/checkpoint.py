@@ -1,0 +1,130 @@
+"""An upsampler on disk: a safetensors file that says in its metadata what it was built from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from radioplat.aside import written_aside
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models.weights import fit, read_checkpoint, require_finite
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.upsampling import FEATSHARP
+from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+
+KIND, VERSION = FEATSHARP, 1
+_KEY = "radioplat_upsampler"
+_AGAIN = "radioplat train_upsampler writes such a file."
+
+
+def save_upsampler(model: FeatSharp, path: Path, **facts: Any) -> None:
+    """Write ``model`` to ``path``, whole or not at all.
+
+    Args:
+        facts: whatever else is worth knowing (of which teacher it is, at what size it was trained); JSON values.
+    """
+    said = {"kind": KIND, "version": VERSION, **facts, **dataclasses.asdict(model.config)}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with written_aside(path) as aside:
+        save_file(tensors, aside, {_KEY: json.dumps(said)})
+
+
+def read_config(path: str | Path, where: str) -> FeatSharpConfig:
+    """What the file at ``path`` says it was built from; its tensors are not read.
+
+    Args:
+        where: the spec field that named the path.
+
+    Raises:
+        WeightsError: there is no such file, it is no upsampler, or of another version; the message names the field.
+    """
+    said = _said(path, read_checkpoint(path, where, shapes_only=True).metadata, where)
+    for field, wanted in (("kind", KIND), ("version", VERSION)):
+        if said.get(field) != wanted:
+            raise WeightsError(f"{path}: {field} is {said.get(field)!r}, not {wanted!r}", where=where, hint=_AGAIN)
+    found = {}
+    for field in dataclasses.fields(FeatSharpConfig):
+        if field.name not in said:
+            raise WeightsError(f"{path}: {field.name} is missing from its metadata", where=where, hint=_AGAIN)
+        found[field.name] = value = said[field.name]
+        numbers = value if field.name == "grid" and isinstance(value, list) and len(value) == 2 else [value]
+        if (field.name == "grid" and numbers == [value]) or not all(_fits(field.name, n) for n in numbers):
+            raise WeightsError(f"{path}: {field.name} cannot be {value!r}", where=where, hint=_AGAIN)
+    return FeatSharpConfig(**found | {"grid": tuple(found["grid"])})
+
+
+def load_upsampler(path: str | Path, where: str) -> FeatSharp:
+    """The upsampler at ``path``, in evaluation mode, frozen, fp32.
+
+    Raises:
+        WeightsError: as :func:`read_config`, or its tensors are not finite or not the ones that it says.
+    """
+    config = read_config(path, where)
+    try:
+        with torch.device("meta"):
+            model = FeatSharp(config)
+    except ValueError as error:
+        raise WeightsError(f"{path}: {error}", where=where, hint=_AGAIN) from None
+    tensors = read_checkpoint(path, where).tensors
+    require_finite(tensors, path, where)
+    try:
+        tensors = fit(model, tensors, path, where)
+    except WeightsError as error:  # what it advises concerns backbones
+        raise WeightsError(error.problems[0].message, where=where, hint=_AGAIN) from None
+    model.load_state_dict(tensors, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def upsampler_of(teacher: ResolvedTeacher, spatial_dim: int) -> FeatSharpConfig | None:
+    """The upsampler that the spec gives ``teacher``, None for none; seen to fit, its tensors not read.
+
+    Args:
+        spatial_dim: width of the teacher's own map.
+
+    Raises:
+        SpecError: it makes maps finer by another factor than the spec says.
+        WeightsError: it cannot be read, or belongs to a teacher of another width.
+    """
+    if not teacher.upsampler_checkpoint:
+        return None
+    path, where = teacher.upsampler_checkpoint, field_of(teacher)
+    config = read_config(path, where)
+    if config.factor != teacher.upsample_factor:
+        raise SpecError(
+            f"{path} makes a map {config.factor} times finer, not {teacher.upsample_factor}",
+            where=f"{teacher.where}.upsample_factor",
+            hint=f"Take {config.factor}.",
+        )
+    if config.dim != spatial_dim:
+        raise WeightsError(
+            f"{path} was trained for a map of width {config.dim}, and this teacher's has {spatial_dim}",
+            where=where,
+            hint="An upsampler belongs to one teacher.",
+        )
+    return config
+
+
+def field_of(teacher: ResolvedTeacher) -> str:
+    """The spec field that names the upsampler."""
+    return f"{teacher.where}.upsampler_checkpoint"
+
+
+def _said(path: str | Path, metadata: dict[str, str], where: str) -> dict[str, Any]:
+    try:
+        said = json.loads(metadata[_KEY])
+    except (KeyError, ValueError):
+        said = None
+    if not isinstance(said, dict):
+        raise WeightsError(f"{path} is no upsampler: its metadata has no {_KEY}", where=where, hint=_AGAIN)
+    return said
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "debias":
+        return isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= (0 if name == "jbu_radius" else 1)

@@ -1,0 +1,161 @@
+"""A frozen backbone's map, two or four times finer: after FeatSharp (Ranzinger et al., 2025, arXiv 2502.16025).
+
+Written from the paper's description, not from its code. Two maps of the finer size are made and mixed:
+
+- *guided*: the map of the whole image, upsampled along the image's edges (:mod:`.jbu`); right in what it means, blurred
+  in where it is.
+- *tiles*: the image is cut into factor x factor tiles, each seen by the backbone at its own input size, and their maps
+  are stitched; sharp, but every tile knows only itself.
+
+They are averaged, by channel with a learned weight; a block of local attention and SwiGLU looks over both, and what it
+finds is added. Features are normalised first, and the backbone's fixed position pattern, a learned map, is taken away
+(de-biasing).
+
+What is our own choice, and may differ from NVlabs' code:
+
+- PHI-S is a rotation and a scale. An MSE does not see a rotation, so that only the mean and the scale are kept.
+- The average of both maps, and that the block, which works at ``width`` channels, only adds to it.
+- There is one block, with a learned bias for each offset as its only knowledge of position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from timm.layers import SwiGLU
+from torch import nn
+
+from radioplat.teachers.upsamplers.jbu import JointBilateralStack
+from radioplat.teachers.upsamplers.local_attention import LocalAttention
+
+Encode = Callable[[torch.Tensor], torch.Tensor]  # normalised [B, 3, H, W] -> raw map [B, h, w, D]
+
+
+@dataclass(frozen=True)
+class FeatSharpConfig:
+    """What an upsampler is built from.
+
+    Attributes:
+        dim: width of the backbone's map.
+        factor: how many times finer: 2 or 4.
+        grid: rows and columns of the learned position pattern; it is resized to other maps.
+        debias: whether there is such a pattern.
+        width, heads, window: of the attention; the window is in positions of the finer map, odd.
+        jbu_dim, jbu_radius: see :class:`.jbu.JointBilateral`.
+    """
+
+    dim: int
+    factor: int
+    grid: tuple[int, int]
+    debias: bool = True
+    width: int = 256
+    heads: int = 4
+    window: int = 7
+    jbu_dim: int = 32
+    jbu_radius: int = 3
+
+
+class FeatSharp(nn.Module):
+    """See the module's docstring.
+
+    Attributes:
+        mean, scale: of the backbone's features; set by :meth:`fit`.
+    """
+
+    def __init__(self, config: FeatSharpConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.guided = JointBilateralStack(config.factor, config.jbu_dim, config.jbu_radius)
+        self.refinement = Refinement(config.dim, config.width, config.heads, config.window)
+        self.pattern = nn.Parameter(torch.zeros(config.dim, *config.grid)) if config.debias else None
+        self.register_buffer("mean", torch.zeros(config.dim))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, images: torch.Tensor, encode: Encode, coarse: torch.Tensor | None = None) -> torch.Tensor:
+        """The finer map in the backbone's own space.
+
+        Args:
+            images: normalised as ``encode`` wants them, fp32 ``[B, 3, factor * H, factor * W]``: ``factor`` times
+                larger than what the backbone sees, so that the tiles hold what it cannot.
+            encode: the backbone, ``[B, 3, H, W]`` to ``[B, h, w, D]``; called once for each tile.
+            coarse: what ``encode`` says of the images averaged down, where the caller has it already.
+
+        Returns:
+            fp32 ``[B, factor * h, factor * w, D]``.
+        """
+        sharp = self.sharpen(images, encode, encode(self.shrink(images)) if coarse is None else coarse)
+        return sharp.permute(0, 2, 3, 1) * self.scale + self.mean
+
+    def sharpen(self, images: torch.Tensor, encode: Encode, coarse: torch.Tensor) -> torch.Tensor:
+        """As :meth:`forward`, in normalised space: ``[B, D, factor * h, factor * w]``."""
+        stitched = stitch([self.clean(encode(tile)) for tile in cut(images, self.config.factor)])
+        return self.refinement(self.guided(self.clean(coarse), images), stitched)
+
+    def shrink(self, images: torch.Tensor) -> torch.Tensor:
+        """``[B, 3, factor * H, factor * W]`` to what the backbone sees, ``[B, 3, H, W]``."""
+        return F.avg_pool2d(images, self.config.factor)
+
+    def normalise(self, spatial: torch.Tensor) -> torch.Tensor:
+        """A raw map ``[B, h, w, D]`` as ``[B, D, h, w]`` with mean 0 and mean variance 1."""
+        return ((spatial.float() - self.mean) / self.scale).permute(0, 3, 1, 2)
+
+    def clean(self, spatial: torch.Tensor) -> torch.Tensor:
+        """As :meth:`normalise`, without the position pattern.
+
+        What all positions share belongs to the features, so that the pattern's mean over positions is not taken away.
+        """
+        normalised = self.normalise(spatial)
+        if self.pattern is None:
+            return normalised
+        pattern = (self.pattern - self.pattern.mean((1, 2), keepdim=True))[None]
+        if pattern.shape[-2:] != normalised.shape[-2:]:
+            pattern = F.interpolate(pattern, size=normalised.shape[-2:], mode="bilinear", align_corners=False)
+        return normalised - pattern
+
+    @torch.no_grad()
+    def fit(self, spatial: torch.Tensor) -> None:
+        """Take mean and scale from raw maps ``[B, h, w, D]``: scale^2 is the mean over D of the variances (PHI-S)."""
+        rows = spatial.double().flatten(0, 2)
+        self.mean.copy_(rows.mean(0))
+        self.scale.copy_(rows.var(0, correction=0).mean().sqrt().clamp(min=1e-6))
+
+
+class Refinement(nn.Module):
+    """Mixes the guided map and the tiles; before any training it gives the mean of both.
+
+    ``share``, by channel, is what holds on images that training never saw; the rest has to learn it from many. From 0
+    it came to 0.05 in the time in which the rest learned three photographs by heart.
+    """
+
+    def __init__(self, dim: int, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.inward = nn.Linear(2 * dim, width)
+        self.attention_norm, self.attention = nn.LayerNorm(width), LocalAttention(width, heads, window)
+        self.ffn_norm, self.ffn = nn.LayerNorm(width), SwiGLU(width, hidden_features=8 * width // 3)
+        self.outward_norm, self.outward = nn.LayerNorm(width), nn.Linear(width, dim)
+        self.share = nn.Parameter(torch.full((dim,), 0.5))
+        nn.init.zeros_(self.outward.weight)
+        nn.init.zeros_(self.outward.bias)
+
+    def forward(self, guided: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+        """Two maps ``[B, D, H, W]`` to one."""
+        guided, tiles = guided.permute(0, 2, 3, 1), tiles.permute(0, 2, 3, 1)
+        x = self.inward(torch.cat([guided, tiles], -1))
+        x = x + self.attention(self.attention_norm(x))
+        x = x + self.ffn(self.ffn_norm(x))
+        found = guided + self.share * (tiles - guided) + self.outward(self.outward_norm(x))
+        return found.permute(0, 3, 1, 2)
+
+
+def cut(images: torch.Tensor, factor: int) -> list[torch.Tensor]:
+    """``[B, C, factor * H, factor * W]`` as factor^2 tiles ``[B, C, H, W]``, row by row."""
+    return [tile for row in images.chunk(factor, -2) for tile in row.chunk(factor, -1)]
+
+
+def stitch(tiles: list[torch.Tensor]) -> torch.Tensor:
+    """The inverse of :func:`cut`, of any tiles ``[B, C, h, w]``."""
+    factor = round(len(tiles) ** 0.5)
+    return torch.cat([torch.cat(tiles[i : i + factor], -1) for i in range(0, len(tiles), factor)], -2)

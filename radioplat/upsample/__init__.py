@@ -1,0 +1,1 @@
+"""The task ``train_upsampler``."""

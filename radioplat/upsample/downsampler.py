@@ -1,0 +1,33 @@
+"""How a fine map would look to the backbone: the other half of the consistency loss."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_OUTSIDE = -6.0  # at first the cell itself weighs all but 2 %
+
+
+class BlurDownsampler(nn.Module):
+    """A learned blur, the same for all channels (after FeatUp, Fu et al., ICLR 2024).
+
+    Its weights are positive and sum to 1, so that it cannot sharpen: a backbone's position looks at more than its own
+    cell, how much more is learned. It begins as the mean of the cell.
+
+    Args:
+        factor: fine positions in a coarse one, along each axis. The blur covers the cell and its eight neighbours.
+    """
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+        logits = torch.full((3 * factor, 3 * factor), _OUTSIDE)
+        logits[factor : 2 * factor, factor : 2 * factor] = 0
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, fine: torch.Tensor) -> torch.Tensor:
+        """``[B, D, factor * h, factor * w]`` to ``[B, D, h, w]``."""
+        padded = F.pad(fine, [self.factor] * 4, mode="replicate")
+        cells = padded.unfold(2, 3 * self.factor, self.factor).unfold(3, 3 * self.factor, self.factor)
+        return cells.flatten(4) @ self.logits.flatten().softmax(0)  # a convolution of one channel is many times slower
