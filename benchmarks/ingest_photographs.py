@@ -18,10 +18,10 @@ SHARDS, PER_SHARD = 8, 300
 LONG_SIDES, SHAPES, QUALITIES = (400, 1400), (0.6, 1.7), (86, 94)
 
 
-def make_shards(folder: Path) -> None:
-    """Write 2,400 JPEGs into 8 tars under ``folder``; shards that are there already are kept."""
+def make_shards(folder: Path, shards: int = SHARDS) -> None:
+    """Write 300 JPEGs into each of ``shards`` tars under ``folder``; shards that are there already are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    todo = [n for n in range(SHARDS) if not (folder / f"{n:03d}.tar").exists()]
+    todo = [n for n in range(shards) if not (folder / f"{n:03d}.tar").exists()]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         list(pool.map(_make_shard, todo, [folder] * len(todo)))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-WARM_UP, AHEAD = 2, 4  # steps before the clock starts and after it stops; the pipeline is shorter than either
+WARM_UP, AHEAD, PREFETCH = 2, 4, 2  # steps before the clock starts and after it stops; micro-batches asked ahead
 SIZE, WIDTH = 224, 384  # of the images; of ViT-S
 STUDENTS = {"vit_tiny_patch16_224": 192, "vit_small_patch16_224": 384}
 
@@ -38,8 +38,8 @@ class Work:
     shards: str
     images: str
     scratch: str
-    batch: int = 16
-    steps: int = 4
+    batch: int = 8
+    steps: int = 6
     depth: int = 12
     precision: str = "fp32"
     overrides: list[str] = field(default_factory=list)
@@ -123,6 +123,7 @@ def ours(work: Work) -> dict:
         "dataset": {
             "img_size": SIZE,
             "batch_size": work.batch,
+            "prefetch_batches": PREFETCH,
             "train_dataset": {"tar_data_sources": [{"root_dir": work.shards}]},
         },
         "train": {"precision": work.precision, "max_steps": work.total_steps, "optim": {"lr": 1e-4}},
@@ -158,7 +159,7 @@ def ours(work: Work) -> dict:
 
 
 def lightly(work: Work) -> dict:
-    """LightlyTrain's ``distillationv3`` on the photographs as files; runs in its own environment."""
+    """LightlyTrain's ``distillationv3`` on the photographs as files; runs in an environment of its own."""
     import lightly_train
     import timm
 

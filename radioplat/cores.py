@@ -21,14 +21,17 @@ def torch_callers(most: int) -> int:
 
 @contextlib.contextmanager
 def torch_beside(decoders: int, callers: int = 1) -> Iterator[None]:
-    """Leave ``decoders`` cores to decoding while the block runs, and share the rest among ``callers`` of torch.
+    """Share the cores among ``callers`` of torch while the block runs, beside ``decoders`` threads that decode.
 
     With more threads than cores OpenMP's threads spin while they wait for one that is not running: an evaluation on two
-    cores took nine times as long. ``OMP_NUM_THREADS``, where set, is the user's word and stays.
+    cores took nine times as long. Where they soon give up (``GOMP_SPINCOUNT``, which radioplat sets unless torch was
+    imported before it), torch gets all cores; else decoding keeps its own. ``OMP_NUM_THREADS``, where set, is the
+    user's word and stays.
     """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, min(before, (_cores() - decoders) // callers)))
+        spins = "GOMP_SPINCOUNT" not in os.environ
+        torch.set_num_threads(max(1, min(before, (_cores() - (decoders if spins else 0)) // callers)))
     try:
         yield
     finally:
