@@ -11,8 +11,8 @@ import os
 import sys
 
 if "torch" not in sys.modules:
-    # Read when torch loads its OpenMP, whose idle threads otherwise spin for milliseconds, also on cores that a teacher,
-    # a decoder or a student of the same run waits for. See radioplat.cores.
+    # Read when torch loads its OpenMP, whose idle threads otherwise spin for milliseconds, also on cores that another
+    # teacher, decoder or student of the run waits for. See radioplat.cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"

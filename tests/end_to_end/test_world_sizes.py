@@ -114,7 +114,8 @@ def test_the_group_said_what_it_runs_on(two_workers):
     assert verified_state(two_workers.result.checkpoint).world_size == 2
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("stage", [2, 3])
 def test_workers_whose_micro_batches_other_teachers_see(cluster, workers, make_spec, distil, tmp_path, stage):
     """Ranks that are at the same place of a step with different teachers do not wait for each other for ever."""
     half = [{"share": 0.5, "teachers": ["lite0"]}, {"share": 0.5, "teachers": ["vit"]}]

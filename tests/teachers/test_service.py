@@ -137,6 +137,7 @@ def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
     assert pool_statuses() == []
 
 
+@pytest.mark.proof
 def test_an_upsampled_teacher_is_served_and_another_upsampler_is_not(pool, upsampled, save_featsharp):
     teacher = upsampled(service={"max_batch": 4, "num_cpus": 0.5, "pool": "sharp"})
     shared, own = pool(teacher), InlineTeacher(teacher, GRID, "cpu")
@@ -171,18 +172,25 @@ def test_a_replica_that_is_killed_at_work_costs_no_answer(pool, slow):
     assert not set(before) & {pulse_of(replica).process for replica in asked.replicas()}
 
 
-def test_a_forward_that_hangs_is_run_again_and_then_given_up(pool, slow, tmp_path):
+@pytest.mark.proof
+def test_a_forward_that_hangs_is_run_again(pool, slow, tmp_path):
     hang = tmp_path / "hang"
     asked, own = pool(slow({"timeout_s": 4}, hang=str(hang))), InlineTeacher(slow({}), GRID, "cpu")
     asked.say = (said := []).append
     hang.touch()
     assert same(ask(asked, [1])[0](), own.submit(images(1), 1)())
     assert any("restarted" in line and "teacher t" in line for line in said) and not hang.exists()
+
+
+def test_a_forward_that_hangs_again_is_given_up(pool, slow, tmp_path):
+    hang = tmp_path / "hang"
+    asked = pool(slow({"timeout_s": 4}, hang=str(hang)))
+    asked.say = (said := []).append
     (tmp_path / "hang.always").touch()
     hang.touch()
-    with pytest.raises(TeacherSilent, match="teacher t gave no answer within 4 s") as caught:
+    with pytest.raises(TeacherSilent, match="teacher t gave no answer within 4 s, nor after a restart") as caught:
         ask(asked, [2])[0]()
-    assert "teachers.t.timeout_s" in str(caught.value)
+    assert "teachers.t.timeout_s" in str(caught.value) and sum("restarted" in line for line in said) == 1
 
 
 @pytest.mark.proof
