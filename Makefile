@@ -25,10 +25,15 @@ quickstart: $(STAMP)
 
 # Unit tests in two processes, file by file (tests/conftest.py). Each end-to-end file in a process of its own, as users
 # run them: one that has trained many times holds so much address space that the kernel refuses the fork with which Ray
-# starts a cluster.
+# starts a cluster. Files that start Ray (they take its environment) one after another: a run joins the cluster that it
+# finds on the machine. The others two at a time.
 test: lint
 	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadgroup --ignore=tests/end_to_end $(PYTEST_ARGS)
-	for file in tests/end_to_end/test_*.py; do $(RUN) $(VENV)/bin/python -m pytest $$file $(PYTEST_ARGS); done
+	for file in $$(grep -l ray_environment tests/end_to_end/test_*.py); do
+		$(RUN) $(VENV)/bin/python -m pytest $$file $(PYTEST_ARGS)
+	done
+	grep -L ray_environment tests/end_to_end/test_*.py | $(RUN) xargs -P 2 -I FILE \
+		$(VENV)/bin/python -m pytest FILE $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
