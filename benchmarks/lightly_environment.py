@@ -29,7 +29,7 @@ def lightly_python() -> Path:
         own = subprocess.check_output([python, "-c", where], text=True)
         # The same torch, timm and Pillow on both sides.
         (Path(own.strip()) / "of_radioplat.pth").write_text(sysconfig.get_path("purelib") + os.linesep)
-        install = [python, "-m", "pip", "install", "-q", f"lightly-train=={VERSION}"]
+        install = [python, "-m", "pip", "install", "-qq", f"lightly-train=={VERSION}"]
         subprocess.run(install, check=True, stdout=sys.stderr)
         done.touch()
     return python

@@ -7,13 +7,6 @@ Everything is imported on first use, so ``import radioplat`` needs neither torch
 from __future__ import annotations
 
 import importlib
-import os
-import sys
-
-if "torch" not in sys.modules:
-    # Read when torch loads its OpenMP, whose idle threads otherwise spin for milliseconds, also on cores that another
-    # teacher, decoder or student of the run waits for. See radioplat.cores.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
 __all__ = ["distill", "train", "evaluate", "load_spec", "load_student"]

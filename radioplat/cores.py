@@ -21,17 +21,14 @@ def torch_callers(most: int) -> int:
 
 @contextlib.contextmanager
 def torch_beside(decoders: int, callers: int = 1) -> Iterator[None]:
-    """Share the cores among ``callers`` of torch while the block runs, beside ``decoders`` threads that decode.
+    """Leave ``decoders`` cores to decoding while the block runs, and share the rest among ``callers`` of torch.
 
     With more threads than cores OpenMP's threads spin while they wait for one that is not running: an evaluation on two
-    cores took nine times as long. Where they soon give up (``GOMP_SPINCOUNT``, which radioplat sets unless torch was
-    imported before it), torch gets all cores; else decoding keeps its own. ``OMP_NUM_THREADS``, where set, is the
-    user's word and stays.
+    cores took nine times as long. ``OMP_NUM_THREADS``, where set, is the user's word and stays.
     """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
-        spins = "GOMP_SPINCOUNT" not in os.environ
-        torch.set_num_threads(max(1, min(before, (_cores() - (decoders if spins else 0)) // callers)))
+        torch.set_num_threads(max(1, min(before, (_cores() - decoders) // callers)))
     try:
         yield
     finally:

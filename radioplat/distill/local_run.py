@@ -20,6 +20,8 @@ from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.teachers.client import InlineTeacher
 
+HEAVY = 4e9  # operations; a tenth of a second of one core
+
 
 def run_local(run: Run, say: Callable[[str], None]) -> None:
     """Train in this process, on its GPU where there is one; ``say`` gets each line for the user."""
@@ -39,8 +41,17 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
         reader = open_reader(*run.reader_arguments)
         return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
-    with torch_beside(threads), through_cache(run, clients, rank=0) as behind:
+    with torch_beside(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
         run_worker(run, Seat(0, 1, device), behind, batches)
+
+
+def _is_heavy(run: Run) -> bool:
+    """Whether teachers take so long for an image that decoding it, a few milliseconds of one core, needs no core.
+
+    A parameter is used once for each place of the map, in two operations; for a CNN, whose early maps are finer, that
+    is the least.
+    """
+    return sum(2 * i.parameters * i.grid[0] * i.grid[1] for i in run.infos.values()) > HEAVY
 
 
 def _alone_in_the_world() -> None:

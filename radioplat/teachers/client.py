@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -64,6 +65,7 @@ class InlineTeacher:
     def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str, workers: int = 1) -> None:
         self.name = teacher.name
         self._runner, self._grid, self._wanted = TeacherRunner(teacher, device), grid, teacher.wanted
+        self._ahead = device != "cpu"
         gpus = 0.0 if device == "cpu" else teacher.service.num_gpus or 0.0
         self._held = Held(workers, gpus, teacher.service.num_cpus)
 
@@ -72,9 +74,15 @@ class InlineTeacher:
         return pixels
 
     def submit(self, shared: np.ndarray, grain: int) -> Pending:
-        """See :class:`TeacherClient`; the forward runs in the caller's thread."""
-        packed = self._runner(shared, self._grid, self._wanted)
-        return lambda: packed
+        """See :class:`TeacherClient`; on a GPU the forward runs in the caller's thread.
+
+        On a CPU it runs in the thread that asks for the answer, once: student and teacher take turns with all cores,
+        where two thread pools at once would keep each other from theirs (measured: a third slower forwards).
+        """
+        answer = functools.cache(lambda: self._runner(shared, self._grid, self._wanted))
+        if self._ahead:
+            answer()
+        return answer
 
     def precision(self) -> str:
         """See :class:`TeacherClient`."""
