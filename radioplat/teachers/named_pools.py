@@ -8,7 +8,8 @@ import ray
 
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.pool import NAMESPACE, PoolStatus, await_keeper, open_keeper
+from radioplat.teachers.keeper import PoolStatus
+from radioplat.teachers.pool import NAMESPACE, await_keeper, open_keeper
 
 _PATIENCE_S = 30.0
 

@@ -1,4 +1,4 @@
-"""The replicas of one teacher: kept by an actor that counts, scales and restarts them.
+"""The pool of one teacher: which keeper is asked, whether it may be shared, and when it is ready.
 
 A pool of a run ends with the run. A named one (``teachers.<name>.pool``) belongs to the cluster and serves any number
 of runs; :mod:`radioplat.teachers.named_pools` lists and stops those.
@@ -11,9 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -21,117 +19,10 @@ import ray
 from radioplat.errors import PlacementError, SpecError
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.cache_key import file_hash
-from radioplat.teachers.replica import Pulse, start_replica
+from radioplat.teachers.keeper import PoolKeeper
 from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
 
 NAMESPACE = "radioplat"
-_LOOK_S, _PATIENCE_S = 1.0, 10.0  # between two looks at the queues; for an answer of a replica
-_BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30  # requests a replica that are too many; looks before size changes
-
-
-@dataclass(frozen=True)
-class PoolStatus:
-    """One line of ``radioplat teachers status``."""
-
-    teacher: str
-    weights: str
-    bounds: tuple[int, int]
-    replicas: int
-    waiting: int
-    forwards: int
-
-
-class PoolKeeper:
-    """The actor body. Replicas are its children: they end with it."""
-
-    def __init__(self, teacher: ResolvedTeacher, num_gpus: float) -> None:
-        self._teacher, self._num_gpus = teacher, num_gpus
-        self._least, self._most = teacher.service.bounds
-        self._fingerprint = fingerprint(teacher)  # of the files that replicas load now; they may be replaced later
-        self._replicas = [start_replica(teacher, num_gpus) for _ in range(self._least)]
-        self._lock = threading.Lock()
-        if self._most > self._least:
-            threading.Thread(target=self._scale, name="scale", daemon=True).start()
-
-    def replicas(self) -> list:
-        """Handles of the replicas that take requests now."""
-        with self._lock:
-            return list(self._replicas)
-
-    def fingerprint(self) -> dict[str, str]:
-        """See :func:`fingerprint`."""
-        return self._fingerprint
-
-    def replica_size(self) -> tuple[float, float]:
-        """GPUs and CPUs of each replica."""
-        return self._num_gpus, self._teacher.service.num_cpus
-
-    def restart(self, place: str, process: int) -> bool:
-        """Restart the replica with actor id ``place`` if it still is ``process``; several students may ask."""
-        for replica in self.replicas():
-            if replica._actor_id.hex() == place:
-                pulse = pulse_of(replica)
-                if pulse is not None and pulse.process == process:
-                    ray.kill(replica, no_restart=False)
-                    return True
-        return False
-
-    def status(self) -> PoolStatus:
-        """What the pool is doing."""
-        pulses = [pulse_of(replica) for replica in self.replicas()]
-        alive = [pulse for pulse in pulses if pulse is not None]
-        return PoolStatus(
-            self._teacher.name,
-            self._teacher.weights or "",
-            (self._least, self._most),
-            len(alive),
-            sum(p.waiting for p in alive),
-            sum(p.forwards for p in alive),
-        )
-
-    def _scale(self) -> None:
-        busy = idle = 0
-        while True:
-            time.sleep(_LOOK_S)
-            replicas = self.replicas()
-            pulses = [p for p in map(pulse_of, replicas) if p is not None]
-            if not pulses:
-                continue
-            load = sum(p.waiting for p in pulses) / len(pulses)
-            busy = busy + 1 if load >= _BUSY else 0
-            idle = idle + 1 if load == 0 else 0
-            if busy >= _GROW_AFTER and len(replicas) < self._most:
-                self._grow()
-                busy = 0
-            elif idle >= _SHRINK_AFTER and len(replicas) > self._least:
-                self._shrink()
-                idle = 0
-
-    def _grow(self) -> None:
-        """One replica more, from when it has its weights; where the cluster has no room it may wait for a node."""
-        replica = start_replica(self._teacher, self._num_gpus)
-        try:
-            ray.get(replica.ready.remote())
-        except ray.exceptions.RayError:
-            return
-        with self._lock:
-            self._replicas.append(replica)
-
-    def _shrink(self) -> None:
-        """One replica less, when it has answered all that it was asked."""
-        with self._lock:
-            replica = self._replicas.pop()
-        while (pulse := pulse_of(replica)) is not None and pulse.waiting:
-            time.sleep(_LOOK_S)
-        ray.kill(replica)
-
-
-def pulse_of(replica: ray.actor.ActorHandle) -> Pulse | None:
-    """How ``replica`` is; None where its process does not answer."""
-    try:
-        return ray.get(replica.pulse.remote(), timeout=_PATIENCE_S)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
-        return None
 
 
 def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
@@ -177,13 +68,14 @@ def open_keeper(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorHan
     options = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
     name = teacher.service.pool
     if not name:
-        return ray.remote(PoolKeeper).options(**options).remote(teacher, num_gpus)
+        return ray.remote(PoolKeeper).options(**options).remote(teacher, num_gpus, {})
+    ours = fingerprint(teacher)
     keeper = (
         ray.remote(PoolKeeper)
         .options(**options, name=f"{name}/{teacher.name}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True)
-        .remote(teacher, num_gpus)
+        .remote(teacher, num_gpus, ours)
     )
-    theirs, ours = ray.get(keeper.fingerprint.remote()), fingerprint(teacher)
+    theirs = ray.get(keeper.fingerprint.remote())
     different = [f"{key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]
     if different:
         raise SpecError(

@@ -6,16 +6,21 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import ray
 
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.batcher import Batcher
-from radioplat.teachers.runner import TeacherRunner
-from radioplat.teachers.transport import Packed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from radioplat.teachers.batcher import Batcher
+    from radioplat.teachers.runner import TeacherRunner
+    from radioplat.teachers.transport import Packed
 
 AT_ONCE = 64  # requests that a replica holds; more wait at their senders
+_PATIENCE_S = 10.0  # for an answer of a replica
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ class Replica:
     def _loaded(self) -> Batcher:
         with self._loading:
             if self._batcher is None:
+                # Here, because whoever starts a replica imports this file and has no use for torch.
+                from radioplat.teachers.batcher import Batcher
+                from radioplat.teachers.runner import TeacherRunner
+
                 self._runner = TeacherRunner(*self._arguments)
                 self._batcher = Batcher(self._timed, self._runner.max_batch)
             return self._batcher
@@ -115,3 +124,11 @@ def start_replica(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorH
         )
         .remote(teacher, "cuda" if num_gpus else "cpu")
     )
+
+
+def pulse_of(replica: ray.actor.ActorHandle) -> Pulse | None:
+    """How ``replica`` is; None where its process does not answer."""
+    try:
+        return ray.get(replica.pulse.remote(), timeout=_PATIENCE_S)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
+        return None

@@ -11,10 +11,11 @@ import ray
 
 from radioplat.data.batch import Batch
 from radioplat.errors import PlacementError, TeacherSilent, TrainingError
-from radioplat.spec.cluster import Placement
+from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.client import Held, Pending
-from radioplat.teachers.pool import await_keeper, open_keeper, pulse_of
+from radioplat.teachers.pool import await_keeper, open_keeper
+from radioplat.teachers.replica import pulse_of
 from radioplat.teachers.transport import Packed
 
 _LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
@@ -41,12 +42,7 @@ class RemoteTeacher:
     keeper: ray.actor.ActorHandle
     grid: tuple[int, int]
     wanted: frozenset[str]
-    timeout_s: float
-    start_timeout_s: float
-    recovery_s: float
-    colocate: bool
-    elastic: bool
-    named: bool
+    service: TeacherServiceConfig
     least: Held
     say: Callable[[str], None] = _no_one
     _replicas: list = field(default_factory=list)
@@ -89,11 +85,13 @@ class RemoteTeacher:
 
     def replicas(self) -> list:
         """Those that take requests now."""
-        if not self._replicas or (self.elastic and time.monotonic() - self._seen > _LOOK_AGAIN_S):
+        least, most = self.service.bounds
+        if not self._replicas or (least < most and time.monotonic() - self._seen > _LOOK_AGAIN_S):
             found = ray.get(self.keeper.replicas.remote())
             self._size = len(found)
             here = ray.get_runtime_context().get_node_id()
-            near = [r for r in found if (p := pulse_of(r)) and p.node == here] if self.colocate else []
+            colocate = self.service.placement is Placement.colocate
+            near = [r for r in found if (p := pulse_of(r)) and p.node == here] if colocate else []
             self._replicas, self._seen = near or found, time.monotonic()
         return self._replicas
 
@@ -103,6 +101,8 @@ class RemoteTeacher:
 
 
 class _Request:
+    """One micro-batch on its way: sent again where its replica is gone, looked after where its answer is late."""
+
     def __init__(self, teacher: RemoteTeacher, pixels: ray.ObjectRef) -> None:
         self._teacher, self._pixels = teacher, pixels
         self._restarts = 0
@@ -125,7 +125,7 @@ class _Request:
         teacher, lost_since = self._teacher, None
         while True:
             try:
-                answer = ray.get(self._reference, timeout=teacher.timeout_s)
+                answer = ray.get(self._reference, timeout=teacher.service.timeout_s)
                 self._closed()
                 return answer
             except ray.exceptions.GetTimeoutError:
@@ -138,26 +138,28 @@ class _Request:
     def _look_after(self, lost_since: float | None) -> float | None:
         """What to do about an answer that is late: nothing, where the replica works on; else restart or wait."""
         teacher, now = self._teacher, time.monotonic()
+        limit = teacher.service.timeout_s
         pulse = pulse_of(self._replica)
         if pulse is None or not pulse.loaded:
             lost_since = lost_since or now
-            if now - lost_since > teacher.recovery_s:
+            if now - lost_since > teacher.service.recovery_timeout_s:
                 raise TrainingError(
-                    f"teacher {teacher.name} lost a replica and none took its place in {teacher.recovery_s:g} s",
+                    f"teacher {teacher.name} lost a replica and none took its place in "
+                    f"{teacher.service.recovery_timeout_s:g} s",
                     where=f"teachers.{teacher.name}.recovery_timeout_s",
                     hint="The cluster has no room for it: add a node, or lower num_gpus or num_cpus.",
                 )
             teacher.say(f"waiting for a replica of teacher {teacher.name} to come back ({now - lost_since:.0f} s)")
             return lost_since
-        if pulse.busy_s < teacher.timeout_s:
+        if pulse.busy_s < limit:
             return None
         if self._restarts:
             raise TeacherSilent(
-                f"teacher {teacher.name} gave no answer within {teacher.timeout_s:g} s, nor after a restart",
+                f"teacher {teacher.name} gave no answer within {limit:g} s, nor after a restart",
                 where=f"teachers.{teacher.name}.timeout_s",
             )
         self._restarts += 1
-        teacher.say(f"teacher {teacher.name} gave no answer within {teacher.timeout_s:g} s: its replica is restarted")
+        teacher.say(f"teacher {teacher.name} gave no answer within {limit:g} s: its replica is restarted")
         ray.get(teacher.keeper.restart.remote(self._replica._actor_id.hex(), pulse.process))
         return None
 
@@ -178,22 +180,17 @@ def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float)
         keeper,
         grid,
         teacher.wanted,
-        service.timeout_s,
-        service.start_timeout_s,
-        service.recovery_timeout_s,
-        service.placement is Placement.colocate,
-        service.bounds[0] < service.bounds[1],
-        bool(service.pool),
+        service,
         Held(service.bounds[0], gpus, cpus),
     )
 
 
 def await_pool(pool: RemoteTeacher) -> None:
     """See :func:`radioplat.teachers.pool.await_keeper`."""
-    await_keeper(pool.keeper, pool.name, pool.start_timeout_s)
+    await_keeper(pool.keeper, pool.name, pool.service.start_timeout_s)
 
 
 def stop_pool(pool: RemoteTeacher) -> None:
     """End every replica, unless the pool has a name: others may ask it."""
-    if not pool.named:
+    if not pool.service.pool:
         ray.kill(pool.keeper)
