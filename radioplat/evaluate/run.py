@@ -23,8 +23,8 @@ from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import FrozenTeacher
+from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder, write_atomic
-from radioplat.track.status import Status, StatusLog
 
 TRAINED, UNTRAINED = "student", "untrained student"
 
@@ -65,15 +65,7 @@ def evaluate(
         raise SpecError("an evaluation needs held-out images", where="dataset.val_dataset.tar_data_sources")
     path = find_checkpoint(spec, spec.evaluate.checkpoint, "evaluate.checkpoint").resolve()
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
-    with StatusLog(folder.status_path) as status:
-        status.write("evaluate starts", Status.STARTED)
-        try:
-            result = _evaluate(spec, path, folder, progress)
-        except BaseException as error:
-            status.write(f"evaluate failed: {error}", Status.FAILURE, verbosity="ERROR")
-            raise
-        status.write(f"evaluate is done: {path.name}", Status.SUCCESS, kpi=_kpi(result))
-    return result
+    return keep_diary(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, path, folder, progress), _kpi)
 
 
 def _evaluate(
@@ -98,7 +90,6 @@ def _evaluate(
         found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once)
     report = write_summary(spec, folder, path, found, classes)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report)
-    folder.write_experiment(to_yaml(spec))
     write_atomic(
         folder.path / "results.json",
         json.dumps(

@@ -19,8 +19,9 @@ from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import FrozenTeacher, describe
 from radioplat.teachers.upsamplers.checkpoint import save_upsampler
 from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder, write_atomic
-from radioplat.track.status import Status, StatusLog
+from radioplat.track.status import StatusLog
 from radioplat.upsample.photographs import open_photographs
 from radioplat.upsample.training import Consistency, UpsamplerTraining
 
@@ -62,20 +63,10 @@ def train_upsampler(
     if problems := check(spec, TASK):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, TASK, spec.train_upsampler.results_dir)
-    with StatusLog(folder.status_path) as status:
-        status.write(f"{TASK} starts", Status.STARTED)
-        try:
-            result = _train(spec, folder, status, progress)
-        except BaseException as error:
-            status.write(f"{TASK} failed: {error}", Status.FAILURE, verbosity="ERROR")
-            raise
-        status.write(f"{TASK} is done: {result.path.name}", Status.SUCCESS, kpi=_kpi(result))
-    return result
+    return keep_diary(folder, TASK, to_yaml(spec), lambda: _train(spec, folder, progress), _kpi)
 
 
-def _train(
-    spec: Spec, folder: TaskFolder, status: StatusLog, progress: Callable[[int, int], None] | None
-) -> UpsamplerResult:
+def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] | None) -> UpsamplerResult:
     config, device = spec.train_upsampler, "cuda" if torch.cuda.is_available() else "cpu"
     teacher, factor = _teacher(spec)
     seed = spec.train.seed if config.seed is None else config.seed
@@ -88,7 +79,8 @@ def _train(
         model = FeatSharp(built).to(device)
     images = open_photographs(spec, factor * teacher.input_size, config.held_out, seed)
     training = UpsamplerTraining(FrozenTeacher(teacher, device), model, config, seed)
-    with torch_beside(images.training.threads if device == "cpu" else 0):
+    decoders = images.training.threads if device == "cpu" else 0
+    with StatusLog(folder.status_path) as status, torch_beside(decoders):
         batches = -(-config.fit_images // config.batch_size)
         training.fit(torch.cat(list(images.steps(batches, config.batch_size))))
         before = training.measure(images.judged(config.batch_size))
@@ -103,7 +95,6 @@ def _train(
     path = folder.path / "upsampler.safetensors"
     save_upsampler(model, path, teacher=teacher.backbone.type or teacher.name, input_size=teacher.input_size)
     result = UpsamplerResult(teacher.name, path, folder.path, before, after, len(images.held_out.rows))
-    folder.write_experiment(to_yaml(spec))
     found = {"teacher": teacher.name, "before": asdict(before), "after": asdict(after), "held_out": result.held_out}
     write_atomic(folder.path / "results.json", json.dumps(found, indent=1))
     return result
