@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -54,10 +55,8 @@ class Feeder:
         self._stop.set()
         deadline = time.monotonic() + patience
         while self._thread.is_alive() and time.monotonic() < deadline:
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._queue.get(timeout=0.1)
-            except queue.Empty:
-                pass
 
     def _run(self) -> None:
         try:

@@ -22,7 +22,7 @@ class StepRecord:
 
     Attributes:
         values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
-        wait: seconds this rank waited for data and teachers.
+        wait: seconds this rank waited for data and teachers, with the forwards of inline teachers on a CPU.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.

@@ -146,10 +146,12 @@ class _Worker:
         self.reporter, self.meter = Reporter(run, seat.rank), meter
 
     def close(self) -> None:
+        """Write what the ledger and the reporter hold back."""
         self.ledger.flush()
         self.reporter.close()
 
     def train(self, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> None:
+        """Take every step that is left, and write the checkpoints that fall due."""
         for step in range(self.state.global_step, self.run.total_steps):
             record = self._step(step, feed)
             self.state.global_step = step + 1

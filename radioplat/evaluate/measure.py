@@ -110,6 +110,7 @@ class _Rows:
         self._right: list[torch.Tensor] = []
 
     def add(self, batch: Batch, features: dict[str, Features]) -> None:
+        """Keep what subjects said of a batch, samples that could not be read aside."""
         alive = torch.from_numpy(batch.weight > 0)
         label = torch.tensor(batch.label)[alive]
         self._labels.append(label)
@@ -121,16 +122,20 @@ class _Rows:
 
     @property
     def label(self) -> torch.Tensor:
+        """int64 ``[n]`` of all rows so far, -1 where there is none."""
         return torch.cat(self._labels) if self._labels else torch.zeros(0, dtype=torch.long)
 
     @property
     def has_labels(self) -> bool:
+        """Whether any row has one."""
         return bool((self.label >= 0).any())
 
     def summary(self, name: str) -> torch.Tensor:
+        """``[n, D]`` of a subject."""
         return torch.cat(self._summaries[name])
 
     def accuracy(self) -> float | None:
+        """Share of labelled rows that the student's own classifier has right; None where it has none."""
         answers = torch.cat(self._right) if self._right else torch.zeros(0)
         return float(answers.mean()) if len(answers) else None
 

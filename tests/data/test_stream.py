@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -158,13 +159,10 @@ def readers() -> list[int]:
     """Processes of this session that run a read task now."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cmdline").read_bytes().startswith(b"ray::") and b"_ReadSpan" in (
-                process / "cmdline"
-            ).read_bytes():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            command = (process / "cmdline").read_bytes()
+            if command.startswith(b"ray::") and b"_ReadSpan" in command:
                 found.append(int(process.name))
-        except OSError:  # it has ended meanwhile
-            pass
     return found
 
 
