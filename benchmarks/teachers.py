@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 import timm
@@ -33,7 +34,7 @@ from benchmarks.lightly_environment import lightly_python
 from benchmarks.teachers_sides import STUDENTS, Work, save
 from radioplat import terminal
 
-# Two cores: each process computes with one thread, so what a process does not need another has.
+# Two cores: teachers work ahead with a thread each on what the student, which has all cores, leaves.
 ACTORS = [
     "cluster.mode=ray",
     "cluster.cpus_per_worker=0.5",
@@ -41,21 +42,28 @@ ACTORS = [
     "teachers.t0.num_cpus=0.5",
     "teachers.t1.num_cpus=0.5",
 ]
+LIMIT_S = 1000.0
 SHALLOW = 7  # blocks of the ViT-Ti beside which two ViT-S take about three quarters of the time
 
 
 def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description="Speed of distillation; see the head of the file.")
-    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--rounds", type=int, help=f"default: as many as {LIMIT_S / 60:.0f} minutes hold")
     arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments.add_argument("--without-lightly", action="store_true", help="do not install or run LightlyTrain")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="teachers") as scratch:
         bench = Bench(Path(scratch), given.precision)
-        rounds = [bench.round(number, not given.without_lightly) for number in range(given.rounds)]
+        begin, rounds = time.monotonic(), []
+        while not rounds or _another(given.rounds, len(rounds), time.monotonic() - begin):
+            rounds.append(bench.round(len(rounds), not given.without_lightly))
         transfer = bench.side("transfer", Work("", [], "", "", ""))
     _report(rounds, transfer)
+
+
+def _another(wanted: int | None, done: int, seconds: float) -> bool:
+    return done < wanted if wanted else seconds * (done + 1) / done < LIMIT_S
 
 
 class Bench:

@@ -184,6 +184,7 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     # Without a dashboard: its nine processes take two small cores half a minute to start. Ray Train's clean-up actor
     # misses it and warns every second; a cluster that ends with the run needs no clean-up, so only errors are shown.
     cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False).cpus)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves nothing below it for teachers to give way to
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine's only node away
     ray.init(
         num_cpus=math.ceil(cpus),

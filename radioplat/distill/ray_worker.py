@@ -8,6 +8,7 @@ import ray.train
 import ray.train.torch
 from torch.distributed import ProcessGroup
 
+from radioplat.cores import share_cores
 from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
@@ -29,6 +30,8 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
     ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cpu":
+        share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
     seat = Seat(context.get_world_rank(), context.get_world_size(), device)
     clients: dict[str, TeacherClient] = dict(pools)
     status = StatusLog(run.folder / "status.json")
@@ -39,6 +42,10 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
     channel = group.open_channel()
     _await_pools(pools, seat.rank)
+    for teacher in run.teachers:
+        if teacher.name in pools:
+            cached = run.spec.feature_cache.dir is not None and teacher.service.cache
+            pools[teacher.name].choose_transport(device.type, cached)
     with through_cache(run, clients, seat.rank) as behind:
         run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel))
 

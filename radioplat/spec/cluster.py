@@ -48,6 +48,15 @@ class TeacherPrecision(str, Enum):
     fp16 = "fp16"
 
 
+class Transport(str, Enum):
+    """How features travel: through the ``object_store``, in host memory; by ``nixl`` from device to device. ``auto``
+    is nixl where teacher and student have a GPU and the nixl package, and no feature cache is in between."""
+
+    auto = "auto"
+    object_store = "object_store"
+    nixl = "nixl"
+
+
 @dataclass
 class TeacherServiceConfig:
     """(+) One entry of section ``teachers``, by the teacher's name."""
@@ -57,6 +66,7 @@ class TeacherServiceConfig:
     num_cpus: float = 1.0
     precision: TeacherPrecision = TeacherPrecision.auto
     placement: Placement = Placement.spread
+    transport: Transport = Transport.auto
     compile: bool = False
     # Samples of a forward: requests of several students are run together, and what is missing is padded, so that the
     # shape is always the same. Default: dataset.batch_size.

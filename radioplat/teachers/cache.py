@@ -15,7 +15,7 @@ from radioplat.teachers.cache_file import Row
 from radioplat.teachers.cache_key import feature_key, sample_digest
 from radioplat.teachers.cache_store import FeatureStore
 from radioplat.teachers.client import Held, Pending, TeacherClient
-from radioplat.teachers.transport import Packed
+from radioplat.teachers.transport import Packed, to_host
 
 _EXPONENT = 0x7F80  # of a bf16 number; all ones: infinite or not a number
 
@@ -87,7 +87,7 @@ class CachedTeacher:
         pending = self._ask(shared, asked, grain)
 
         def answer() -> Packed:
-            fresh = pending()
+            fresh = to_host(pending())
             rows = _rows(fresh)
             for place, row in enumerate(asked):
                 if row in keys and all(_finite(array[place]) for array in rows.values()):

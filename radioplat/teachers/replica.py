@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from radioplat.cores import give_way
 from radioplat.spec.resolve import ResolvedTeacher
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Replica:
         self._loading = threading.Lock()
         self._runner: TeacherRunner | None = None
         self._batcher: Batcher | None = None
+        self._gives_way = False
         self._since = 0.0  # when what runs now began
         self._forwards = 0
 
@@ -65,8 +67,21 @@ class Replica:
         return self._loaded() is not None
 
     def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """See :class:`~radioplat.teachers.runner.TeacherRunner`."""
+        """Arrays for the object store; see :class:`~radioplat.teachers.runner.TeacherRunner`."""
+        from radioplat.teachers.transport import to_host
+
+        return to_host(self._loaded()(pixels, grid, wanted))
+
+    @ray.method(tensor_transport="nixl")
+    def forward_tensors(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        """The same as tensors, which stay here until the caller fetches them into its own device's memory."""
         return self._loaded()(pixels, grid, wanted)
+
+    def has_nixl(self) -> bool:
+        """Whether :meth:`forward_tensors` can be called."""
+        from radioplat.teachers.transport import has_nixl
+
+        return has_nixl()
 
     def precision(self) -> str:
         """The dtype that this replica computes in."""
@@ -95,12 +110,17 @@ class Replica:
                 from radioplat.teachers.batcher import Batcher
                 from radioplat.teachers.runner import TeacherRunner
 
-                self._runner = TeacherRunner(*self._arguments)
+                teacher, device = self._arguments
+                self._runner = TeacherRunner(teacher, device)
+                self._gives_way = device == "cpu" and teacher.service.num_cpus < 1
                 self._batcher = Batcher(self._timed, self._runner.max_batch)
             return self._batcher
 
     def _timed(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         assert self._runner is not None
+        if self._gives_way:
+            give_way()
+            self._gives_way = False
         self._since = time.monotonic()
         try:
             return self._runner(pixels, grid, wanted)

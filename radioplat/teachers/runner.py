@@ -24,11 +24,12 @@ class TeacherRunner:
     def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
         self.model = FrozenTeacher(teacher, device)
         self.precision = str(self.model.dtype).removeprefix("torch.")
+        self._on_gpu = torch.device(device).type == "cuda"
         self.max_batch = teacher.service.max_batch
         self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
 
     def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less.
+        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less, on the device.
 
         Args:
             grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
@@ -52,4 +53,6 @@ class TeacherRunner:
                 features.summary, to_grid(features.spatial.float(), inside).to(torch.bfloat16), features.named
             )
         packed = pack(features.map(lambda t: t[:rows]), 0.0)
+        if self._on_gpu:
+            torch.cuda.synchronize()  # the time is that of the work, and others may read the features from now on
         return packed.taking(time.perf_counter() - begin)

@@ -11,12 +11,12 @@ import ray
 
 from radioplat.data.batch import Batch
 from radioplat.errors import PlacementError, TeacherSilent, TrainingError
-from radioplat.spec.cluster import Placement, TeacherServiceConfig
+from radioplat.spec.cluster import Placement, TeacherServiceConfig, Transport
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.client import Held, Pending
 from radioplat.teachers.pool import await_keeper, open_keeper
 from radioplat.teachers.replica import pulse_of
-from radioplat.teachers.transport import Packed
+from radioplat.teachers.transport import Packed, has_nixl
 
 _LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
@@ -36,6 +36,7 @@ class RemoteTeacher:
     Attributes:
         least: its fewest replicas, and the GPUs and CPUs of each.
         say: told when answers are waited for that a lost replica owes.
+        direct: whether features come from device to device; see :meth:`choose_transport`.
     """
 
     name: str
@@ -45,10 +46,12 @@ class RemoteTeacher:
     service: TeacherServiceConfig
     least: Held
     say: Callable[[str], None] = _no_one
+    direct: bool = False
     _replicas: list = field(default_factory=list)
     _size: int = 0  # replicas when they were last listed, those of other nodes too
     _seen: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
+    _restarted: set = field(default_factory=set)  # actor ids whose features come through the object store now
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
         """Put the view into the object store, once for all teachers that see it."""
@@ -78,6 +81,33 @@ class RemoteTeacher:
                 hint="Set it, so that features do not depend on which replica is asked.",
             )
         return found.pop()
+
+    def choose_transport(self, device: str, cached: bool) -> None:
+        """Decide by which way the features come to this worker.
+
+        Args:
+            device: type of the worker's.
+            cached: a feature cache of host memory stands between.
+
+        Raises:
+            PlacementError: the spec says ``nixl``, and an end does not have it.
+        """
+        wanted = self.service.transport
+        if wanted is Transport.auto:
+            if device == "cpu" or not self.least.num_gpus or cached:
+                return
+        elif wanted is Transport.object_store:
+            return
+        ends = {f"replica {i + 1}": replica.has_nixl.remote() for i, replica in enumerate(self.replicas())}
+        without = [end for end, answer in ends.items() if not ray.get(answer)]
+        without += [] if has_nixl() else ["the training worker"]
+        self.direct = not without
+        if without and wanted is Transport.nixl:
+            raise PlacementError(
+                f"{', '.join(without)} of teacher {self.name} cannot load NIXL",
+                where=f"teachers.{self.name}.transport",
+                hint='Install it on every node (pip install "radioplat[nixl]"), or use auto.',
+            )
 
     def held(self) -> Held:
         """See :class:`~radioplat.teachers.client.TeacherClient`; of an elastic pool it is some seconds old."""
@@ -113,7 +143,9 @@ class _Request:
         self._replica = min(teacher.replicas(), key=lambda r: teacher._open.get(r._actor_id, 0))
         teacher._open[self._replica._actor_id] = teacher._open.get(self._replica._actor_id, 0) + 1
         self._counted = True
-        self._reference = self._replica.forward.remote(self._pixels, teacher.grid, teacher.wanted)
+        direct = teacher.direct and self._replica._actor_id not in teacher._restarted
+        method = self._replica.forward_tensors if direct else self._replica.forward
+        self._reference = method.remote(self._pixels, teacher.grid, teacher.wanted)
 
     def _closed(self) -> None:
         if self._counted:
@@ -130,6 +162,11 @@ class _Request:
                 return answer
             except ray.exceptions.GetTimeoutError:
                 lost_since = self._look_after(lost_since)
+            except ray.exceptions.RayDirectTransportError:
+                # Its replica died with the features. NIXL knows processes by their actor, and refuses the new one.
+                self._closed()
+                teacher._restarted.add(self._replica._actor_id)
+                self._send()
             except _GONE:
                 self._closed()
                 teacher.look_again()

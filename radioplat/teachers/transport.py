@@ -1,6 +1,7 @@
-"""Features on the way from a teacher to a student: bf16 bits as uint16 arrays.
+"""Features on the way from a teacher to a student: bf16 tensors, or their bits as uint16 arrays.
 
-Arrays go through the object store without a pickle copy (20 times cheaper than bf16 tensors, which are pickled).
+Arrays go through Ray's object store without a pickle copy (20 times cheaper than bf16 tensors, which are pickled).
+Tensors go from device to device by Ray's tensor transport where both ends have NIXL.
 """
 
 from __future__ import annotations
@@ -14,26 +15,28 @@ import torch
 
 from radioplat.models.features import Features
 
+Array = np.ndarray | torch.Tensor
+
 
 @dataclass(frozen=True)
 class Packed:
-    """Features as uint16 arrays of bf16 bits, with the seconds their forward took.
+    """Features as bf16 tensors or as uint16 arrays of their bits, with the seconds their forward took.
 
     Attributes:
         cached: of the samples that were looked up in a feature cache, how many were there and how many not; None
             where there is no cache.
     """
 
-    summary: np.ndarray | None
-    spatial: np.ndarray | None
-    named: dict[str, np.ndarray]
+    summary: Array | None
+    spatial: Array | None
+    named: dict[str, Array]
     seconds: float
     cached: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(next(a for a in (self.summary, self.spatial, *self.named.values()) if a is not None))
 
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Packed:
+    def map(self, function: Callable[[Array], Array]) -> Packed:
         """``function`` of every array."""
         return Packed(
             None if self.summary is None else function(self.summary),
@@ -59,35 +62,38 @@ class Packed:
 
 
 def joined(parts: list[Packed]) -> Packed:
-    """Several answers as one, in order."""
+    """Several answers of tensors as one, in order."""
     if len(parts) == 1:
         return parts[0]
 
-    def together(arrays: list[np.ndarray | None]) -> np.ndarray | None:
-        return None if arrays[0] is None else np.concatenate(arrays)
+    def together(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
+        return None if tensors[0] is None else torch.cat(tensors)
 
     return Packed(
         together([p.summary for p in parts]),
         together([p.spatial for p in parts]),
-        {name: np.concatenate([p.named[name] for p in parts]) for name in parts[0].named},
+        {name: torch.cat([p.named[name] for p in parts]) for name in parts[0].named},
         sum(p.seconds for p in parts),
     )
 
 
 def pack(features: Features, seconds: float) -> Packed:
-    """bf16 features on any device to host arrays."""
+    """Features as contiguous bf16 tensors where they are."""
+    narrow = features.map(lambda t: t.detach().to(torch.bfloat16).contiguous())
+    return Packed(narrow.summary, narrow.spatial, narrow.named, seconds)
 
-    def bits(tensor: torch.Tensor) -> np.ndarray:
-        return tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint16).numpy()
 
-    host = features.map(bits)
-    return Packed(host.summary, host.spatial, host.named, seconds)
+def to_host(packed: Packed) -> Packed:
+    """Tensors on any device as arrays in this process's memory; arrays stay what they are."""
+    return packed.map(lambda a: a if isinstance(a, np.ndarray) else a.cpu().view(torch.uint16).numpy())
 
 
 def unpack(packed: Packed) -> Features:
-    """Host arrays to bf16 tensors that share their memory; read them, never write them."""
+    """Tensors of bf16, on the CPU where they came as arrays, whose memory they then share: read, never write them."""
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
+    def tensor(array: Array) -> torch.Tensor:
+        if isinstance(array, torch.Tensor):
+            return array
         with warnings.catch_warnings():  # Ray hands out read-only memory; torch has no read-only tensors
             warnings.filterwarnings("ignore", message=".*not writable.*")
             return torch.from_numpy(array).view(torch.bfloat16)
@@ -97,3 +103,12 @@ def unpack(packed: Packed) -> Features:
         None if packed.spatial is None else tensor(packed.spatial),
         {name: tensor(value) for name, value in packed.named.items()},
     )
+
+
+def has_nixl() -> bool:
+    """Whether this process can load NIXL, Ray's transport between any two devices."""
+    try:
+        import nixl  # noqa: F401
+    except ImportError:  # also where it is there for another CUDA
+        return False
+    return True

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from radioplat.teachers.batcher import Batcher
 from radioplat.teachers.runner import TeacherRunner
@@ -20,7 +21,7 @@ def images(count: int, seed: int = 0, side: int = 64) -> np.ndarray:
 
 
 def same(a: Packed, b: Packed) -> bool:
-    return np.array_equal(a.summary, b.summary) and np.array_equal(a.spatial, b.spatial)
+    return torch.equal(a.summary, b.summary) and torch.equal(a.spatial, b.spatial)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_every_forward_has_one_shape_and_padding_is_not_seen(runner, rows):
     found = padded(pixels, GRID, WANTED)
     assert padded.shapes == {(8, 3, 64, 64)} and len(found) == rows
     parts = [padded(pixels[i : i + 8], GRID, WANTED) for i in range(0, rows, 8)]
-    assert np.array_equal(found.summary, np.concatenate([p.summary for p in parts]))
+    assert torch.equal(found.summary, torch.cat([p.summary for p in parts]))
     with_others = padded(np.concatenate([pixels[:1], images(7, seed=9)]), GRID, WANTED)
     assert same(with_others.rows(0, 1), found.rows(0, 1)), "what stands beside a sample changes nothing"
 

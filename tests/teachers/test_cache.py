@@ -15,6 +15,7 @@ from radioplat.distill.feeder import Feeder
 from radioplat.teachers.cache import CachedTeacher
 from radioplat.teachers.cache_key import teacher_key, weights_hash
 from radioplat.teachers.client import InlineTeacher
+from radioplat.teachers.transport import to_host
 
 GRID = (2, 2)
 
@@ -58,6 +59,7 @@ def ask(client, batch: Batch):
 
 
 def arrays(packed) -> dict[str, np.ndarray]:
+    packed = to_host(packed)
     found = {"summary": packed.summary, "spatial": packed.spatial, **packed.named}
     return {name: array for name, array in found.items() if array is not None}
 

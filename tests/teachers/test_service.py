@@ -14,11 +14,12 @@ import ray
 import torch
 from safetensors.torch import save_file
 
-from radioplat.errors import SpecError, TeacherSilent
+from radioplat.errors import PlacementError, SpecError, TeacherSilent
 from radioplat.teachers.client import Held, InlineTeacher
 from radioplat.teachers.named_pools import pool_statuses, stop_pools
 from radioplat.teachers.replica import pulse_of
 from radioplat.teachers.service import await_pool, start_pool, stop_pool
+from radioplat.teachers.transport import to_host
 
 pytestmark = pytest.mark.timeout(180)
 GRID = (2, 2)
@@ -105,6 +106,7 @@ def ask(pool, seeds, side: int = 32):
 
 
 def same(packed, other) -> bool:
+    packed, other = to_host(packed), to_host(other)
     return np.array_equal(packed.summary, other.summary) and np.array_equal(packed.spatial, other.spatial)
 
 
@@ -170,6 +172,47 @@ def test_a_replica_that_is_killed_at_work_costs_no_answer(pool, slow):
     for seed, answer in enumerate(answers):
         assert same(answer(), own.submit(images(seed), seed)())
     assert not set(before) & {pulse_of(replica).process for replica in asked.replicas()}
+
+
+class Asker:
+    """What a training worker does; Ray moves tensors between actors only."""
+
+    def __init__(self, pool) -> None:
+        pool.choose_transport("cpu", cached=False)
+        assert pool.direct
+        self.pool = pool
+
+    def ask(self, seeds: list[int], kill: int = 0) -> list:
+        answers = ask(self.pool, seeds)
+        if kill:
+            os.kill(kill, signal.SIGKILL)
+        return [to_host(answer()) for answer in answers for _ in range(2)]  # asked for again they come again
+
+
+def test_tensors_from_device_to_device_survive_a_killed_replica(pool, slow):
+    asked, own = pool(slow({"transport": "nixl"}, seconds=0.1)), InlineTeacher(slow({}), GRID, "cpu")
+    asker = ray.remote(num_cpus=0)(Asker).remote(asked)
+    try:
+        for kill in (0, pulse_of(asked.replicas()[0]).process, 0):
+            for i, found in enumerate(ray.get(asker.ask.remote([1, 2, 3, 4], kill))):
+                assert same(found, own.submit(images(1 + i // 2), i)())
+        assert pulse_of(asked.replicas()[0]).process != kill
+    finally:
+        ray.kill(asker)
+
+
+def test_without_nixl_features_go_through_the_object_store(pool, slow):
+    def choose(pool) -> bool:
+        sys.modules["nixl"] = None  # as if it were not installed
+        pool.choose_transport("cpu", cached=False)
+        return pool.direct
+
+    chooses, asked = ray.remote(num_cpus=0)(choose), pool(slow({}))
+    assert not ray.get(chooses.remote(asked))
+    named = dataclasses.replace(asked, service=slow({"transport": "nixl"}).service)
+    with pytest.raises(PlacementError, match="the training worker of teacher t cannot load NIXL") as caught:
+        ray.get(chooses.remote(named))
+    assert "teachers.t.transport" in str(caught.value)
 
 
 @pytest.mark.proof
