@@ -1,6 +1,6 @@
 """Distillation images per second through the teacher service, in this process, and by a loop written by hand.
 
-``python -m benchmarks.teachers [--rounds N] [--precision fp32|bf16] [--without-lightly]``. Two ViT-S teachers at 224
+``python -m benchmarks.teachers [--rounds N] [--precision fp32|bf16] [--without-lightly] [--only SIDE]``. Two ViT-S teachers at 224
 pixels teach a ViT-Ti and a ViT-S. Every round runs every side once, each in a process of its own; ratios are taken
 inside a round. The loop has its images in memory and takes the faster of one and all threads; our sides read JPEGs
 from shards. Then: a second trial on a warm feature cache against the first (a shallower ViT-Ti, so that teachers are
@@ -50,6 +50,7 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description="Speed of distillation; see the head of the file.")
     arguments.add_argument("--rounds", type=int, help=f"default: as many as {LIMIT_S / 60:.0f} minutes hold")
+    arguments.add_argument("--only", action="append", default=[], help="sides with this in their label; repeatable")
     arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments.add_argument("--without-lightly", action="store_true", help="do not install or run LightlyTrain")
     given = arguments.parse_args()
@@ -57,7 +58,7 @@ def main() -> None:
         bench = Bench(Path(scratch), given.precision)
         begin, rounds = time.monotonic(), []
         while not rounds or _another(given.rounds, len(rounds), time.monotonic() - begin):
-            rounds.append(bench.round(len(rounds), not given.without_lightly))
+            rounds.append(bench.round(len(rounds), not given.without_lightly, given.only))
         transfer = bench.side("transfer", Work("", [], "", "", ""))
     _report(rounds, transfer)
 
@@ -84,7 +85,7 @@ class Bench:
             save_file(timm.create_model("vit_small_patch16_224", num_classes=0).state_dict(), weights[-1])
         self._work = Work("vit_tiny_patch16_224", weights, str(shards), str(images), "", precision=precision)
 
-    def round(self, number: int, with_lightly: bool) -> dict[str, dict]:
+    def round(self, number: int, with_lightly: bool, only: list[str]) -> dict[str, dict]:
         """Every side once; every other round the other way round."""
         plan: list[tuple[str, str, Work]] = []
         for student in STUDENTS:
@@ -103,6 +104,8 @@ class Bench:
             plan += peers if number % 2 == 0 else peers[::-1]
         found = {}
         for label, side, work in plan:
+            if only and not any(part in label for part in only):
+                continue
             found[label] = self.side(side, work)
             print(f"round {number + 1}, {label}: {found[label]}", file=sys.stderr, flush=True)
         return found

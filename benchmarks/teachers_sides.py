@@ -202,14 +202,14 @@ def transfer(work: Work) -> dict:
     import torch
 
     from radioplat.models.features import Features
-    from radioplat.teachers.transport import pack, unpack
+    from radioplat.teachers.transport import pack, to_host, unpack
 
     class Teacher:
         def __init__(self) -> None:
             self.features = Features(torch.randn(64, 1024).bfloat16(), torch.randn(64, 16, 16, 1024).bfloat16(), {})
 
         def forward(self):
-            return pack(self.features, 0.0)
+            return to_host(pack(self.features, 0.0))
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:

@@ -39,6 +39,9 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
         config["bf16"] = {"enabled": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     engine, *_ = deepspeed.initialize(model=module, optimizer=build_optimizer(module, train.optim), config=config)
+    if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
+        # There is nobody to exchange gradients with; copying all of them was 5 % of a ViT-S's step on two cores.
+        engine.enable_backward_allreduce = False
     return engine
 
 
