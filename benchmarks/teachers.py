@@ -1,11 +1,11 @@
 """Distillation images per second through the teacher service, in this process, and by a loop written by hand.
 
-``python -m benchmarks.teachers [--rounds N] [--precision fp32|bf16] [--without-lightly] [--only SIDE]``. Two ViT-S teachers at 224
-pixels teach a ViT-Ti and a ViT-S. Every round runs every side once, each in a process of its own; ratios are taken
-inside a round. The loop has its images in memory and takes the faster of one and all threads; our sides read JPEGs
-from shards. Then: a second trial on a warm feature cache against the first (a shallower ViT-Ti, so that teachers are
-about three quarters of the cost), LightlyTrain's ``distillationv3`` from one ViT-S at batch 32, and the transfer of
-features between processes.
+``python -m benchmarks.teachers [--rounds N] [--precision fp32|bf16] [--without-lightly] [--only SIDE]``. Two ViT-S
+teachers at 224 pixels teach a ViT-Ti and a ViT-S. Every round runs every side once, each in a process of its own;
+ratios are taken inside a round. The loop has its images in memory and takes the faster of one and all threads; our
+sides read JPEGs from shards. Then: a second trial on a warm feature cache against the first (a shallower ViT-Ti, so
+that teachers are about three quarters of the cost), LightlyTrain's ``distillationv3`` from one ViT-S at batch 32, and
+the transfer of features between processes.
 
 The last line is one JSON object of medians; a ``vs_bare`` figure is that of the student with the lower one.
 """
