@@ -78,7 +78,7 @@ class Feeder:
             client = self._clients[teacher.name]
             key = (type(client), teacher.view)
             if key not in shared:
-                shared[key] = client.share(batch.views[teacher.view].pixels, batch)
+                shared[key] = client.share(batch.views[teacher.view].shown, batch)
             answers[teacher.name] = client.submit(shared[key], batch.grain)
         return answers
 
