@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from radioplat.data.assignment import draw_at
 from radioplat.data.draws import uniforms
 from radioplat.data.views import ViewSpec
 
@@ -54,9 +55,12 @@ def quadrilateral(corners: np.ndarray) -> np.ndarray:
 
 
 def drawn_size(view: ViewSpec, seed: int, grain: int) -> int:
-    """Pixels a side of ``view`` in a micro-batch: the draw of ``sizes``, or ``size`` where there are none."""
-    if not view.sizes:
-        return view.size
-    chances = np.cumsum([chance for _, chance in view.sizes])
+    """Pixels a side of ``view`` in a micro-batch: drawn, or ``size`` where nothing is; 0 where it is left out."""
+    pairs = draw_at(view.plan, grain) if view.plan else view.sizes
+    if len(pairs) == 1:
+        return pairs[0][0]
+    if not pairs:
+        return 0 if view.plan else view.size
+    chances = np.cumsum([chance for _, chance in pairs])
     draw = uniforms(seed, "resolution", np.array([grain]), 1)[0, 0] * chances[-1]
-    return view.sizes[int(np.searchsorted(chances, draw, side="right"))][0]
+    return pairs[int(np.searchsorted(chances, draw, side="right"))][0]

@@ -30,6 +30,7 @@ from radioplat.distill.persist import Persistence
 from radioplat.distill.prepare import Run, build_student
 from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_state import RunningState
+from radioplat.distill.stages import schedule_at
 from radioplat.distill.target_norm import fit_target_norm
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TeacherSilent, TrainingError
@@ -243,7 +244,8 @@ class _Worker:
         self.running.step(commit=not self.guard.tripped)
 
     def _set_learning_rate(self, step: int) -> float:
-        rate = learning_rate(self.spec.train.optim, step, self.run.total_steps, self.run.steps_per_epoch)
+        optim, at, length = schedule_at(self.spec, step, self.run.total_steps)
+        rate = learning_rate(optim, at, length, self.run.steps_per_epoch)
         for parameters in self.engine.optimizer.param_groups:
             parameters["lr"] = rate
         return rate

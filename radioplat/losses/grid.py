@@ -84,9 +84,7 @@ def seen_positions(valid: torch.Tensor | None, spatial: torch.Tensor) -> torch.T
     return 1 - F.adaptive_max_pool2d(hidden, tuple(spatial.shape[1:3])).squeeze(1)
 
 
-def _averaged(
-    spatial: torch.Tensor, seen: torch.Tensor, grid: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _averaged(spatial: torch.Tensor, seen: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean over what is seen of each position of ``grid``, and how much of it that is."""
     counts = seen.unsqueeze(-1)
     total, share = to_grid(torch.where(counts > 0, spatial, 0.0), grid), to_grid(counts, grid)

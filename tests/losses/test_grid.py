@@ -1,4 +1,4 @@
-"""The grid rule against closed forms: identity, shifts by patches, mirrors, zooms; and what is hidden changes nothing."""
+"""The grid rule against closed forms: identity, shifts, mirrors, zooms; what is hidden changes nothing."""
 
 from __future__ import annotations
 
