@@ -26,11 +26,15 @@ def shift_windows(view: ViewSpec, size: int, seed: int, position: np.ndarray) ->
         position: int64 ``[N]``.
     """
     share = 1 - SLACK
-    room = int(size * SLACK / share / view.patch + 1e-9)  # patches that the window can move
-    moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room + 1)).astype(int)
+    moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room(view, size) + 1)).astype(int)
     windows = np.tile(np.diag([share, share, 1.0]), (len(position), 1, 1))
     windows[:, :2, 2] = moves * (view.patch * share / size)
     return windows
+
+
+def room(view: ViewSpec, size: int) -> int:
+    """Whole patches that a shifted window of ``size`` pixels can move inside the crop."""
+    return int(size * SLACK / (1 - SLACK) / view.patch + 1e-9)
 
 
 def warp_windows(view: ViewSpec, seed: int, position: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radioplat.data.batch import View
-from radioplat.losses.grid import Overlap
+from radioplat.losses.grid import Overlap, seen_positions
 
 _ALIKE = 1e-4  # of a view's side: homographies are float32, and differ by less where two views show the same
 
@@ -31,3 +31,14 @@ def _from_unit_square(view: View) -> np.ndarray:
     """float64 ``[B, 3, 3]``: to source pixels, whatever the view's size."""
     height, width = view.pixels.shape[2:]
     return view.homography.astype(np.float64) * np.array([width, height, 1.0])
+
+
+def shown_positions(view: View | None, shape: tuple[int, int, int]) -> torch.Tensor:
+    """bool ``[B, h, w]`` on the CPU: which positions of a map of ``view`` show the image by all of their pixels.
+
+    Args:
+        view: None shows it everywhere.
+        shape: B, h and w.
+    """
+    valid = None if view is None or view.valid is None else torch.tensor(view.valid)
+    return seen_positions(valid, torch.empty(*shape, 0)) > 0

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from radioplat.data.equivariance import SLACK, room
 from radioplat.data.index import build_index
+from radioplat.data.recipe import Equivariance
 from radioplat.data.run_data import RunData
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
+from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import total_steps
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.spec.check import check
@@ -74,6 +77,7 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     data = _data(spec, result)
     _validation(spec, result)
     if models is not None:
+        _moves(spec, models, result)
         _placement(spec, models, result)
     if data is not None:
         _length(spec, data, result)
@@ -108,6 +112,17 @@ def _stages(spec: Spec, result: Plan) -> None:
         rate = f"lr {optim.lr if stage.lr is None else stage.lr:g}"
         fact = f"steps {stage.first} to {stage.stop}, {size}, {rate} ({optim.policy.value}), taught by {who}"
         result.facts[f"stage {stage.index + 1}"] = fact
+
+
+def _moves(spec: Spec, models: Models, result: Plan) -> None:
+    """Views that shift equivariance cannot move."""
+    if Equivariance.of(spec.dataset.train_dataset) is Equivariance.shift:
+        for view in run_views(spec, models.teachers, models.infos, models.student_stride):
+            if not room(view, view.size):
+                result.warnings.append(
+                    f"the {view.name}'s view of {view.size} px is never shifted: its patches have {view.patch} px, "
+                    f"and there is room for {SLACK / (1 - SLACK):.0%} of its side"
+                )
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:

@@ -109,3 +109,9 @@ def test_a_size_that_a_teacher_cannot_take_is_named_where_it_stands():
     assert [p.where for p in caught.value.problems] == ["distill.partitions[0].img_size"]
     spec.distill.partitions[0].teachers, spec.distill.teacher[0].model.backbone.type = ["a"], "tf_efficientnet_lite0"
     assert design_models(spec, "distill").grids["b"] == (4, 4)
+
+
+def test_what_is_drawn_is_one_view_without_a_plan():
+    teachers = [{"name": "a", "stochastic_resolutions": {48: 0.3, 64: 0.3, 96: 0.4}}, {"name": "b", "input_size": 128}]
+    found = views_of(spec_of(teachers))
+    assert list(found.values()) == [ViewSpec("128", 128), ViewSpec("matched", 96, 1, ((48, 0.3), (64, 0.3), (96, 0.4)))]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
+from radioplat.data.recipe import Plan
 from radioplat.data.run_data import RunData
 from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.follow import StepEvent
@@ -82,8 +84,38 @@ def test_two_sizes_in_one_global_batch_and_a_mosaic(make_spec, distil, tmp_path)
 @pytest.mark.parametrize("kind", ["shift_equivariance", "full_equivariance"])
 def test_every_model_sees_its_own_part_of_the_image(make_spec, distil, tmp_path, kind):
     spec = make_spec(tmp_path / "moved", {"dataset": {"train_dataset": {kind: True}}})
+    warned = [line for line in plan(load_spec(spec)).warnings if "never shifted" in line]
+    shifts = kind == "shift_equivariance"
+    assert [line.split()[2] for line in warned] == ["lite0's"] * shifts, "its stride is 32"
     trail = distil(spec, *EVERY_STEP, "train.max_steps=4")
     found = metrics_of(trail)
     assert all(math.isfinite(v) and v > 0 for m in found.values() for n, v in m.items() if n.startswith("loss"))
     again = distil(spec, *EVERY_STEP, "train.max_steps=4", go_on(trail, tmp_path, 2))
     assert again.losses == pytest.approx({step: trail.losses[step] for step in (3, 4)}, rel=1e-6)
+
+
+def test_corrupting_what_masks_hide_changes_nothing(make_spec, distil, monkeypatch, tmp_path):
+    """Images turned by 20 degrees: the corners that show nothing are filled with noise, for student and teachers."""
+    turned = {"augmentation": {"random_rotate": {"enable": True, "rotate_probability": 1.0, "angle_list": [20]}}}
+
+    def run(name: str):
+        spec = make_spec(tmp_path / name, {"dataset": turned})
+        spec["distill"]["teacher"][1] |= {"input_size": 96}
+        return distil(spec, "train.max_steps=2", "distill.target_norm.type=standardize")
+
+    plain, clean = run("plain"), Plan.views
+    hidden = []
+
+    def noisy(self):
+        views = clean(self)
+        for view in views.values():
+            if view.valid is not None:
+                noise = np.random.default_rng(0).integers(0, 256, view.pixels.shape, np.uint8)
+                view.pixels[:] = np.where(view.valid[:, None], view.pixels, noise)
+                hidden.append((~view.valid).mean())
+        return views
+
+    monkeypatch.setattr(Plan, "views", noisy)
+    corrupted = run("noisy")
+    assert len(hidden) >= 12 and max(hidden) > 0.05
+    assert len(plain.losses) == 2 and corrupted.losses == plain.losses
