@@ -21,6 +21,11 @@ class View:
     homography: np.ndarray
     valid: np.ndarray | None = None
 
+    @property
+    def shown(self) -> np.ndarray:
+        """``pixels`` with those that show nothing black: what a model is given, whatever stands there."""
+        return self.pixels if self.valid is None else np.where(self.valid[:, None], self.pixels, np.uint8(0))
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from radioplat.data.assignment import draw_at
 from radioplat.data.draws import uniforms
 from radioplat.data.views import ViewSpec
 
@@ -25,11 +26,15 @@ def shift_windows(view: ViewSpec, size: int, seed: int, position: np.ndarray) ->
         position: int64 ``[N]``.
     """
     share = 1 - SLACK
-    room = int(size * SLACK / share / view.patch + 1e-9)  # patches that the window can move
-    moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room + 1)).astype(int)
+    moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room(view, size) + 1)).astype(int)
     windows = np.tile(np.diag([share, share, 1.0]), (len(position), 1, 1))
     windows[:, :2, 2] = moves * (view.patch * share / size)
     return windows
+
+
+def room(view: ViewSpec, size: int) -> int:
+    """Whole patches that a shifted window of ``size`` pixels can move inside the crop."""
+    return int(size * SLACK / (1 - SLACK) / view.patch + 1e-9)
 
 
 def warp_windows(view: ViewSpec, seed: int, position: np.ndarray) -> np.ndarray:
@@ -54,9 +59,12 @@ def quadrilateral(corners: np.ndarray) -> np.ndarray:
 
 
 def drawn_size(view: ViewSpec, seed: int, grain: int) -> int:
-    """Pixels a side of ``view`` in a micro-batch: the draw of ``sizes``, or ``size`` where there are none."""
-    if not view.sizes:
-        return view.size
-    chances = np.cumsum([chance for _, chance in view.sizes])
+    """Pixels a side of ``view`` in a micro-batch: drawn, or ``size`` where nothing is; 0 where it is left out."""
+    pairs = draw_at(view.plan, grain) if view.plan else view.sizes
+    if len(pairs) == 1:
+        return pairs[0][0]
+    if not pairs:
+        return 0 if view.plan else view.size
+    chances = np.cumsum([chance for _, chance in pairs])
     draw = uniforms(seed, "resolution", np.array([grain]), 1)[0, 0] * chances[-1]
-    return view.sizes[int(np.searchsorted(chances, draw, side="right"))][0]
+    return pairs[int(np.searchsorted(chances, draw, side="right"))][0]

@@ -49,7 +49,7 @@ class Recipe:
         self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
 
     def plan(self, grain: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
-        """The plan of one micro-batch.
+        """The plan of one micro-batch; it has no view that is left out there.
 
         Args:
             width, height: int ``[N]``, of the sources.
@@ -59,8 +59,9 @@ class Recipe:
         crops = plan_crops(width, height, self.augmentation, self.seed, position)
         whole = np.stack([crop.matrix() for crop in crops]) if crops else np.empty((0, 3, 3))
         sizes = [drawn_size(view, self.seed, grain) if drawn else view.size for view in self.views]
+        shown = [(view, size) for view, size in zip(self.views, sizes, strict=True) if size]
         matrices = []
-        for view, size in zip(self.views, sizes, strict=True):
+        for view, size in shown:
             window = None
             if drawn and self.equivariance is Equivariance.shift:
                 window = shift_windows(view, size, self.seed, position)
@@ -68,7 +69,7 @@ class Recipe:
                 window = warp_windows(view, self.seed, position)
             matrices.append(view_matrix(whole, size, window))
         light = plan_photometry(self.augmentation, self.seed, position)
-        return Plan([view.name for view in self.views], sizes, matrices, light)
+        return Plan([view.name for view, _ in shown], [size for _, size in shown], matrices, light)
 
 
 class Plan:

@@ -31,12 +31,15 @@ class ViewSpec(NamedTuple):
         size: pixels a side; where ``sizes`` is given, the largest of them.
         patch: pixels a side of the patches of the model that sees it; shifts are multiples of it.
         sizes: (size, probability) pairs; one is drawn for each micro-batch, the same for all views with equal pairs.
+        plan: the fields of each :class:`radioplat.data.assignment.Stretch` of the run: what is drawn from at which
+            micro-batch in place of ``sizes``, or that the view is left out there; empty: the same everywhere.
     """
 
     name: str
     size: int
     patch: int = 1
     sizes: tuple[tuple[int, float], ...] = ()
+    plan: tuple[tuple, ...] = ()
 
 
 def view_matrix(crop: np.ndarray, size: int, window: np.ndarray | None = None) -> np.ndarray:

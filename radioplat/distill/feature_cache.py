@@ -32,7 +32,8 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
         SpecError, WeightsError: on every rank, where one cannot use the folder or read the weights.
     """
     config = run.spec.feature_cache
-    cached = [t for t in run.teachers if t.service.cache] if config.dir else []
+    # What is said of an image in a mosaic depends on those beside it.
+    cached = [t for t in run.teachers if t.service.cache and t.mosaic == 1] if config.dir else []
     if not cached:
         yield clients
         return

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radioplat.data.batch import Batch
+from radioplat.distill.in_mosaic import ask_in_mosaic
 from radioplat.distill.partitions import Partitions
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
@@ -76,9 +77,12 @@ class Feeder:
             if teacher.name in self.without or factors.get(teacher.name) == 0:
                 continue
             client = self._clients[teacher.name]
+            if teacher.mosaic > 1:
+                answers[teacher.name] = ask_in_mosaic(client, teacher, batch.views[teacher.view], batch.grain)
+                continue
             key = (type(client), teacher.view)
             if key not in shared:
-                shared[key] = client.share(batch.views[teacher.view].pixels, batch)
+                shared[key] = client.share(batch.views[teacher.view].shown, batch)
             answers[teacher.name] = client.submit(shared[key], batch.grain)
         return answers
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radioplat.losses.reduce import masked_mean, to_grid
+from radioplat.losses.grid import Overlap, on_common_grid
+from radioplat.losses.reduce import masked_mean
 from radioplat.losses.registry import LOSSES
 from radioplat.models.features import Features
 from radioplat.models.student import Student
@@ -27,6 +28,7 @@ class MicroBatch:
         factors: what a teacher's terms are multiplied by, 1 where it is not named. Of a teacher with factor 0 the
             targets may be any finite numbers: its head runs all the same, so that ranks whose micro-batches are seen by
             other teachers meet in the same collectives, and gets a gradient of zero.
+        overlaps: how a teacher's view lies to the student's, where they differ or a mask hides part of one.
     """
 
     views: dict[str, torch.Tensor]
@@ -34,6 +36,7 @@ class MicroBatch:
     label: torch.Tensor
     targets: dict[str, Features] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
+    overlaps: dict[str, Overlap] = field(default_factory=dict)
 
 
 class DistillModule(nn.Module):
@@ -65,8 +68,9 @@ class DistillModule(nn.Module):
             theirs = batch.targets[teacher.name].map(lambda t, weight=weight: _living(t, weight))
             for term in teacher.terms:
                 head = self.student.heads[teacher.name]
-                pair = (head.standardize(term.kind, x) for x in _pair(term.kind, mine, theirs))
-                value = factor * masked_mean(LOSSES[term.loss](*pair), weight)
+                *pair, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
+                pair = (head.standardize(term.kind, x) for x in pair)
+                value = factor * masked_mean(LOSSES[term.loss](*pair), weight, seen)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
         return {"loss": total, **losses}
@@ -95,11 +99,11 @@ def _living(target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.where((weight > 0).view(-1, *[1] * (target.ndim - 1)), target, 0.0)
 
 
-def _pair(kind: str, mine: Features, theirs: Features) -> tuple[torch.Tensor, torch.Tensor]:
-    """Student's and teacher's tensor for one term, in fp32 and, for maps, on the coarser of the two grids."""
-    if kind != "spatial":
-        a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
-        return a.float(), b.float()
-    student, teacher = mine.spatial.float(), theirs.spatial.float()
-    grid = (min(student.shape[1], teacher.shape[1]), min(student.shape[2], teacher.shape[2]))
-    return to_grid(student, grid), to_grid(teacher, grid)
+def _pair(
+    kind: str, mine: Features, theirs: Features, overlap: Overlap | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Student's and teacher's tensor for one term in fp32; maps on the common grid, with what both see of it."""
+    if kind == "spatial":
+        return on_common_grid(mine.spatial.float(), theirs.spatial.float(), overlap)
+    a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
+    return a.float(), b.float(), None

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radioplat.data.assignment import partition_of
 from radioplat.spec.distill import PartitionConfig
 from radioplat.spec.partitions import counts
-
-_TAG = 0x9A27  # keeps these draws apart from those keyed by (seed, step, micro-batch)
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,26 @@ class Partitions:
         micro_batches: real ones of a step, G.
         counts: micro-batches of a step, by partition; their sum is G.
         teachers: names, by partition.
+        away: from which step on who does not teach, by step; empty: all do.
     """
 
     seed: int
     micro_batches: int
     counts: tuple[int, ...] = ()
     teachers: tuple[frozenset[str], ...] = ()
+    away: tuple[tuple[int, frozenset[str]], ...] = ()
 
     @classmethod
-    def of(cls, config: Sequence[PartitionConfig], seed: int, micro_batches: int) -> Partitions:
-        """From a checked ``distill.partitions``."""
+    def of(
+        cls,
+        config: Sequence[PartitionConfig],
+        seed: int,
+        micro_batches: int,
+        away: tuple[tuple[int, frozenset[str]], ...] = (),
+    ) -> Partitions:
+        """From a checked ``distill.partitions``; ``away`` is that of :func:`radioplat.distill.stages.away_by_step`."""
         names = tuple(frozenset(partition.teachers) for partition in config)
-        return cls(seed, micro_batches, tuple(counts(config, micro_batches)), names)
+        return cls(seed, micro_batches, tuple(counts(config, micro_batches)), names, away)
 
     def seen_by(self, teacher: str) -> int:
         """Micro-batches that ``teacher`` sees of each step; one that no partition names sees all."""
@@ -53,14 +60,15 @@ class Partitions:
 
     def of_step(self, step: int) -> np.ndarray:
         """int64 ``[G]``: the partition of each real micro-batch of global step ``step``."""
-        draw = np.random.default_rng(np.random.SeedSequence([self.seed, step, 0, _TAG]))
-        return draw.permutation(np.repeat(np.arange(len(self.counts)), self.counts))
+        return partition_of(self.seed, step, self.counts)
 
     def factors(self, grain: int) -> dict[str, float]:
         """By teacher, what its terms are multiplied by at a real grain: 0 where it is not asked, absent: always 1."""
-        if not self.counts:
-            return {}
         step, place = divmod(grain, self.micro_batches)
-        here = self.teachers[self.of_step(step)[place]]
-        named = frozenset().union(*self.teachers)
-        return {name: self.micro_batches / self.seen_by(name) if name in here else 0.0 for name in sorted(named)}
+        away = next((names for first, names in reversed(self.away) if first <= step), frozenset())
+        found: dict[str, float] = {}
+        if self.counts:
+            here = self.teachers[self.of_step(step)[place]]
+            named = frozenset().union(*self.teachers)
+            found = {name: self.micro_batches / self.seen_by(name) if name in here else 0.0 for name in sorted(named)}
+        return found | dict.fromkeys(sorted(away), 0.0)

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
+from radioplat.data.equivariance import SLACK, room
 from radioplat.data.index import build_index
+from radioplat.data.recipe import Equivariance
 from radioplat.data.run_data import RunData
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
+from radioplat.distill.run_views import run_views
+from radioplat.distill.stages import total_steps
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.resolve import ResolvedTeacher, teacher_names
 from radioplat.spec.root import Spec
+from radioplat.spec.sizes import stages_of, without_teaching
 from radioplat.spec.train import Precision
 from radioplat.teachers.teacher import check_weights, compute_dtype, oddities
 
@@ -64,12 +69,15 @@ class Plan:
 def plan(spec: Spec, task: str = "distill") -> Plan:
     """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem."""
     result = Plan(problems=check(spec, task))
+    spec = spec if task == "distill" else without_teaching(spec)
     if task == "distill" and not result.problems:
         _partitions(spec, result)
+        _stages(spec, result)
     models = _models(spec, task, result)
     data = _data(spec, result)
     _validation(spec, result)
     if models is not None:
+        _moves(spec, models, result)
         _placement(spec, models, result)
     if data is not None:
         _length(spec, data, result)
@@ -84,11 +92,37 @@ def _partitions(spec: Spec, result: Plan) -> None:
         return
     whole = spec.global_batch_size // spec.dataset.batch_size
     partitions = Partitions.of(config, spec.train.seed, whole)
-    parts = zip(partitions.counts, partitions.teachers, strict=True)
-    lines = [f"{count} seen by {', '.join(n for n in names if n in who) or 'none of them'}" for count, who in parts]
+    parts = zip(partitions.counts, partitions.teachers, config, strict=True)
+    lines = [
+        f"{count}{f' at {part.img_size} px' if part.img_size else ''} "
+        f"seen by {', '.join(n for n in names if n in who) or 'none of them'}"
+        for count, who, part in parts
+    ]
     everywhere = [name for name in names if not any(name in who for who in partitions.teachers)]
     lines += [f"all seen by {', '.join(everywhere)}"] if everywhere else []
     result.facts["partitions"] = f"of the {whole} micro-batches of a step {'; '.join(lines)}"
+
+
+def _stages(spec: Spec, result: Plan) -> None:
+    """What is when."""
+    names, optim = teacher_names(spec.distill.teacher), spec.train.optim
+    for stage in stages_of(spec) if spec.distill.stages else ():
+        size = f"{stage.img_size} px" if stage.img_size else "sizes as elsewhere"
+        who = ", ".join(name for name in names if stage.has(name))
+        rate = f"lr {optim.lr if stage.lr is None else stage.lr:g}"
+        fact = f"steps {stage.first} to {stage.stop}, {size}, {rate} ({optim.policy.value}), taught by {who}"
+        result.facts[f"stage {stage.index + 1}"] = fact
+
+
+def _moves(spec: Spec, models: Models, result: Plan) -> None:
+    """Views that shift equivariance cannot move."""
+    if Equivariance.of(spec.dataset.train_dataset) is Equivariance.shift:
+        for view in run_views(spec, models.teachers, models.infos, models.student_stride):
+            if not room(view, view.size):
+                result.warnings.append(
+                    f"the {view.name}'s view of {view.size} px is never shifted: its patches have {view.patch} px, "
+                    f"and there is room for {SLACK / (1 - SLACK):.0%} of its side"
+                )
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:
@@ -239,13 +273,15 @@ def _feature_cache(spec: Spec, models: Models, result: Plan) -> None:
     for teacher in models.teachers if cache.dir else ():
         info, (rows, columns) = models.infos[teacher.name], models.grids[teacher.name]
         sizes = {"summary": info.summary_dim, "spatial": rows * columns * info.spatial_dim, "logits": info.logits_dim}
-        numbers += sum(sizes[kind] for kind in teacher.wanted) if teacher.service.cache else 0
+        numbers += sum(sizes[kind] for kind in teacher.wanted) if teacher.service.cache and teacher.mosaic == 1 else 0
     if numbers:
         room = cache.max_bytes // (2 * numbers)
         result.facts["feature cache"] = f"{cache.dir}: {2 * numbers:,} bytes a sample, room for {room:,} samples"
 
 
 def _pixels(teacher: ResolvedTeacher) -> str:
+    if teacher.mosaic > 1:
+        return f"{teacher.input_size} ({teacher.mosaic} x {teacher.mosaic} of the student's images)"
     if teacher.upsample_factor > 1 and not teacher.sizes:
         return f"{teacher.view_size} (the whole at {teacher.input_size}, and {teacher.upsample_factor**2} tiles)"
     return ", ".join(f"{size} ({chance:.0%})" for size, chance in teacher.sizes) or str(teacher.input_size)
@@ -253,7 +289,7 @@ def _pixels(teacher: ResolvedTeacher) -> str:
 
 def _length(spec: Spec, data: RunData, result: Plan) -> None:
     steps = steps_per_epoch(spec, data)
-    total = min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62)
+    total = total_steps(spec, steps)
     batch = spec.global_batch_size
     result.facts["global batch"] = (
         f"{batch} samples = {batch // spec.dataset.batch_size} micro-batches of {spec.dataset.batch_size}"

@@ -16,6 +16,8 @@ from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.distill.partitions import Partitions
+from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
+from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.heads import HeadArchitecture
@@ -23,8 +25,9 @@ from radioplat.models.probe import probe
 from radioplat.models.start import start_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check import check
-from radioplat.spec.resolve import MATCHED, ResolvedTeacher, drawn_sizes, resolve_teachers
+from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers, student_view
 from radioplat.spec.root import Spec
+from radioplat.spec.sizes import without_teaching
 from radioplat.teachers.teacher import TeacherInfo, describe
 
 
@@ -65,8 +68,10 @@ class Run:
     @property
     def partitions(self) -> Partitions:
         """Which teachers see which micro-batches; training on labels has no teachers."""
-        config = self.spec.distill.partitions if self.teachers else []
-        return Partitions.of(config, self.spec.train.seed, self.micro_batches)
+        if not self.teachers:
+            return Partitions.of([], self.spec.train.seed, self.micro_batches)
+        away = away_by_step(self.spec, [teacher.name for teacher in self.teachers])
+        return Partitions.of(self.spec.distill.partitions, self.spec.train.seed, self.micro_batches, away)
 
     @property
     def order_hash(self) -> str:
@@ -107,7 +112,7 @@ def design_models(spec: Spec, task: str) -> Models:
     infos: dict[str, TeacherInfo] = {}
     for teacher in teachers:
         try:
-            infos[teacher.name] = _describe(teacher)
+            infos[teacher.name] = _describe(teacher, where_sized(spec))
         except SpecError as error:
             problems += error.problems
     try:
@@ -115,9 +120,10 @@ def design_models(spec: Spec, task: str) -> Models:
         with torch.device("meta"):
             student = Student(architecture)
         stride = student.stride
-        sizes = {spec.dataset.img_size: "dataset.img_size", **_where_drawn(spec)}
+        sizes = {spec.dataset.img_size: "dataset.img_size", **where_sized(spec)}
         for size, where in sizes.items():
             problems += _divides(size, student, where)
+        problems += [p for t in teachers if t.name in infos for p in mosaic_problems(spec, t, infos[t.name])]
         if not problems:
             maps = [probe(student.backbone, s, frozenset({"summary", "spatial"}), w).spatial for s, w in sizes.items()]
     except SpecError as error:
@@ -125,7 +131,12 @@ def design_models(spec: Spec, task: str) -> Models:
     if problems:
         raise SpecError(*problems)
     own = max(tuple(found.shape[1:3]) for found in maps)
-    grids = {name: (min(own[0], info.grid[0]), min(own[1], info.grid[1])) for name, info in infos.items()}
+    # Of a picture of several images all is sent; what is said of each is cut out of it.
+    whole = {teacher.name for teacher in teachers if teacher.mosaic > 1}
+    grids = {
+        name: info.grid if name in whole else (min(own[0], info.grid[0]), min(own[1], info.grid[1]))
+        for name, info in infos.items()
+    }
     parameters = sum(p.numel() for p in student.parameters())
     return Models(teachers, infos, grids, architecture, stride, parameters)
 
@@ -150,6 +161,7 @@ def prepare(
     problems = check(spec, task)
     if problems:
         raise SpecError(*problems)
+    spec = spec if task == "distill" else without_teaching(spec)
     models = design_models(spec, task)
     split = spec.dataset.train_dataset
     index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index") / "train"
@@ -166,10 +178,10 @@ def prepare(
         infos=models.infos,
         grids=models.grids,
         architecture=models.architecture,
-        views=_views(spec, models.teachers),
-        student_view=MATCHED if drawn_sizes(spec) else str(spec.dataset.img_size),
+        views=run_views(spec, models.teachers, models.infos, models.student_stride),
+        student_view=student_view(spec),
         steps_per_epoch=steps,
-        total_steps=min(spec.train.num_epochs * steps, spec.train.max_steps or 2**62),
+        total_steps=total_steps(spec, steps),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
     ), data
 
@@ -183,27 +195,16 @@ def keep_data(run: Run, data: RunData) -> None:
     write_rejects(run.folder / "ledger", data.index, data.reasons)
 
 
-def _describe(teacher: ResolvedTeacher) -> TeacherInfo:
-    """Of a teacher whose sizes are drawn, the grid is that of the largest."""
-    info = describe(teacher)
-    grids = [describe(dataclasses.replace(teacher, input_size=size)).grid for size, _ in teacher.sizes]
+def _describe(teacher: ResolvedTeacher, where: dict[int, str]) -> TeacherInfo:
+    """Of a teacher whose sizes change, the grid is that of the largest; ``where`` names the field of each size."""
+    info, grids = describe(teacher), []
+    for size, _ in teacher.sizes:
+        try:
+            grids.append(describe(dataclasses.replace(teacher, input_size=size)).grid)
+        except SpecError as error:
+            problems = (dataclasses.replace(p, message=f"teacher {teacher.name}: {p.message}") for p in error.problems)
+            raise SpecError(*(dataclasses.replace(p, where=where[size]) for p in problems)) from None
     return dataclasses.replace(info, grid=max([info.grid, *grids]))
-
-
-def _where_drawn(spec: Spec) -> dict[int, str]:
-    """The field that each drawn size comes from."""
-    fields = {size: "dataset.augmentation.multi_scales" for size in spec.dataset.augmentation.multi_scales}
-    for i, teacher in enumerate(spec.distill.teacher):
-        fields |= {size: f"distill.teacher[{i}].stochastic_resolutions" for size in teacher.stochastic_resolutions}
-    return {size: fields[size] for size, _ in drawn_sizes(spec)}
-
-
-def _views(spec: Spec, teachers: list[ResolvedTeacher]) -> tuple[ViewSpec, ...]:
-    """One view for each distinct size, and one for the size that is drawn, if any is."""
-    draw = drawn_sizes(spec)
-    sizes = {t.view_size for t in teachers if not t.sizes} | (set() if draw else {spec.dataset.img_size})
-    fixed = [ViewSpec(str(size), size) for size in sorted(sizes)]
-    return (*fixed, *([ViewSpec(MATCHED, draw[-1][0], sizes=draw)] if draw else []))
 
 
 def steps_per_epoch(spec: Spec, data: RunData) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from radioplat.data.batch import Batch
 from radioplat.distill import group
+from radioplat.distill.overlap import shown_positions
 from radioplat.models.student import Student
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.client import Pending
@@ -29,16 +30,22 @@ def fit_target_norm(
     """Measure mean and spread of every teacher's summary and map over the ``fed`` batches of all ranks.
 
     Sums are float64 and added over the ranks, so any cut of the same batches gives the same figures. Values are
-    rounded to bf16, which all precisions of the student hold exactly. A teacher is measured on what it saw.
+    rounded to bf16, which all precisions of the student hold exactly. A teacher is measured on what it saw, a map only
+    where every pixel shows the image.
     """
     sums = {(t.name, kind): None for t in teachers for kind in sorted(t.wanted & {"summary", "spatial"})}
+    views = {t.name: t.view for t in teachers}
     for batch, answers in fed:
         alive = torch.tensor(batch.weight) > 0
         for name, kind in sums:
             if name not in answers:
                 continue  # padding, or a micro-batch that other teachers see
             features = unpack(answers[name]())
-            rows = (features.summary if kind == "summary" else features.spatial)[alive].double().flatten(0, -2)
+            found, counts = features.summary, alive
+            if kind == "spatial":
+                found = features.spatial
+                counts = alive.view(-1, 1, 1) & shown_positions(batch.views.get(views[name]), found.shape[:3])
+            rows = found[counts].double()
             moments = torch.stack([rows.sum(0), rows.square().sum(0), torch.full((rows.shape[1],), float(len(rows)))])
             sums[name, kind] = moments if sums[name, kind] is None else sums[name, kind] + moments
     for (name, kind), moments in sums.items():

@@ -25,10 +25,12 @@ from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import learning_rate
+from radioplat.distill.overlap import overlap_of
 from radioplat.distill.persist import Persistence
 from radioplat.distill.prepare import Run, build_student
 from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_state import RunningState
+from radioplat.distill.stages import schedule_at
 from radioplat.distill.target_norm import fit_target_norm
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TeacherSilent, TrainingError
@@ -242,7 +244,8 @@ class _Worker:
         self.running.step(commit=not self.guard.tripped)
 
     def _set_learning_rate(self, step: int) -> float:
-        rate = learning_rate(self.spec.train.optim, step, self.run.total_steps, self.run.steps_per_epoch)
+        optim, at, length = schedule_at(self.spec, step, self.run.total_steps)
+        rate = learning_rate(optim, at, length, self.run.steps_per_epoch)
         for parameters in self.engine.optimizer.param_groups:
             parameters["lr"] = rate
         return rate
@@ -271,9 +274,9 @@ class _Worker:
     def _micro_batch(self, batch: Batch, answers: dict[str, Pending], record: StepRecord) -> MicroBatch:
         device = self.seat.device
         # Only the student's view is needed here; the teachers' went to the teachers.
-        pixels = batch.views[self.run.student_view].pixels
+        view = batch.views[self.run.student_view]
         micro = MicroBatch(
-            {self.run.student_view: torch.tensor(pixels).to(device)},
+            {self.run.student_view: torch.tensor(view.shown).to(device)},
             torch.tensor(batch.weight).to(device),
             torch.tensor(batch.label).to(device),
             factors=self.partitions.factors(batch.grain) if batch.grain >= 0 else {},
@@ -293,6 +296,9 @@ class _Worker:
                 continue
             record.answered(teacher.name, packed)
             micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
+            overlap = overlap_of(view, batch.views[teacher.view]) if "spatial" in teacher.wanted else None
+            if overlap is not None:
+                micro.overlaps[teacher.name] = overlap.to(device)
         return micro
 
     def _no_features(self, name: str, size: int) -> Features:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
@@ -31,9 +32,11 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_feature_cache(spec),
         *_prices(spec),
         *_unavailable(spec),
+        *equivariance_problems(spec),
     ]
     if task == "distill":
         problems += [*_teachers(spec), *upsampled_teachers(spec), *partition_problems(spec), *_chain(spec)]
+        problems += [*stage_problems(spec), *mosaic_problems(spec)]
     if task == "train_upsampler":
         problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
@@ -277,11 +280,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         mode = teacher.mode or distill.mode
         if mode is Mode.combo and teacher.summary_loss_type in (SummaryLoss.angle, SummaryLoss.tangent_sphere):
             yield _not_yet(f"distill.teacher[{i}].summary_loss_type")
-    # The data room makes such views; what is missing are losses that compare maps where both views look.
-    for split in ("train_dataset", "val_dataset"):
-        for name in ("full_equivariance", "shift_equivariance"):
-            if getattr(getattr(spec.dataset, split), name):
-                yield _not_yet(f"dataset.{split}.{name}")
 
 
 def _not_yet(where: str) -> Problem:

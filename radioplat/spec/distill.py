@@ -84,6 +84,17 @@ class PartitionConfig:
 
     share: float = MISSING
     teachers: list[str] = field(default_factory=list)
+    img_size: int | None = None  # pixels a side of the student's view there; unset: as everywhere else
+
+
+@dataclass
+class StageConfig:
+    """(+) A stretch of the run: so many optimizer steps, and what is different in them."""
+
+    steps: int = MISSING
+    img_size: int | None = None  # of the student; unset: as everywhere else
+    teachers: list[str] = field(default_factory=list)  # who teaches; empty: all of them
+    lr: float | None = None  # the schedule starts again at each stage, its warm-up too; unset: train.optim.lr
 
 
 @dataclass
@@ -112,6 +123,7 @@ class TeacherConfig:
     adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
     upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
     do_upsample: bool = True
+    mosaic: int = 1  # (+) k: sees k x k of the student's images side by side, in a picture of input_size
 
 
 @dataclass
@@ -131,4 +143,5 @@ class DistillConfig:
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
     # (+) who sees which share of every global batch; a teacher that none names sees everything
     partitions: list[PartitionConfig] = field(default_factory=list)
+    stages: list[StageConfig] = field(default_factory=list)  # (+) one after another; they are the whole run
     then: list[str] = field(default_factory=list)  # (+) tasks to run on the trained student, in this order

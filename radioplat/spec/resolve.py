@@ -9,6 +9,7 @@ from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
+from radioplat.spec.sizes import sizes_seen_with, student_sizes, views_differ
 from radioplat.spec.upsampling import FACTORS, FEATSHARP
 
 _AUTO = {
@@ -23,7 +24,9 @@ _AUTO = {
 }
 
 
-MATCHED = "matched"  # the view of drawn size that the student shares with the teachers that match its resolution
+# The view of a size that changes, which the student shares with the teachers that match its resolution; and its own
+# view where each model has one.
+MATCHED, STUDENT = "matched", "student"
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,11 @@ class ResolvedTeacher:
         norm_mean, norm_std: of images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
         service: with ``max_batch`` set.
-        sizes: the (size, probability) pairs of :func:`drawn_sizes` where it matches the student, else empty.
+        sizes: what it sees of :func:`radioplat.spec.sizes.student_sizes` where it matches the student, else empty.
         upsample_factor: how many times finer than its backbone's its map is made; 1: as it is.
         upsampler_checkpoint: what makes it so, None for nothing.
+        mosaic: how many of the student's images lie side by side in what it sees, along either axis.
+        own_view: name of its view where sizes do not tell it.
     """
 
     name: str
@@ -68,11 +73,13 @@ class ResolvedTeacher:
     sizes: tuple[tuple[int, float], ...] = ()
     upsample_factor: int = 1
     upsampler_checkpoint: str | None = None
+    mosaic: int = 1
+    own_view: str = ""
 
     @property
     def view(self) -> str:
-        """Name of the view it sees."""
-        return MATCHED if self.sizes else str(self.view_size)
+        """Name of the view it sees; of a mosaic, that it is made of."""
+        return self.own_view or (MATCHED if self.sizes else str(self.view_size))
 
     @property
     def view_size(self) -> int:
@@ -95,18 +102,11 @@ def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
     return [_resolve(spec, teachers[i], i, name) for i, name in enumerate(teacher_names(teachers))]
 
 
-def drawn_sizes(spec: Spec) -> tuple[tuple[int, float], ...]:
-    """What the student's size is drawn from for each micro-batch: (size, probability) pairs by size; empty for none.
-
-    ``stochastic_resolutions`` of all teachers merge: the largest probability of each size, renormalised.
-    ``multi_scales`` draws evenly.
-    """
-    merged: dict[int, float] = {size: 1.0 for size in spec.dataset.augmentation.multi_scales}
-    for teacher in spec.distill.teacher:
-        for size, chance in teacher.stochastic_resolutions.items():
-            merged[size] = max(chance, merged.get(size, 0.0))
-    total = sum(merged.values())
-    return tuple((size, merged[size] / total) for size in sorted(merged) if merged[size] > 0)
+def student_view(spec: Spec) -> str:
+    """Name of the view that the student sees."""
+    if views_differ(spec.dataset.train_dataset):
+        return STUDENT
+    return MATCHED if student_sizes(spec) else str(spec.dataset.img_size)
 
 
 def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
@@ -121,9 +121,16 @@ def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
     return names
 
 
-def _service(spec: Spec, name: str) -> TeacherServiceConfig:
+def _own_view(spec: Spec, mosaic: int, name: str) -> str:
+    if mosaic > 1:
+        return student_view(spec)
+    return f"teacher {name}" if views_differ(spec.dataset.train_dataset) else ""
+
+
+def _service(spec: Spec, name: str, mosaic: int) -> TeacherServiceConfig:
     service = spec.teachers.get(name, TeacherServiceConfig())
-    return service if service.max_batch is not None else replace(service, max_batch=spec.dataset.batch_size)
+    pictures = -(-spec.dataset.batch_size // mosaic**2)
+    return service if service.max_batch is not None else replace(service, max_batch=pictures)
 
 
 def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> ResolvedTeacher:
@@ -158,8 +165,10 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         norm_std=tuple(teacher.norm_std or augmentation.std),
         hidden=common.mlp_hidden_size if common.use_mlp else 0,
         num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
-        service=_service(spec, name),
-        sizes=drawn_sizes(spec) if match else (),
+        service=_service(spec, name, max(1, teacher.mosaic)),
+        sizes=sizes_seen_with(spec, name) if match else (),
         upsample_factor=teacher.upsample_factor if upsampled else 1,
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
+        mosaic=max(1, teacher.mosaic),
+        own_view=_own_view(spec, teacher.mosaic, name),
     )

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.losses import feature
+from radioplat.losses.grid import Overlap
 from radioplat.losses.reduce import to_grid
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
@@ -131,3 +132,31 @@ def test_classification():
     losses = module(given)
     losses["loss"].backward()
     assert losses["loss"] == 0
+
+
+def test_a_map_is_compared_where_both_look(module):
+    """The teacher sees the image one of the student's positions further right; one more is hidden from it."""
+    shift = torch.tensor([[1, 0, -0.25], [0, 1, 0], [0, 0, 1.0]]).expand(B, 3, 3)
+    valid = torch.ones(B, 16, 16, dtype=torch.bool)
+    valid[:, 0, 0] = False
+
+    def run(filling: float) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        given = batch(grid=4)
+        given.overlaps = {"a": Overlap(shift, None, valid)}
+        given.targets["a"].spatial[:, :, 3] = filling  # right of what the student sees
+        given.targets["a"].spatial[:, 0, 0] = filling
+        module.zero_grad()
+        losses = module(given)
+        losses["loss"].backward()
+        return losses, torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+    losses, gradient = run(0.0)
+    given = batch(grid=4)
+    mine = module.student.head("a", module.student(given.views["32"])).spatial[:, :, 1:]
+    squares = (mine - given.targets["a"].spatial[:, :, :3].float()).square().mean(-1)
+    squares[:, 0, 0] = torch.nan
+    torch.testing.assert_close(losses["loss/a/spatial"], squares.flatten(1).nanmean(1).mean(), rtol=1e-4, atol=1e-5)
+    corrupted, also = run(1e4)
+    torch.testing.assert_close(corrupted["loss"], losses["loss"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(also, gradient, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(losses["loss/a/summary"], module(batch(grid=4))["loss/a/summary"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
-from radioplat.data.batch import Batch
+from radioplat.data.batch import Batch, View
 from radioplat.distill.target_norm import fit_target_norm
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
@@ -93,3 +95,17 @@ def test_a_teacher_is_measured_on_what_it_saw():
         for name in (f"{kind}_mean", f"{kind}_scale"):
             assert torch.equal(getattr(every.heads["t"], name), getattr(first.heads["t"], name)), name
     assert every.heads["t"].summary_mean.abs().max() < 2
+
+
+def test_what_a_mask_hides_is_not_measured():
+    summary, spatial = torch.randn(2, 5), torch.randn(2, 2, 2, 7).to(torch.bfloat16)
+    spatial[0, 0, 1] = float("nan")
+    valid = np.ones((2, 8, 8), bool)
+    valid[0, 3, 4] = False
+    view = View(np.zeros((2, 3, 8, 8), np.uint8), np.tile(np.eye(3, dtype=np.float32), (2, 1, 1)), valid)
+    [(batch, answers), _] = list(fed(summary, spatial, np.ones(2, np.float32), 2))
+    model = student()
+    seen = [(dataclasses.replace(batch, views={TEACHERS[0].view: view}), answers)]
+    fit_target_norm(model, TEACHERS, seen, torch.device("cpu"))
+    rows = spatial.flatten(0, 2)[torch.arange(8) != 1].double()
+    assert torch.allclose(model.heads["t"].spatial_mean.double(), rows.mean(0), rtol=1e-2, atol=1e-2)

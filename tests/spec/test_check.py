@@ -90,7 +90,7 @@ def test_the_published_example_has_no_problem():
         ),
         ("dataset.augmentation.random_color.hue=0.7", "dataset.augmentation.random_color.hue"),
         ("dataset.augmentation.multi_scales=[0]", "dataset.augmentation.multi_scales"),
-        ("dataset.train_dataset.shift_equivariance=true", "dataset.train_dataset.shift_equivariance"),
+        ("dataset.val_dataset.shift_equivariance=true", "dataset.val_dataset.shift_equivariance"),
     ],
 )
 def test_rule(override, where):

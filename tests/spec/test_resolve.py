@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.load import load_spec
 from radioplat.spec.model import BackboneConfig, ModelConfig
-from radioplat.spec.resolve import MATCHED, drawn_sizes, resolve_teachers, teacher_names
+from radioplat.spec.resolve import MATCHED, resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
+from radioplat.spec.sizes import drawn_sizes
 
 EXAMPLE = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
 
