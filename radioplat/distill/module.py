@@ -10,9 +10,10 @@ from torch import nn
 
 from radioplat.losses.reduce import masked_mean, to_grid
 from radioplat.losses.registry import LOSSES
+from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student import Student
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolve import Bound, ResolvedTeacher
 
 
 @dataclass
@@ -39,9 +40,9 @@ class MicroBatch:
 class DistillModule(nn.Module):
     """One student taught by several teachers.
 
-    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms)
-    and each term as ``loss/<teacher>/<summary|spatial|logits>``, without weights but with the micro-batch's factor, so
-    that its mean over a step is the mean over what the teacher saw.
+    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
+    and weight times each binding) and each term as ``loss/<teacher>/<summary|spatial|logits|binding_0>``, without
+    weights but with the micro-batch's factor, so that its mean over a step is the mean over what the teacher saw.
     """
 
     def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
@@ -50,10 +51,15 @@ class DistillModule(nn.Module):
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
         wants_map = any("spatial" in t.wanted for t in teachers)
         self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
+        self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
+        self._projections = {b.name: student.heads[t.name].bindings for t in teachers for b in t.bindings}
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
-        features = self.student(batch.views[self.view], self._wanted)
+        images = batch.views[self.view]
+        with captured(self.student.backbone.target, self._captures) as outputs:
+            features = self.student(images, self._wanted)
+        grid = images.shape[-2] // self.student.stride, images.shape[-1] // self.student.stride
         losses: dict[str, torch.Tensor] = {}
         total = torch.zeros((), device=batch.weight.device)
         for teacher in self.teachers:
@@ -69,7 +75,19 @@ class DistillModule(nn.Module):
                 value = factor * masked_mean(LOSSES[term.loss](*pair), weight)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
+            for bound in teacher.bindings:
+                pair = self._bound(bound, as_features(outputs[bound.student_module], grid), theirs)
+                value = factor * masked_mean(LOSSES[bound.loss](*pair), weight)
+                losses[f"loss/{teacher.name}/{bound.name}"] = value
+                total = total + bound.weight * value
         return {"loss": total, **losses}
+
+
+    def _bound(self, bound: Bound, mine: torch.Tensor, targets: Features) -> tuple[torch.Tensor, torch.Tensor]:
+        theirs, projections = targets.named[bound.key].float(), self._projections[bound.name]
+        if bound.name in projections:
+            mine = projections[bound.name](mine)
+        return _common(mine.float(), theirs) if mine.ndim == 4 else (mine.float(), theirs)
 
 
 class ClassifyModule(nn.Module):
@@ -100,6 +118,10 @@ def _pair(kind: str, mine: Features, theirs: Features) -> tuple[torch.Tensor, to
     if kind != "spatial":
         a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
         return a.float(), b.float()
-    student, teacher = mine.spatial.float(), theirs.spatial.float()
+    return _common(mine.spatial.float(), theirs.spatial.float())
+
+
+def _common(student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two maps ``[B, h, w, D]`` on the coarser of their grids."""
     grid = (min(student.shape[1], teacher.shape[1]), min(student.shape[2], teacher.shape[2]))
     return to_grid(student, grid), to_grid(teacher, grid)
