@@ -11,9 +11,10 @@ from torch import nn
 from radioplat.losses.grid import Overlap, on_common_grid
 from radioplat.losses.reduce import masked_mean
 from radioplat.losses.registry import LOSSES
+from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student import Student
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolve import Bound, ResolvedTeacher
 
 
 @dataclass
@@ -42,9 +43,9 @@ class MicroBatch:
 class DistillModule(nn.Module):
     """One student taught by several teachers.
 
-    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms)
-    and each term as ``loss/<teacher>/<summary|spatial|logits>``, without weights but with the micro-batch's factor, so
-    that its mean over a step is the mean over what the teacher saw.
+    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
+    and weight times each binding) and each term as ``loss/<teacher>/<summary|spatial|logits|binding_0>``, without
+    weights but with the micro-batch's factor, so that its mean over a step is the mean over what the teacher saw.
     """
 
     def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
@@ -53,10 +54,15 @@ class DistillModule(nn.Module):
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
         wants_map = any("spatial" in t.wanted for t in teachers)
         self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
+        self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
+        self._projections = {b.name: student.heads[t.name].bindings for t in teachers for b in t.bindings}
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
-        features = self.student(batch.views[self.view], self._wanted)
+        images = batch.views[self.view]
+        with captured(self.student.backbone.target, self._captures) as outputs:
+            features = self.student(images, self._wanted)
+        grid = images.shape[-2] // self.student.stride, images.shape[-1] // self.student.stride
         losses: dict[str, torch.Tensor] = {}
         total = torch.zeros((), device=batch.weight.device)
         for teacher in self.teachers:
@@ -73,7 +79,21 @@ class DistillModule(nn.Module):
                 value = factor * masked_mean(LOSSES[term.loss](*pair), weight, seen)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
+            for bound in teacher.bindings:
+                output = as_features(outputs[bound.student_module], grid)
+                *pair, seen = self._bound(bound, output, theirs, batch.overlaps.get(teacher.name))
+                value = factor * masked_mean(LOSSES[bound.loss](*pair), weight, seen)
+                losses[f"loss/{teacher.name}/{bound.name}"] = value
+                total = total + bound.weight * value
         return {"loss": total, **losses}
+
+    def _bound(
+        self, bound: Bound, mine: torch.Tensor, targets: Features, overlap: Overlap | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        theirs, projections = targets.named[bound.key].float(), self._projections[bound.name]
+        if bound.name in projections:
+            mine = projections[bound.name](mine)
+        return on_common_grid(mine.float(), theirs, overlap) if mine.ndim == 4 else (mine.float(), theirs, None)
 
 
 class ClassifyModule(nn.Module):

@@ -15,6 +15,7 @@ from radioplat.data.ledger import write_rejects
 from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
+from radioplat.distill.bindings import with_projections
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
 from radioplat.distill.stages import away_by_step, total_steps
@@ -117,6 +118,7 @@ def design_models(spec: Spec, task: str) -> Models:
             problems += error.problems
     try:
         architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
+        architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
         with torch.device("meta"):
             student = Student(architecture)
         stride = student.stride

@@ -307,5 +307,8 @@ class _Worker:
         return Features(
             torch.zeros(size, info.summary_dim, device=device),
             torch.zeros(size, *grid, info.spatial_dim, device=device),
-            {"logits": torch.zeros(size, max(1, info.logits_dim), device=device)},
+            {
+                "logits": torch.zeros(size, max(1, info.logits_dim), device=device),
+                **{key: torch.zeros(size, *shape, device=device) for key, shape in info.named.items()},
+            },
         )

@@ -36,6 +36,7 @@ class HeadArchitecture:
     Attributes:
         token_slot: which class token feeds the summary head.
         hidden: hidden width of the MLP; 0 for a single linear layer.
+        bindings: name, width in and width out of the projections that bindings between modules need.
     """
 
     name: str
@@ -45,6 +46,10 @@ class HeadArchitecture:
     token_slot: int = 0
     hidden: int = 0
     num_inner: int = 0
+    bindings: tuple[tuple[str, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bindings", tuple((n, int(a), int(b)) for n, a, b in self.bindings))  # JSON has lists
 
 
 class TeacherHead(nn.Module):
@@ -72,6 +77,7 @@ class TeacherHead(nn.Module):
         self.summary = head(token_dim, a.summary_dim)
         self.spatial = head(spatial_dim, a.spatial_dim)
         self.logits = nn.Linear(token_dim, a.logits_dim) if a.logits_dim else None
+        self.bindings = nn.ModuleDict({name: nn.Linear(mine, theirs) for name, mine, theirs in a.bindings})
         for kind, width in (("summary", a.summary_dim), ("spatial", a.spatial_dim)):
             if width is not None:
                 self.register_buffer(f"{kind}_mean", torch.zeros(width))

@@ -63,6 +63,11 @@ class RadioViT(nn.Module):
         self.needs_multiple = True
         self.grad_checkpointing = False
 
+    @property
+    def target(self) -> nn.Module:
+        """The module by whose names a user knows its parts."""
+        return self
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in backward instead of keeping its activations."""
         self.grad_checkpointing = enable

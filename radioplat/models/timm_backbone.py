@@ -56,6 +56,11 @@ class TimmBackbone(nn.Module):
         self.needs_multiple = hasattr(self.model, "patch_embed") and hasattr(self.model, "blocks")
         self.classifier_prefix: tuple[str, ...] = _classifier(self.model)
 
+    @property
+    def target(self) -> nn.Module:
+        """The module by whose names a user knows its parts."""
+        return self.model
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """As timm's.
 

@@ -35,7 +35,8 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *equivariance_problems(spec),
     ]
     if task == "distill":
-        problems += [*_teachers(spec), *upsampled_teachers(spec), *partition_problems(spec), *_chain(spec)]
+        problems += [*_teachers(spec), *_bindings(spec), *upsampled_teachers(spec)]
+        problems += [*partition_problems(spec), *_chain(spec)]
         problems += [*stage_problems(spec), *mosaic_problems(spec)]
     if task == "train_upsampler":
         problems += [*_teachers(spec), *upsampler_training(spec)]
@@ -199,6 +200,26 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
                 )
 
 
+def _bindings(spec: Spec) -> Iterator[Problem]:
+    names = teacher_names(spec.distill.teacher)
+    for i, binding in enumerate(spec.distill.bindings):
+        where = f"distill.bindings[{i}]"
+        if binding.teacher is None and len(names) > 1:
+            yield Problem("which teacher?", f"{where}.teacher", f"One of {', '.join(names)}.")
+        elif binding.teacher is not None and binding.teacher not in names:
+            yield Problem("no teacher has this name", f"{where}.teacher", f"Teachers: {', '.join(names)}.")
+        if spec.train.grad_checkpointing:
+            hint = "Turn one of the two off."
+            yield Problem("a recomputed block keeps no output to compare", "train.grad_checkpointing", hint)
+        chosen = names.index(binding.teacher) if binding.teacher in names else 0
+        if names and spec.distill.teacher[chosen].mosaic > 1:
+            yield Problem(
+                "a module's output cannot be cut back out of a mosaic", f"distill.teacher[{chosen}].mosaic", "Take 1."
+            )
+        if not (math.isfinite(binding.weight) and binding.weight >= 0):
+            yield Problem(f"must be a number from 0, not {binding.weight}", f"{where}.weight")
+
+
 def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
     replicas = service.replicas
     pair = [replicas, replicas] if isinstance(replicas, int) else replicas
@@ -269,7 +290,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):
         yield _not_yet("train.optim.optim")
-    for name in ("vitdet", "bindings"):
+    for name in ("vitdet",):
         if getattr(distill, name) != getattr(distill_defaults, name):
             yield _not_yet(f"distill.{name}")
     teacher_defaults = TeacherConfig()

@@ -54,12 +54,13 @@ class ViTDetConfig:
 
 @dataclass
 class BindingConfig:
-    """A criterion between the outputs of two named modules."""
+    """A loss between the outputs of two named modules; ``weight`` multiplies it, and nothing else does."""
 
-    teacher_module_name: str = "???"
-    student_module_name: str = "???"
-    criterion: str = "???"
+    teacher_module_name: str = MISSING
+    student_module_name: str = MISSING
+    criterion: LossType = MISSING
     weight: float = 1.0
+    teacher: str | None = None  # (+) by name; unset: the only one
 
 
 class TargetNormType(str, Enum):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
 from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import sizes_seen_with, student_sizes, views_differ
@@ -36,6 +36,31 @@ class Term:
     kind: str
     loss: LossType | SummaryLoss
     weight: float
+
+
+MODULE = "module:"  # before the name of a module of the teacher, among what is wanted of it
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A loss between a module of the teacher and one of the student.
+
+    Attributes:
+        name: of the student's projection where the widths differ, and of the term: ``binding_0``.
+        where: its field path, ``distill.bindings[0]``.
+    """
+
+    name: str
+    where: str
+    teacher_module: str
+    student_module: str
+    loss: LossType
+    weight: float
+
+    @property
+    def key(self) -> str:
+        """What the teacher is asked for."""
+        return MODULE + self.teacher_module
 
 
 @dataclass(frozen=True)
@@ -75,6 +100,7 @@ class ResolvedTeacher:
     upsampler_checkpoint: str | None = None
     mosaic: int = 1
     own_view: str = ""
+    bindings: tuple[Bound, ...] = ()
 
     @property
     def view(self) -> str:
@@ -92,8 +118,13 @@ class ResolvedTeacher:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """What its losses need: of summary, spatial and logits."""
-        return frozenset(term.kind for term in self.terms)
+        """What its losses need: of summary, spatial and logits, and modules by ``MODULE`` and their name."""
+        return frozenset(term.kind for term in self.terms) | {bound.key for bound in self.bindings}
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of the modules whose outputs its losses need."""
+        return sorted({bound.teacher_module for bound in self.bindings})
 
 
 def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
@@ -171,4 +202,21 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
         mosaic=max(1, teacher.mosaic),
         own_view=_own_view(spec, teacher.mosaic, name),
+        bindings=_bindings(common, name),
+    )
+
+
+def _bindings(distill: DistillConfig, teacher: str) -> tuple[Bound, ...]:
+    alone = len(distill.teacher) == 1
+    return tuple(
+        Bound(
+            f"binding_{i}",
+            f"distill.bindings[{i}]",
+            binding.teacher_module_name,
+            binding.student_module_name,
+            binding.criterion,
+            binding.weight,
+        )
+        for i, binding in enumerate(distill.bindings)
+        if binding.teacher == teacher or (binding.teacher is None and alone)
     )

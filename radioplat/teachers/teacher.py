@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models.capture import as_features, captured, find_module
 from radioplat.models.features import Features
 from radioplat.models.fold import fold_batch_norm
 from radioplat.models.probe import probe
 from radioplat.spec.cluster import TeacherPrecision
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolve import MODULE, ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
 from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.upsamplers.checkpoint import field_of, load_upsampler, upsampler_of
@@ -42,6 +43,7 @@ class TeacherInfo:
         parameters: how many.
         adapter: which kind of model it is, see ``teachers.adapters.registry``.
         wants: the normalisation and size it was trained with, as far as they are known.
+        named: shapes, for one image, of the module outputs that bindings want.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TeacherInfo:
     parameters: int
     adapter: str = ""
     wants: Wants = Wants()
+    named: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def needs(self) -> str:
@@ -111,7 +114,14 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         raise SpecError("this teacher has no classifier", where=where, hint="Take summary or spatial.")
     # Asked of the model, not computed from the stride: some round up, some round down.
     device = "meta" if type(model).structure_without_weights else "cpu"
-    found = probe(model, teacher.input_size, BOTH, f"{teacher.where}.input_size", device)
+    for bound in teacher.bindings:
+        find_module(model.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
+    with captured(model.target, teacher.modules) as outputs:
+        found = probe(model, teacher.input_size, BOTH, f"{teacher.where}.input_size", device)
+    for bound in teacher.bindings:
+        if bound.teacher_module not in outputs:
+            where = f"{bound.where}.teacher_module_name"
+            raise SpecError(f"the teacher does not run its module {bound.teacher_module!r}", where=where)
     rows, columns, width = found.spatial.shape[1:]
     factor, parameters = teacher.upsample_factor, sum(p.numel() for p in model.parameters())
     if config := upsampler_of(teacher, width):
@@ -127,6 +137,10 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         parameters,
         type(model).kind,
         model.wants,
+        {
+            MODULE + name: tuple(as_features(output, (rows, columns)).shape[1:])
+            for name, output in outputs.items()
+        },
     )
 
 
@@ -169,7 +183,9 @@ class FrozenTeacher(nn.Module):
             raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
         model = adapter_class(teacher).build(teacher)
         model.load(teacher)
-        self.model = _folded(model.eval(), teacher.input_size)
+        # A folded BatchNorm is gone from the graph, and a module before it gives something else.
+        self.modules_wanted = teacher.modules
+        self.model = model.eval() if self.modules_wanted else _folded(model.eval(), teacher.input_size)
         self.dtype = compute_dtype(teacher.service.precision, torch.device(device))
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
@@ -179,7 +195,8 @@ class FrozenTeacher(nn.Module):
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
-        self._run = torch.compile(self.model, dynamic=False) if teacher.service.compile else self.model
+        compiles = teacher.service.compile and not self.modules_wanted  # hooks are not seen by a compiled graph
+        self._run = torch.compile(self.model, dynamic=False) if compiles else self.model
 
     def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Take another normalisation of images in [0, 1]."""
@@ -194,11 +211,11 @@ class FrozenTeacher(nn.Module):
         """
         normalised = self.normalise(images)
         if self.upsampler is None:
-            features = self._backbone(normalised, wanted)
+            features = self._with_modules(normalised, wanted)
         else:
             if self._enlarge:
                 normalised = enlarge(normalised, self.upsampler.config.factor)
-            features = self._backbone(self.upsampler.shrink(normalised), wanted)
+            features = self._with_modules(self.upsampler.shrink(normalised), wanted)
             if features.spatial is not None:
                 features.spatial = self.upsampler(normalised, self.encode, features.spatial)
         return features.map(lambda t: t.to(torch.bfloat16))
@@ -213,6 +230,17 @@ class FrozenTeacher(nn.Module):
         spatial = self._backbone(normalised, frozenset({"spatial"})).spatial
         assert spatial is not None
         return spatial.float()
+
+    def _with_modules(self, normalised: torch.Tensor, wanted: frozenset[str]) -> Features:
+        names = [name for name in self.modules_wanted if MODULE + name in wanted]
+        if not names:
+            return self._backbone(normalised, wanted)
+        with captured(self.model.target, names) as outputs:
+            features = self._backbone(normalised, wanted)
+        height, width = normalised.shape[-2:]
+        grid = height // self.model.stride, width // self.model.stride
+        features.named |= {MODULE + name: as_features(output, grid) for name, output in outputs.items()}
+        return features
 
     def _backbone(self, normalised: torch.Tensor, wanted: frozenset[str]) -> Features:
         return self._run(normalised.to(self.dtype).contiguous(memory_format=torch.channels_last), wanted)
