@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -273,6 +274,7 @@ def _feature_cache(spec: Spec, models: Models, result: Plan) -> None:
     for teacher in models.teachers if cache.dir else ():
         info, (rows, columns) = models.infos[teacher.name], models.grids[teacher.name]
         sizes = {"summary": info.summary_dim, "spatial": rows * columns * info.spatial_dim, "logits": info.logits_dim}
+        sizes |= {key: math.prod(shape) for key, shape in info.named.items()}
         numbers += sum(sizes[kind] for kind in teacher.wanted) if teacher.service.cache and teacher.mosaic == 1 else 0
     if numbers:
         room = cache.max_bytes // (2 * numbers)
