@@ -1,7 +1,7 @@
 """A linear probe for semantic segmentation: one linear layer on the frozen map, its logits enlarged to the pixels.
 
 The layer is fitted at the map's grid, where each cell's target is the share of each class among its pixels: the problem
-is then the convex one of ``linear``, and needs no schedule. It is judged on pixels, by the mean intersection over union.
+is then the convex one of ``linear``, and needs no schedule. It is judged on pixels, by mean intersection over union.
 """
 
 from __future__ import annotations

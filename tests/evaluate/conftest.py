@@ -29,6 +29,7 @@ def clip_folder(tmp_path_factory) -> Path:
     ).save_pretrained(folder)
     size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
     text = dict(size, vocab_size=len(vocabulary), max_position_embeddings=16, bos_token_id=1, eos_token_id=2)
+    text["projection_dim"] = 24
     vision = dict(size, image_size=64, patch_size=16)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -77,7 +77,8 @@ def test_weight_decay_is_chosen_without_the_queries():
     assert weak > strong == found.top1
     held = held_out_rows(y, 0.2, 0)
     chosen = choose(x, F.one_hot(y).float(), held, [1e-6, 1e-1])
-    assert chosen.scores[1e-1] > chosen.scores[1e-6] and chosen.weight_decay == 1e-1
+    # As many right: the likelier answers settle it.
+    assert chosen.scores[1e-1] >= chosen.scores[1e-6] and chosen.weight_decay == 1e-1
 
 
 @settings(max_examples=30, deadline=None)
