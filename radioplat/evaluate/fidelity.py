@@ -77,7 +77,7 @@ class FidelityMeter:
 
     Args:
         mean: ``[D]``, the teacher's mean over training images (:class:`TeacherMean`).
-        sample: keeps the vectors for CKA; None for no CKA.
+        sample: keeps the vectors for CKA, of features without ``valid``; None for no CKA.
     """
 
     def __init__(self, mean: Tensor, sample: RowSample | None = None) -> None:
@@ -96,9 +96,11 @@ class FidelityMeter:
             valid: bool of that shape without D; where False a vector is left out.
 
         Raises:
-            ValueError: shapes differ.
+            ValueError: shapes differ, or CKA was asked for of features with holes.
             RadioplatError: a feature is not finite.
         """
+        if valid is not None and self._sample is not None:
+            raise ValueError("CKA takes whole maps")
         if student.shape != teacher.shape or student.shape[-1] != len(self._mean):
             shapes = [list(each.shape) for each in (student, teacher, self._mean)]
             raise ValueError("student {}, teacher {} and mean {} do not fit".format(*shapes))
