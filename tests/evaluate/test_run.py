@@ -283,7 +283,8 @@ def test_what_cannot_be_had_is_refused_before_anything_is_encoded(base, tmp_path
 
 def test_zero_shot_without_labels(base, tmp_path):
     spec = load_spec(changed(base, tmp_path, {"dataset.val_dataset.images_dir": flat(base)}))
-    index = build_index(spec.dataset.val_dataset, "dataset.val_dataset", tmp_path / "index")
+    limit = spec.dataset.max_pixels
+    index = build_index(spec.dataset.val_dataset, "dataset.val_dataset", tmp_path / "index", max_pixels=limit)
     problems = missing(spec, None, None, index)
     assert told(problems, "dataset.val_dataset", "zero-shot classification needs labelled")
 
