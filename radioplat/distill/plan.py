@@ -12,12 +12,14 @@ from radioplat.data.equivariance import SLACK, room
 from radioplat.data.index import build_index
 from radioplat.data.recipe import Equivariance
 from radioplat.data.run_data import RunData
+from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import total_steps
 from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.evaluate.needs import missing, not_asked
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.resolve import ResolvedTeacher, teacher_names
@@ -76,7 +78,11 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         _stages(spec, result)
     models = _models(spec, task, result)
     data = _data(spec, result)
-    _validation(spec, result)
+    held_out = _validation(spec, data, result)
+    if held_out is not None:
+        architecture = models.architecture if models else None
+        result.problems += missing(spec, architecture, data.index if data else None, held_out)
+        result.facts["evaluation"] = "; ".join(["kNN where there are labels, fidelity", *not_asked(spec)])
     if models is not None:
         _moves(spec, models, result)
         _placement(spec, models, result)
@@ -198,7 +204,7 @@ def _check_samples_per_file(spec: Spec, data: RunData, result: Plan) -> None:
             )
 
 
-def _validation(spec: Spec, result: Plan) -> None:
+def _validation(spec: Spec, data: RunData | None, result: Plan) -> ShardIndex | None:
     split = spec.dataset.val_dataset
     wanted = "evaluate" in spec.distill.then or spec.dataset.knn_validation
     if not (split.tar_data_sources or split.images_dir):
@@ -206,12 +212,15 @@ def _validation(spec: Spec, result: Plan) -> None:
             result.problems.append(
                 Problem("an evaluation needs held-out images", "dataset.val_dataset.tar_data_sources")
             )
-        return
+        return None
     try:
         index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
-        build_index(split, "dataset.val_dataset", index_dir / "val", max_pixels=spec.dataset.max_pixels)
+        classes = data.index.classes if data else None
+        limit = spec.dataset.max_pixels
+        return build_index(split, "dataset.val_dataset", index_dir / "val", max_pixels=limit, classes=classes)
     except DataError as error:
         result.problems += error.problems
+    return None
 
 
 def _placement(spec: Spec, models: Models, result: Plan) -> None:

@@ -11,6 +11,7 @@ from radioplat.evaluate.encoder import student_encoder
 from radioplat.evaluate.images import open_images
 from radioplat.evaluate.measure import Subject, measure
 from radioplat.models.checkpoint import load_student
+from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig
 
 
 def validation_due(run: Run, steps: int) -> bool:
@@ -24,7 +25,9 @@ def validate(run: Run, checkpoint: Path) -> dict[str, float]:
     student = load_student(checkpoint)
     size = run.spec.dataset.val_img_size or student.architecture.img_size
     batches = run.spec.dataset.knn_max_train_batches
-    config = dataclasses.replace(run.spec.evaluate, pictures=0)
+    # Of all metrics kNN alone: the rest belongs to the task `evaluate`.
+    nothing = {"linear_probe": LinearProbeConfig(), "correspondence": CorrespondenceConfig()}
+    config = dataclasses.replace(run.spec.evaluate, pictures=0, **nothing)
     if batches:
         config = dataclasses.replace(config, max_images=batches * run.spec.dataset.batch_size)
     bank, queries, _ = open_images(dataclasses.replace(run.spec, evaluate=config), {size})

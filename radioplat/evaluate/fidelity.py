@@ -2,7 +2,8 @@
 
 Our own measure. Raw features share a large mean, so that a student which always answers the mean gets a high plain
 cosine. Here the teacher's mean feature over TRAINING images is taken from both sides first:
-``mean cos(student - mean, teacher - mean)``, for which a constant answer is worth 0. The plain cosine is shown beside.
+``mean cos(student - mean, teacher - mean)``, for which a constant answer is worth 0. The plain cosine is shown beside,
+and linear CKA, which asks only whether both tell the same things apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radioplat.errors import RadioplatError
+from radioplat.evaluate.cka import RowSample
 
 # What is left of a vector after its mean is taken counts as nothing below this share of the mean: fp32 rounding.
 _NOTHING = 1e-6
@@ -26,11 +28,13 @@ class FidelityResult:
         centered: mean cosine after both sides lost the teacher's training mean, in [-1, 1]; the fidelity.
         plain: mean cosine of the raw vectors, in [-1, 1].
         count: vectors compared: images for a summary, positions of all images for a map.
+        cka: debiased linear CKA over a sample of them, see ``radioplat.evaluate.cka``; None where it was not asked for.
     """
 
     centered: float
     plain: float
     count: int
+    cka: float | None = None
 
 
 class TeacherMean:
@@ -73,9 +77,11 @@ class FidelityMeter:
 
     Args:
         mean: ``[D]``, the teacher's mean over training images (:class:`TeacherMean`).
+        sample: keeps the vectors for CKA, of features without ``valid``; None for no CKA.
     """
 
-    def __init__(self, mean: Tensor) -> None:
+    def __init__(self, mean: Tensor, sample: RowSample | None = None) -> None:
+        self._sample = sample
         self._mean = mean.detach().double()
         self._centered = 0.0
         self._plain = 0.0
@@ -90,9 +96,11 @@ class FidelityMeter:
             valid: bool of that shape without D; where False a vector is left out.
 
         Raises:
-            ValueError: shapes differ.
+            ValueError: shapes differ, or CKA was asked for of features with holes.
             RadioplatError: a feature is not finite.
         """
+        if valid is not None and self._sample is not None:
+            raise ValueError("CKA takes whole maps")
         if student.shape != teacher.shape or student.shape[-1] != len(self._mean):
             shapes = [list(each.shape) for each in (student, teacher, self._mean)]
             raise ValueError("student {}, teacher {} and mean {} do not fit".format(*shapes))
@@ -105,6 +113,8 @@ class FidelityMeter:
         self._centered += float(_cosine(ours - mean, theirs - mean, floor).sum())
         self._plain += float(_cosine(ours, theirs, 0.0).sum())
         self._count += len(ours)
+        if self._sample is not None:
+            self._sample.add(student, teacher)
 
     def result(self) -> FidelityResult:
         """The means so far.
@@ -114,7 +124,8 @@ class FidelityMeter:
         """
         if not self._count:
             raise RadioplatError("no held-out image to measure fidelity on", where="dataset.val_dataset")
-        return FidelityResult(self._centered / self._count, self._plain / self._count, self._count)
+        cka = None if self._sample is None else self._sample.cka()
+        return FidelityResult(self._centered / self._count, self._plain / self._count, self._count, cka)
 
 
 def fidelity(student: Tensor, teacher: Tensor, mean: Tensor, valid: Tensor | None = None) -> FidelityResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,17 +39,20 @@ class Images:
         return load_batches(self.reader.read_rows, parts, threads=self.threads, prefetch=4)
 
 
-def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]:
+def open_images(
+    spec: Spec, sizes: set[int], query_sizes: Collection[int] = ()
+) -> tuple[Images, Images, list[str]]:
     """Bank (train split), queries (val split) and the class names.
 
     Args:
         sizes: of the views, in pixels.
+        query_sizes: of further views of the queries.
 
     Raises:
         DataError: a split cannot be read.
     """
     index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
-    dataset, views = spec.dataset, [ViewSpec(str(size), size) for size in sorted(sizes)]
+    dataset = spec.dataset
     batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
     found: list[Images] = []
     classes: list[str] | None = None
@@ -59,6 +62,8 @@ def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]
         )
         classes = index.classes if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
+        cut = sizes if name == "train" else sizes | set(query_sizes)
+        views = [ViewSpec(str(size), size) for size in sorted(cut)]
         reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)
         found.append(
             Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))

@@ -2,6 +2,9 @@
 
 Source: Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3.4;
 the same protocol as DINO's eval_knn.py (k = 20, T = 0.07).
+
+The bank may lie in pieces: in blocks, so that no temporary outgrows memory, and over the ranks of a process group. Each
+piece names its own k nearest; the k nearest of all are among them, so that merging is exact.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -38,6 +42,65 @@ class KnnResult:
     classes: int
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The nearest bank samples of each query, nearest first; of equally near ones the first of the bank, as long as
+    pieces are merged in its order.
+
+    Attributes:
+        similarity: cosine, fp32 ``[M, k]``.
+        row: place in the whole bank, int64 ``[M, k]``.
+        label: int64 ``[M, k]``.
+    """
+
+    similarity: Tensor
+    row: Tensor
+    label: Tensor
+
+    def merged(self, other: Nearest, k: int) -> Nearest:
+        """The ``k`` nearest of both."""
+        both = [torch.cat(pair, dim=1) for pair in zip(self, other, strict=True)]
+        column = _nearest_columns(both[0], k)
+        return Nearest(*(each.gather(1, column) for each in both))
+
+    def __iter__(self):
+        return iter((self.similarity, self.row, self.label))
+
+
+def nearest(bank: Tensor, labels: Tensor, queries: Tensor, k: int, first_row: int = 0, block: int = 2**15) -> Nearest:
+    """The ``k`` nearest of a bank ``[N, D]`` for queries ``[M, D]``, both of unit length, ``block`` rows at a time.
+
+    Args:
+        first_row: place of ``bank[0]`` in the whole bank.
+    """
+    found: Nearest | None = None
+    for start in range(0, len(bank), block):
+        similarity = queries @ bank[start : start + block].T
+        column = _nearest_columns(similarity, k)
+        row = column + start
+        part = Nearest(similarity.gather(1, column), row + first_row, labels[row])
+        found = part if found is None else found.merged(part, k)
+    if found is None:
+        empty = queries.new_zeros(len(queries), 0)
+        return Nearest(empty, empty.long(), empty.long())
+    return found
+
+
+def _nearest_columns(similarity: Tensor, k: int) -> Tensor:
+    """int64 ``[M, k]``: columns by falling similarity; of equal ones the first."""
+    if similarity.shape[1] <= 4 * k:
+        return similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+    # topk may choose any of equally near samples. All that tie with the k-th are taken where they are few, which is
+    # nearly always; where they are not, everything is sorted.
+    kth = similarity.topk(k, dim=1).values[:, -1:]
+    most = int((similarity >= kth).sum(dim=1).max())
+    if most > 4 * k:
+        return similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+    few = torch.where(similarity >= kth, similarity, -torch.inf).topk(most, dim=1).indices.sort(dim=1).values
+    order = similarity.gather(1, few).argsort(dim=1, descending=True, stable=True)[:, :k]
+    return few.gather(1, order)
+
+
 @torch.no_grad()
 def knn_accuracy(
     bank: Tensor,
@@ -48,19 +111,22 @@ def knn_accuracy(
     k: int = 20,
     temperature: float = 0.07,
     classes: int | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> KnnResult:
     """Classify each query by its k nearest bank samples; a neighbour votes with exp(cos / temperature).
 
     Exact: every query is compared with the whole bank, in chunks of bounded memory, in fp32.
 
     Args:
-        bank: ``[N, D]`` any float dtype; L2-normalised here.
+        bank: ``[N, D]`` any float dtype; L2-normalised here. With ``group``, this rank's part: the whole bank is that
+            of rank 0, then that of rank 1, and so on.
         bank_labels: int ``[N]``; a negative label means none, and the sample is left out.
-        queries: ``[M, D]`` on the same device.
+        queries: ``[M, D]`` on the same device; the same on every rank.
         query_labels: int ``[M]``, negative likewise.
         k: neighbours; all of the bank if it is smaller.
         temperature: of the vote; must be positive.
         classes: number of classes; default the largest label plus one.
+        group: ranks over which the bank is spread (``torch.distributed.group.WORLD``); every rank gets the result.
 
     Raises:
         RadioplatError: nothing labelled on one of the sides, a label not below ``classes``, features not finite.
@@ -68,41 +134,75 @@ def knn_accuracy(
     """
     if k < 1 or temperature <= 0:
         raise ValueError(f"k and temperature must be positive, not {k} and {temperature}")
-    bank, bank_labels = _labelled(bank, bank_labels, "training")
-    queries, query_labels = _labelled(queries, query_labels, "validation")
+    bank, bank_labels, bad = _labelled(bank, bank_labels)
+    size, first_row, bad, highest = _over_ranks(len(bank), bad, int(bank_labels.max()) if len(bank) else -1, group)
+    _require(size, bad, "training")
+    queries, query_labels, bad = _labelled(queries, query_labels)
+    _require(len(queries), bad, "validation")
     if bank.shape[1] != queries.shape[1]:
         raise ValueError(f"bank features have {bank.shape[1]} dimensions, query features {queries.shape[1]}")
-    highest = int(max(bank_labels.max(), query_labels.max()))
+    highest = max(highest, int(query_labels.max()))
     classes = highest + 1 if classes is None else classes
     if highest >= classes:
         raise RadioplatError(f"a label is {highest} but there are {classes} classes", hint="Labels count from 0.")
-    k = min(k, len(bank))
+    k = min(k, size)
     correct1 = correct5 = 0
-    chunk = max(1, _TEMPORARY // max(len(bank), classes))
+    block = max(k, min(len(bank), 2**15))
+    chunk = max(1, _TEMPORARY // max(block, classes))
     for part, labels in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-        similarity, neighbour = (part @ bank.T).topk(k, dim=1)
+        found = nearest(bank, bank_labels, part, k, first_row, block)
+        found = found if group is None else _gathered(found, k, group)
         # The largest exponent is made 0, which scales a query's votes alike and cannot overflow at a small T.
-        weight = ((similarity - similarity[:, :1]) / temperature).exp()
-        votes = weight.new_zeros(len(part), classes).scatter_add_(1, bank_labels[neighbour], weight)
+        weight = ((found.similarity - found.similarity[:, :1]) / temperature).exp()
+        votes = weight.new_zeros(len(part), classes).scatter_add_(1, found.label, weight)
         hit = votes.topk(min(5, classes), dim=1).indices == labels[:, None]
         correct1 += int(hit[:, 0].sum())
         correct5 += int(hit.any(dim=1).sum())
     count = len(queries)
-    return KnnResult(correct1 / count, correct5 / count, count, len(bank), k, classes)
+    return KnnResult(correct1 / count, correct5 / count, count, size, k, classes)
 
 
-def _labelled(features: Tensor, labels: Tensor, split: str) -> tuple[Tensor, Tensor]:
+def _over_ranks(size: int, bad: int, highest: int, group: dist.ProcessGroup | None) -> tuple[int, int, int, int]:
+    """Size of the whole bank, where this rank's part begins, and over all parts the bad samples and highest label."""
+    if group is None:
+        return size, 0, bad, highest
+    parts: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, (size, bad, highest), group=group)
+    before = sum(part[0] for part in parts[: dist.get_rank(group)])
+    return sum(p[0] for p in parts), before, sum(p[1] for p in parts), max(p[2] for p in parts)
+
+
+def _gathered(found: Nearest, k: int, group: dist.ProcessGroup) -> Nearest:
+    """The nearest of all ranks' parts, merged in the order of the ranks."""
+    ranks, short = dist.get_world_size(group), k - found.similarity.shape[1]
+    padded = [F.pad(each, (0, short), value=value) for each, value in zip(found, (-torch.inf, 0, 0), strict=True)]
+    whole = Nearest(*(each[:, :0] for each in padded))
+    pieces = []
+    for each in padded:
+        parts = [torch.empty_like(each) for _ in range(ranks)]
+        dist.all_gather(parts, each.contiguous(), group=group)
+        pieces.append(parts)
+    for part in zip(*pieces, strict=True):
+        whole = whole.merged(Nearest(*part), k)
+    return whole
+
+
+def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Labelled rows of unit length, their labels, and how many are not finite."""
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(f"features [N, D] and labels [N] do not fit: {list(features.shape)}, {list(labels.shape)}")
     labels = labels.to(features.device, torch.int64)
     features, labels = features[labels >= 0], labels[labels >= 0]
-    if not len(features):
+    bad = int((~features.isfinite().all(dim=1)).sum())
+    return F.normalize(features.float(), dim=1), labels, bad
+
+
+def _require(count: int, bad: int, split: str) -> None:
+    if not count:
         raise RadioplatError(
             f"no labelled sample in the {split} split",
             where="dataset",
             hint="kNN needs labels: a sidecar's `id` or `label`, a .cls member, or folders as classes.",
         )
-    bad = int((~features.isfinite().all(dim=1)).sum())
     if bad:
-        raise RadioplatError(f"features of {bad} of {len(features)} samples of the {split} split are not finite")
-    return F.normalize(features.float(), dim=1), labels
+        raise RadioplatError(f"features of {bad} of {count} samples of the {split} split are not finite")

@@ -11,11 +11,17 @@ import numpy as np
 import torch
 
 from radioplat.data.batch import Batch
+from radioplat.evaluate.correspondence import CorrespondenceResult
 from radioplat.evaluate.encoder import Encoder
-from radioplat.evaluate.fidelity import FidelityMeter, FidelityResult, TeacherMean
+from radioplat.evaluate.fidelity import FidelityResult, TeacherMean
+from radioplat.evaluate.held_out import HeldOut
 from radioplat.evaluate.images import Images
 from radioplat.evaluate.knn import KnnResult, knn_accuracy
-from radioplat.losses.reduce import to_grid
+from radioplat.evaluate.linear import LinearProbeResult, linear_probe
+from radioplat.evaluate.resolutions import Agreement
+from radioplat.evaluate.rows import Rows
+from radioplat.evaluate.segmentation import SegmentationResult
+from radioplat.evaluate.zero_shot import ZeroShotResult, zero_shot_accuracy
 from radioplat.models.features import Features
 from radioplat.models.student import Student
 from radioplat.spec.tasks import EvaluateConfig
@@ -28,18 +34,32 @@ class Subject:
     Attributes:
         size: side of the view it sees, in pixels.
         student: its heads are compared with the teachers; None for a teacher.
+        resolution_of: the subject of which this is another resolution. It sees held-out images alone, and takes part in
+            what is measured at each resolution only.
     """
 
     encode: Encoder
     size: int
     student: Student | None
+    resolution_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Class names in the space of a teacher: ``[C, D]`` of unit length, by label."""
+
+    teacher: str
+    embeddings: torch.Tensor
 
 
 @dataclass
 class Findings:
-    """What was measured.
+    """What was measured, each by model.
 
     Attributes:
+        fidelity: by student (a resolution of it is ``student at 448``), teacher and kind.
+        agreement: of the trained student's maps at its resolutions: ``backbone``, and each teacher's name for its head.
+        absent: metrics that were not to be had, a line each with what to give.
         shown: images of the pictures, uint8 ``[N, 3, H, W]``.
         maps: spatial features of the shown images, ``[N, h, w, D]``, by model; a student's in a teacher's space is
             ``<student>/<teacher>``.
@@ -48,6 +68,12 @@ class Findings:
     knn: dict[str, KnnResult] = field(default_factory=dict)
     fidelity: dict[str, dict[str, dict[str, FidelityResult]]] = field(default_factory=dict)
     accuracy: float | None = None
+    linear: dict[str, LinearProbeResult] = field(default_factory=dict)
+    zero_shot: dict[str, ZeroShotResult] = field(default_factory=dict)
+    correspondence: dict[str, CorrespondenceResult] = field(default_factory=dict)
+    segmentation: dict[str, SegmentationResult] = field(default_factory=dict)
+    agreement: dict[str, list[Agreement]] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
     shown: np.ndarray | None = None
     maps: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -60,84 +86,72 @@ def measure(
     config: EvaluateConfig,
     progress: Callable[[int, int], None] | None = None,
     at_once: int = 1,
+    texts: Texts | None = None,
+    seed: int = 0,
 ) -> Findings:
-    """kNN of every subject, and the fidelity of every student to every teacher.
+    """Everything that training and held-out images tell of every subject; each image is read and encoded once.
 
     Args:
         kinds: teacher -> which of its features students have a head for.
         at_once: subjects that encode a batch at the same time. On a CPU small models gain more from that than from
             threads of their own.
+        texts: for zero-shot classification.
+        seed: of the warps for correspondence, and of the training images that judge a linear probe.
     """
     total = sum(math.ceil(len(i.rows) / i.batch_size) for i in (bank, queries))
     tick = _Ticker(progress, total)
+    whole = {name: subject for name, subject in subjects.items() if subject.resolution_of is None}
     means = {(teacher, kind): TeacherMean() for teacher, wanted in kinds.items() for kind in wanted}
-    bank_rows = _Rows(subjects)
+    # The student's own mean is needed where its resolutions are compared.
+    centers = {s.resolution_of: TeacherMean() for s in subjects.values() if s.resolution_of is not None}
+    bank_rows = Rows(whole)
     with ThreadPoolExecutor(at_once, "encode") as pool:
         for batch in tick(bank.batches()):
-            features = _encode(batch, subjects, pool)
+            alive = torch.from_numpy(batch.weight > 0)
+            features = _encode(batch, whole, pool)
             bank_rows.add(batch, features)
             for (teacher, kind), mean in means.items():
-                mean.update(_of(features[teacher], kind)[torch.from_numpy(batch.weight > 0)])
-        query_rows, meters, findings = _Rows(subjects), _meters(subjects, means), Findings()
+                mean.update(_of(features[teacher], kind)[alive])
+            for name, mean in centers.items():
+                mean.update(_of(features[name], "spatial")[alive])
+        held_out = HeldOut(
+            subjects,
+            kinds,
+            {key: mean.mean for key, mean in means.items()},
+            {name: mean.mean for name, mean in centers.items()},
+            config,
+            images=len(queries.rows),
+            zero_shot=texts.teacher if texts else None,
+            seed=seed,
+        )
+        query_rows = Rows(whole)
         for batch in tick(queries.batches()):
             features = _encode(batch, subjects, pool)
-            query_rows.add(batch, features)
-            _compare(batch, subjects, features, meters)
-            if findings.shown is None and config.pictures:
-                _keep_for_pictures(findings, batch, subjects, kinds, features, config.pictures)
-    for (student, teacher, kind), meter in meters.items():
-        findings.fidelity.setdefault(student, {}).setdefault(teacher, {})[kind] = meter.result()
+            query_rows.add(batch, {name: features[name] for name in whole})
+            held_out.see(batch, features)
+    found = Findings()
+    held_out.tell(found)
     if bank_rows.has_labels and query_rows.has_labels:
-        for name in subjects:
-            findings.knn[name] = knn_accuracy(
-                bank_rows.summary(name),
-                bank_rows.label,
-                query_rows.summary(name),
-                query_rows.label,
-                k=config.knn_k,
-                temperature=config.knn_temperature,
-            )
-    findings.accuracy = query_rows.accuracy()
-    return findings
+        _labelled(found, bank_rows, query_rows, whole, config, seed)
+    else:
+        split = "train" if query_rows.has_labels else "val"
+        found.absent.append(f"kNN: no label in dataset.{split}_dataset; give an `id` or `label`, or folders as classes")
+    if texts is not None:
+        for name, rows in held_out.embeddings().items():
+            found.zero_shot[name] = zero_shot_accuracy(rows, query_rows.label, texts.embeddings)
+    found.accuracy = query_rows.accuracy()
+    return found
 
 
-class _Rows:
-    """Summaries, labels and classifier answers gathered over batches."""
-
-    def __init__(self, subjects: dict[str, Subject]) -> None:
-        self._summaries: dict[str, list[torch.Tensor]] = {name: [] for name in subjects}
-        self._labels: list[torch.Tensor] = []
-        self._right: list[torch.Tensor] = []
-
-    def add(self, batch: Batch, features: dict[str, Features]) -> None:
-        """Keep what subjects said of a batch, samples that could not be read aside."""
-        alive = torch.from_numpy(batch.weight > 0)
-        label = torch.tensor(batch.label)[alive]
-        self._labels.append(label)
-        for name, value in features.items():
-            self._summaries[name].append(value.summary[alive].cpu())
-            if name == "student" and "logits" in value.named:
-                guess = value.named["logits"].argmax(-1).cpu()[alive]
-                self._right.append((guess == label)[label >= 0].float())
-
-    @property
-    def label(self) -> torch.Tensor:
-        """int64 ``[n]`` of all rows so far, -1 where there is none."""
-        return torch.cat(self._labels) if self._labels else torch.zeros(0, dtype=torch.long)
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether any row has one."""
-        return bool((self.label >= 0).any())
-
-    def summary(self, name: str) -> torch.Tensor:
-        """``[n, D]`` of a subject."""
-        return torch.cat(self._summaries[name])
-
-    def accuracy(self) -> float | None:
-        """Share of labelled rows that the student's own classifier has right; None where it has none."""
-        answers = torch.cat(self._right) if self._right else torch.zeros(0)
-        return float(answers.mean()) if len(answers) else None
+def _labelled(
+    found: Findings, bank: Rows, queries: Rows, subjects: dict[str, Subject], config: EvaluateConfig, seed: int
+) -> None:
+    """kNN and the linear probe of every subject."""
+    for name in subjects:
+        sides = (bank.summary(name), bank.label, queries.summary(name), queries.label)
+        found.knn[name] = knn_accuracy(*sides, k=config.knn_k, temperature=config.knn_temperature)
+        if config.linear_probe.enable:
+            found.linear[name] = linear_probe(*sides, config.linear_probe, seed)
 
 
 class _Ticker:
@@ -162,58 +176,3 @@ def _of(features: Features, kind: str) -> torch.Tensor:
     value = features.summary if kind == "summary" else features.spatial
     assert value is not None
     return value
-
-
-def _meters(
-    subjects: dict[str, Subject], means: dict[tuple[str, str], TeacherMean]
-) -> dict[tuple[str, str, str], FidelityMeter]:
-    students = [name for name, subject in subjects.items() if subject.student is not None]
-    return {(s, teacher, kind): FidelityMeter(mean.mean) for s in students for (teacher, kind), mean in means.items()}
-
-
-@torch.inference_mode()
-def _compare(
-    batch: Batch,
-    subjects: dict[str, Subject],
-    features: dict[str, Features],
-    meters: dict[tuple[str, str, str], FidelityMeter],
-) -> None:
-    alive = torch.from_numpy(batch.weight > 0)
-    for (name, teacher, kind), meter in meters.items():
-        ours, theirs = _pair(subjects[name], features[name], features[teacher], teacher, kind)
-        meter.update(ours[alive], theirs[alive])
-
-
-def _pair(
-    subject: Subject, mine: Features, theirs: Features, teacher: str, kind: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A student's head and its teacher, maps on the coarser of the two grids."""
-    assert subject.student is not None
-    ours, raw = _of(subject.student.head(teacher, mine), kind), _of(theirs, kind)
-    if kind == "summary":
-        return ours, raw
-    grid = (min(ours.shape[1], raw.shape[1]), min(ours.shape[2], raw.shape[2]))
-    return to_grid(ours, grid), to_grid(raw, grid)
-
-
-@torch.inference_mode()
-def _keep_for_pictures(
-    findings: Findings,
-    batch: Batch,
-    subjects: dict[str, Subject],
-    kinds: dict[str, list[str]],
-    features: dict[str, Features],
-    count: int,
-) -> None:
-    rows = np.unique(batch.label, return_index=True)[1] if (batch.label >= 0).all() else np.arange(len(batch))
-    chosen = np.sort([*rows, *[i for i in range(len(batch)) if i not in set(rows)]][:count])
-    largest = max(batch.views.values(), key=lambda view: view.pixels.shape[-1])
-    findings.shown = largest.pixels[chosen].copy()
-    for name, subject in subjects.items():
-        findings.maps[name] = _of(features[name], "spatial")[chosen].float().cpu()
-        if subject.student is None:
-            continue
-        for teacher, wanted in kinds.items():
-            if "spatial" in wanted:
-                head = subject.student.head(teacher, features[name])
-                findings.maps[f"{name}/{teacher}"] = _of(head, "spatial")[chosen].float().cpu()

@@ -82,6 +82,7 @@ def pca_panel(
     images: np.ndarray | Tensor,
     maps: Mapping[str, Tensor],
     same_space: Mapping[str, str] | None = None,
+    stretch: bool = True,
 ) -> bytes:
     """Images and the features of several models side by side: one row an image, one column a model.
 
@@ -93,6 +94,7 @@ def pca_panel(
         maps: ``[N, h, w, D]`` by column title, in the order of the columns.
         same_space: column title to the title of the column whose colours it borrows, e.g.
             ``{"student as clip": "clip"}``.
+        stretch: each such column to its own span of values; without, a column that is off as a whole shows it.
 
     Returns:
         A PNG.
@@ -103,7 +105,7 @@ def pca_panel(
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
     pixels = np.asarray(images).transpose(0, 2, 3, 1)
-    columns = {"image": pixels} | _columns(maps, same_space or {}, len(pixels))
+    columns = {"image": pixels} | _columns(maps, same_space or {}, len(pixels), stretch)
     aspect = pixels.shape[1] / pixels.shape[2]
     cell, gap, head = 1.75, 0.06, 0.46
     width = len(columns) * (cell + gap) + gap
@@ -132,7 +134,9 @@ def pca_panel(
     return buffer.getvalue()
 
 
-def _columns(maps: Mapping[str, Tensor], same_space: Mapping[str, str], count: int) -> dict[str, np.ndarray]:
+def _columns(
+    maps: Mapping[str, Tensor], same_space: Mapping[str, str], count: int, stretch: bool
+) -> dict[str, np.ndarray]:
     bases: dict[str, PcaBasis] = {}
     coloured = {}
     for title, features in maps.items():
@@ -143,7 +147,7 @@ def _columns(maps: Mapping[str, Tensor], same_space: Mapping[str, str], count: i
             raise ValueError(f"columns {title!r} and {owner!r} differ in width, so they cannot share a space")
         if owner not in bases:
             bases[owner] = PcaBasis.fit(maps[owner])
-        basis = bases[owner] if owner == title else bases[owner].stretched(features)
+        basis = bases[owner] if owner == title or not stretch else bases[owner].stretched(features)
         coloured[title] = basis.colours(features)
     return coloured
 

@@ -1,11 +1,12 @@
-"""The task ``evaluate``: kNN and fidelity of a trained student, beside its teachers and its untrained self."""
+"""The task ``evaluate``: what a trained student is worth, beside its teachers and its untrained self."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,9 +14,13 @@ from radioplat.cores import torch_beside, torch_callers
 from radioplat.errors import SpecError
 from radioplat.evaluate.encoder import student_encoder, teacher_encoder
 from radioplat.evaluate.fidelity import FidelityResult
-from radioplat.evaluate.images import open_images
+from radioplat.evaluate.images import Images, open_images
 from radioplat.evaluate.knn import KnnResult
-from radioplat.evaluate.measure import Subject, measure
+from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
+from radioplat.evaluate.measure import Findings, Subject, Texts, measure
+from radioplat.evaluate.needs import missing, not_asked
+from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
+from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student
 from radioplat.models.start import start_student
@@ -39,6 +44,7 @@ class EvaluateResult:
         fidelity: by student, teacher and kind (``summary``, ``spatial``).
         accuracy: top-1 of the student's own classifier, None without one.
         report: path of ``report.html``.
+        found: all the rest: linear probe, zero-shot, correspondence, segmentation, agreement over resolutions.
     """
 
     checkpoint: Path
@@ -47,6 +53,7 @@ class EvaluateResult:
     fidelity: dict[str, dict[str, dict[str, FidelityResult]]]
     accuracy: float | None
     report: Path
+    found: Findings = field(default_factory=Findings)
 
 
 def evaluate(
@@ -76,36 +83,85 @@ def _evaluate(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     student = load_student(path, "evaluate.checkpoint").to(device)
     size = spec.dataset.val_img_size or student.architecture.img_size
-    subjects = {TRAINED: Subject(student_encoder(student), size, student)}
+    encode = student_encoder(student)
+    subjects = {TRAINED: Subject(encode, size, student)}
+    for other in sorted(set(spec.evaluate.resolutions) - {size}):
+        subjects[f"{TRAINED} at {other}"] = Subject(encode, other, student, TRAINED)
+    teachers = [t for t in resolve_teachers(spec) if t.name in student.head_names]
+    sizes = {size} | {t.view_size for t in teachers}
+    bank, queries, classes = open_images(spec, sizes, set(spec.evaluate.resolutions))
+    # Before the teachers' weights are loaded, and anything is encoded.
+    if problems := missing(spec, student.architecture, bank.reader.index, queries.reader.index):
+        raise SpecError(*problems)
+    texts = _texts(spec, classes, device)
     if spec.evaluate.baseline:
         fresh = start_student(spec, student.architecture).to(device)
         subjects[UNTRAINED] = Subject(student_encoder(fresh), size, fresh)
-    teachers = [t for t in resolve_teachers(spec) if t.name in student.head_names]
     for teacher in teachers:
         subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.view_size, None)
-    bank, queries, classes = open_images(spec, {s.size for s in subjects.values()})
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     at_once = torch_callers(len(subjects)) if device == "cpu" else 1
+    seed = spec.dataset.val_dataset.seed
     with torch_beside(bank.threads, at_once):
-        found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once)
+        found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed)
+    with torch_beside(bank.threads):
+        found.segmentation = _segmented(spec, subjects, bank)
+    found.absent += not_asked(spec)
     report = write_summary(spec, folder, path, found, classes)
-    result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report)
-    write_atomic(
-        folder.path / "results.json",
-        json.dumps(
-            {
-                "checkpoint": path.name,
-                "knn": {name: asdict(value) for name, value in result.knn.items()},
-                "fidelity": {
-                    s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}
-                    for s, by_teacher in result.fidelity.items()
-                },
-                "accuracy": result.accuracy,
-            },
-            indent=1,
-        ),
-    )
+    result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report, found)
+    write_atomic(folder.path / "results.json", json.dumps(_as_json(path, found), indent=1))
     return result
+
+
+def _texts(spec: Spec, classes: list[str], device: str) -> Texts | None:
+    config = spec.evaluate.zero_shot
+    if not config.text_tower:
+        return None
+    assert config.teacher is not None  # `missing` has seen to it
+    names = config.class_names or [name.replace("_", " ") for name in classes]
+    return Texts(config.teacher, text_embeddings(config.text_tower, names, config.templates, device))
+
+
+def _segmented(spec: Spec, subjects: dict[str, Subject], images: Images) -> dict[str, SegmentationResult]:
+    config, limit = spec.evaluate.segmentation, spec.dataset.max_pixels
+    if not config.images_dir:
+        return {}
+    models = {name: _map_of(s) for name, s in subjects.items() if s.resolution_of is None}
+    sizes = {s.size for s in subjects.values() if s.resolution_of is None}
+    training, held_out = find_pairs(config)
+    reads: list[Iterator[Masked]] = [
+        read_pairs(pairs, sizes, config.num_classes, images.batch_size, images.threads, limit)
+        for pairs in (training, held_out)
+    ]
+    return segment(models, reads[0], reads[1], len(training), config, spec.dataset.val_dataset.seed)
+
+
+def _map_of(subject: Subject) -> MapOf:
+    def map_of(batch: Masked) -> torch.Tensor:
+        spatial = subject.encode(batch.pixels[subject.size]).spatial
+        assert spatial is not None
+        return spatial
+
+    return map_of
+
+
+def _as_json(checkpoint: Path, found: Findings) -> dict[str, Any]:
+    """``results.json``: everything that was measured."""
+    tables = {
+        name: {model: asdict(value) for model, value in getattr(found, name).items()}
+        for name in ("knn", "linear", "zero_shot", "correspondence", "segmentation")
+    }
+    return {
+        "checkpoint": checkpoint.name,
+        **tables,
+        "fidelity": {
+            s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}
+            for s, by_teacher in found.fidelity.items()
+        },
+        "agreement": {name: [asdict(pair) for pair in pairs] for name, pairs in found.agreement.items()},
+        "accuracy": found.accuracy,
+        "absent": found.absent,
+    }
 
 
 def _kpi(result: EvaluateResult) -> dict[str, float]:
@@ -115,4 +171,12 @@ def _kpi(result: EvaluateResult) -> dict[str, float]:
             kpi.update({f"fidelity/{student}/{teacher}/{kind}": value.centered for kind, value in kinds.items()})
     if result.accuracy is not None:
         kpi["accuracy"] = result.accuracy
+    found = result.found
+    kpi.update({f"linear_probe/{name}": value.top1 for name, value in found.linear.items()})
+    kpi.update({f"zero_shot/{name}": value.top1 for name, value in found.zero_shot.items()})
+    kpi.update({f"miou/{name}": value.miou for name, value in found.segmentation.items()})
+    for name, value in found.correspondence.items():
+        kpi.update({f"pck@{threshold:g}/{name}": share for threshold, share in value.pck.items()})
+    for name, pairs in found.agreement.items():
+        kpi.update({f"agreement/{name}/{pair.low}-{pair.high}": pair.agreement for pair in pairs})
     return kpi

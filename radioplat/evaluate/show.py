@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from radioplat import terminal
-from radioplat.evaluate.measure import Findings
 from radioplat.evaluate.run import EvaluateResult
-from radioplat.evaluate.summary import fidelity_table, knn_table
+from radioplat.evaluate.tables import all_tables
+from radioplat.track.report import show_cell
 
 
 def show(result: EvaluateResult) -> None:
     """Print the tables of the report."""
-    findings = Findings(knn=result.knn, fidelity=result.fidelity, accuracy=result.accuracy)
-    for table in (fidelity_table(findings), knn_table(findings)):
-        if table.rows:
-            terminal.show_table(
-                table.title, list(table.columns), [[str(c) for c in row] for row in table.rows], table.note
-            )
+    for table in all_tables(result.found):
+        rows = [[show_cell(c) for c in row] for row in table.rows]
+        terminal.show_table(table.title, list(table.columns), rows, table.note)
+    for line in result.found.absent:
+        terminal.say(line)
     terminal.say(f"report: {result.report}")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from radioplat.evaluate.measure import Findings
 from radioplat.evaluate.pictures import pca_panel
+from radioplat.evaluate.tables import all_tables, size_of
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.curves import curves_from_status
-from radioplat.track.report import Table, write_report
+from radioplat.track.report import write_report
 from radioplat.track.results import TaskFolder
 from radioplat.track.teacher_cost import Bill
+
+_STUDENT = "student"
 
 
 def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Findings, classes: list[str]) -> Path:
@@ -27,49 +32,49 @@ def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Fi
                 panel,
             )
         )
+        pictures += _over_resolutions(findings)
     status = checkpoint.parent / "status.json"
     curves = curves_from_status(status) if status.exists() else {}
     bill = Bill.read(checkpoint.parent)
-    costs = [bill.table()] if bill else []
+    costs = [table for table in ([bill.table()] if bill else []) if table.rows]
     return write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
-        tables=[t for t in (fidelity_table(findings), knn_table(findings), *costs) if t.rows],
+        tables=[*all_tables(findings), *costs],
         # Costs are means since the first step: the table has the last ones.
         curves={name: curve for name, curve in curves.items() if not name.startswith("cost/")},
         pictures=pictures,
         spec_yaml=to_yaml(spec),
-        notes=[f"Checkpoint: {checkpoint}", f"Classes of the kNN probe: {len(classes)}"],
+        notes=[f"Checkpoint: {checkpoint}", f"Classes of the labels: {len(classes)}", *findings.absent],
     )
 
 
-def fidelity_table(findings: Findings) -> Table:
-    """Rows of teacher and kind; one column for each student, centred cosine with the plain one in brackets."""
-    students = list(findings.fidelity)
-    rows = []
-    for teacher, kinds in (findings.fidelity[students[0]] if students else {}).items():
-        for kind in kinds:
-            values = [findings.fidelity[s][teacher][kind] for s in students]
-            rows.append([teacher, kind, *(f"{v.centered:.3f} ({v.plain:.3f})" for v in values)])
-    return Table(
-        ["teacher", "features", *students],
-        rows,
-        title="Fidelity to each teacher on held-out images",
-        note="Mean cosine after the teacher's training mean was taken from both sides: a constant answer scores 0. "
-        "In brackets the plain cosine.",
-    )
+def _over_resolutions(findings: Findings) -> list[tuple[str, bytes]]:
+    """The student at each resolution: its own map, and beside each teacher's."""
+    assert findings.shown is not None
+    students = sorted((n for n in findings.maps if n == _STUDENT or size_of(n)), key=lambda n: size_of(n) or 0)
+    if len(students) < 2:
+        return []
+    own = {name: findings.maps[name] for name in students}
+    found = [
+        (
+            "The student's own features at each resolution, all along the axes and in the span of its usual one: a "
+            "student that switches changes colour.",
+            pca_panel(findings.shown, own, dict.fromkeys(students, _STUDENT), stretch=False),
+        )
+    ]
+    teachers = [t for t in findings.maps if f"{_STUDENT}/{t}" in findings.maps]
+    for teacher in teachers:
+        columns = {teacher: findings.maps[teacher]}
+        columns |= {f"{name} as {teacher}": findings.maps[f"{name}/{teacher}"] for name in students}
+        space: dict[str, str] = {title: teacher for title in columns}
+        found.append((f"{teacher}, and the student as {teacher} at each resolution", _panel(findings, columns, space)))
+    return found
 
 
-def knn_table(findings: Findings) -> Table:
-    """Top-1 and top-5 of each model."""
-    rows = [[name, f"{100 * r.top1:.1f} %", f"{100 * r.top5:.1f} %"] for name, r in findings.knn.items()]
-    note = ""
-    if findings.knn:
-        any_result = next(iter(findings.knn.values()))
-        note = f"{any_result.count} held-out images, {any_result.bank} labelled training images, k = {any_result.k}."
-    if findings.accuracy is not None:
-        rows.append(["student, its own classifier", f"{100 * findings.accuracy:.1f} %", ""])
-    return Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note=note)
+def _panel(findings: Findings, columns: dict[str, torch.Tensor], space: dict[str, str]) -> bytes:
+    assert findings.shown is not None
+    return pca_panel(findings.shown, columns, space)
 
 
 def _columns(findings: Findings):

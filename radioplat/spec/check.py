@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
@@ -31,6 +32,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_optimizer(spec),
         *_feature_cache(spec),
         *_prices(spec),
+        *evaluation_problems(spec),
         *_unavailable(spec),
         *equivariance_problems(spec),
     ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig, SegmentationConfig, ZeroShotConfig
+
 
 @dataclass
 class EvaluateConfig:
-    """Spec section ``evaluate``: kNN and fidelity of a trained student on ``dataset.val_dataset``."""
+    """Spec section ``evaluate``: what a trained student is worth on ``dataset.val_dataset``."""
 
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
     results_dir: str | None = None
@@ -17,6 +19,13 @@ class EvaluateConfig:
     max_images: int | None = None  # (+) per split; unset: all
     baseline: bool = True  # (+) evaluate the untrained student beside the trained one
     pictures: int = 4  # (+) images shown in the PCA pictures
+    cka_rows: int = 1024  # (+) vectors that linear CKA compares; 0: no CKA
+    # (+) sizes in pixels at which the student is judged beside its own: fidelity, and whether its features agree
+    resolutions: list[int] = field(default_factory=list)
+    linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
+    segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)
+    correspondence: CorrespondenceConfig = field(default_factory=CorrespondenceConfig)  # (+)
+    zero_shot: ZeroShotConfig = field(default_factory=ZeroShotConfig)  # (+)
 
 
 @dataclass

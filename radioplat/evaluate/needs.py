@@ -1,0 +1,131 @@
+"""What each metric needs, looked for before anything is encoded: files, labels, sizes that the student can take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from radioplat.data.shard_index import ShardIndex
+from radioplat.errors import Problem, RadioplatError
+from radioplat.evaluate.masks import find_pairs
+from radioplat.evaluate.zero_shot import text_width
+from radioplat.models.probe import probe
+from radioplat.models.student import Student, StudentArchitecture
+from radioplat.spec.check_evaluate import evaluation_problems
+from radioplat.spec.root import Spec
+
+_LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."
+
+
+def missing(
+    spec: Spec, architecture: StudentArchitecture | None, train: ShardIndex | None, val: ShardIndex | None
+) -> list[Problem]:
+    """A problem for each metric that was asked for and cannot be had, naming the field to give.
+
+    Args:
+        architecture: of the student, None where it is not known.
+        train, val: the indexed splits, None for one that cannot be read.
+    """
+    if problems := list(evaluation_problems(spec)):
+        return problems
+    return [
+        *_resolutions(spec, architecture),
+        *_labels(spec, train, val),
+        *_segmentation(spec),
+        *_zero_shot(spec, architecture, val),
+    ]
+
+
+def not_asked(spec: Spec) -> list[str]:
+    """A line for each metric that the spec leaves out: its name and the field that brings it."""
+    config = spec.evaluate
+    asked = {
+        "fidelity at several resolutions, and whether they agree": (bool(config.resolutions), "resolutions"),
+        "linear CKA": (config.cka_rows > 0, "cka_rows"),
+        "linear probe": (config.linear_probe.enable, "linear_probe.enable"),
+        "segmentation": (bool(config.segmentation.images_dir), "segmentation.images_dir, masks_dir and num_classes"),
+        "correspondence": (config.correspondence.enable, "correspondence.enable"),
+        "zero-shot classification": (bool(config.zero_shot.text_tower), "zero_shot.text_tower and teacher"),
+    }
+    return [f"{name}: not asked for; give evaluate.{field}" for name, (given, field) in asked.items() if not given]
+
+
+def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterator[Problem]:
+    if architecture is None or not spec.evaluate.resolutions:
+        return
+    try:
+        with torch.device("meta"):
+            student = Student(architecture)
+    except RadioplatError:
+        return  # named where the student is looked at
+    backbone = student.backbone
+    for i, size in enumerate(spec.evaluate.resolutions):
+        where = f"evaluate.resolutions[{i}]"
+        if backbone.needs_multiple and size % student.stride:
+            hint = f"Take {max(1, round(size / student.stride)) * student.stride}."
+            yield Problem(f"{size} is not a multiple of the student's patch {student.stride}", where, hint)
+            continue
+        try:
+            probe(backbone, size, frozenset({"summary", "spatial"}), where)
+        except RadioplatError as error:
+            yield from error.problems
+
+
+def _labels(spec: Spec, train: ShardIndex | None, val: ShardIndex | None) -> Iterator[Problem]:
+    if not spec.evaluate.linear_probe.enable:
+        return
+    for index, name in ((train, "train"), (val, "val")):
+        if index is not None and highest_label(index) < 0:
+            where = f"dataset.{name}_dataset"
+            hint = f"{_LABELS} Or evaluate.linear_probe.enable: false."
+            yield Problem("a linear probe needs labelled images, and none has a label", where, hint)
+
+
+def _segmentation(spec: Spec) -> Iterator[Problem]:
+    if not spec.evaluate.segmentation.images_dir:
+        return
+    try:
+        find_pairs(spec.evaluate.segmentation)
+    except RadioplatError as error:
+        yield from error.problems
+
+
+def _zero_shot(spec: Spec, architecture: StudentArchitecture | None, val: ShardIndex | None) -> Iterator[Problem]:
+    config = spec.evaluate.zero_shot
+    if not config.text_tower:
+        return
+    try:
+        width = text_width(config.text_tower)
+    except RadioplatError as error:
+        yield from error.problems
+        return
+    heads = {config.teacher: width} if architecture is None else {h.name: h.summary_dim for h in architecture.heads}
+    own = heads.get(config.teacher or "")
+    if own is None:
+        yield Problem(f"the student has no summary head for {config.teacher!r}", "evaluate.zero_shot.teacher")
+    elif own != width:
+        yield Problem(
+            f"texts are embedded in {width} dimensions, and the summary of {config.teacher!r} has {own}",
+            "evaluate.zero_shot.text_tower",
+            "Give the text tower that was trained with this teacher; the teacher's summary must be its projection.",
+        )
+    if val is None:
+        return
+    highest, names = highest_label(val), config.class_names or val.classes
+    if highest < 0:
+        yield Problem("zero-shot classification needs labelled images", "dataset.val_dataset", _LABELS)
+    elif highest >= len(names):
+        yield Problem(
+            f"labels go up to {highest}, and there are {len(names)} names",
+            "evaluate.zero_shot.class_names",
+            "Give one for each label, in their order.",
+        )
+
+
+def highest_label(index: ShardIndex) -> int:
+    """-1 where no row has a label."""
+    highest = -1
+    for start in range(0, len(index.label), 2**20):
+        highest = max(highest, int(index.label[start : start + 2**20].max(initial=-1)))
+    return highest

@@ -1,0 +1,54 @@
+"""What models said of the images of a split, gathered over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.models.features import Features
+
+
+class Rows:
+    """Summaries, labels and classifier answers.
+
+    Args:
+        names: of the models.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._summaries: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+        self._labels: list[torch.Tensor] = []
+        self._right: list[torch.Tensor] = []
+
+    def add(self, batch: Batch, features: dict[str, Features]) -> None:
+        """Keep what models said of a batch, samples that could not be read aside."""
+        alive = torch.from_numpy(batch.weight > 0)
+        label = torch.tensor(batch.label)[alive]
+        self._labels.append(label)
+        for name, value in features.items():
+            assert value.summary is not None
+            self._summaries[name].append(value.summary[alive].cpu())
+            if name == "student" and "logits" in value.named:
+                guess = value.named["logits"].argmax(-1).cpu()[alive]
+                self._right.append((guess == label)[label >= 0].float())
+
+    @property
+    def label(self) -> torch.Tensor:
+        """int64 ``[n]`` of all rows so far, -1 where there is none."""
+        return torch.cat(self._labels) if self._labels else torch.zeros(0, dtype=torch.long)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether any row has one."""
+        return bool((self.label >= 0).any())
+
+    def summary(self, name: str) -> torch.Tensor:
+        """``[n, D]`` of a model."""
+        return torch.cat(self._summaries[name])
+
+    def accuracy(self) -> float | None:
+        """Share of labelled rows that the student's own classifier has right; None where it has none."""
+        answers = torch.cat(self._right) if self._right else torch.zeros(0)
+        return float(answers.mean()) if len(answers) else None

@@ -1,0 +1,164 @@
+"""The findings as tables, for the report and the terminal."""
+
+from __future__ import annotations
+
+import re
+
+from radioplat.evaluate.fidelity import FidelityResult
+from radioplat.evaluate.measure import Findings
+from radioplat.track.report import Table
+
+
+def all_tables(findings: Findings) -> list[Table]:
+    """Every table that has a row, in the order of the report."""
+    made = (
+        fidelity_table(findings),
+        resolution_table(findings),
+        agreement_table(findings),
+        knn_table(findings),
+        linear_table(findings),
+        zero_shot_table(findings),
+        segmentation_table(findings),
+        correspondence_table(findings),
+    )
+    return [table for table in made if table.rows]
+
+
+def size_of(student: str) -> int | None:
+    """448 for ``student at 448``; None for a student at its usual size."""
+    match = re.fullmatch(r"student at (\d+)", student)
+    return int(match[1]) if match else None
+
+
+def fidelity_table(findings: Findings) -> Table:
+    """Rows of teacher and kind; one column for each student, centred cosine with the plain one and CKA in brackets."""
+    students = [name for name in findings.fidelity if not size_of(name)]
+    rows = []
+    for teacher, kinds in (findings.fidelity[students[0]] if students else {}).items():
+        for kind in kinds:
+            values = [findings.fidelity[s][teacher][kind] for s in students]
+            rows.append([teacher, kind, *(_cosines(v) for v in values)])
+    return Table(
+        ["teacher", "features", *students],
+        rows,
+        title="Fidelity to each teacher on held-out images",
+        note="Mean cosine after the teacher's training mean was taken from both sides: a constant answer scores 0. "
+        "In brackets the plain cosine, then debiased linear CKA.",
+    )
+
+
+def _cosines(value: FidelityResult) -> str:
+    cka = "" if value.cka is None else f", {value.cka:.3f}"
+    return f"{value.centered:.3f} ({value.plain:.3f}{cka})"
+
+
+def knn_table(findings: Findings) -> Table:
+    """Top-1 and top-5 of each model."""
+    rows = [[name, f"{100 * r.top1:.1f} %", f"{100 * r.top5:.1f} %"] for name, r in findings.knn.items()]
+    note = ""
+    if findings.knn:
+        any_result = next(iter(findings.knn.values()))
+        note = f"{any_result.count} held-out images, {any_result.bank} labelled training images, k = {any_result.k}."
+    if findings.accuracy is not None:
+        rows.append(["student, its own classifier", f"{100 * findings.accuracy:.1f} %", ""])
+    return Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note=note)
+
+
+def resolution_table(findings: Findings) -> Table:
+    """Fidelity of the trained student at each resolution; empty where it was looked at one alone."""
+    students = [name for name in findings.fidelity if name == "student" or size_of(name)]
+    rows = []
+    for teacher, kinds in findings.fidelity["student"].items() if len(students) > 1 else ():
+        for kind in kinds:
+            for name in sorted(students, key=lambda n: size_of(n) or 0):
+                value = findings.fidelity[name][teacher][kind]
+                rows.append([teacher, kind, f"{size_of(name)} px" if size_of(name) else "usual", *_three(value)])
+    return Table(
+        ["teacher", "features", "student sees", "centred cosine", "plain cosine", "linear CKA"],
+        rows,
+        title="Fidelity at each resolution",
+        note="The teacher keeps its own resolution; maps are compared on the coarser of the two grids.",
+    )
+
+
+def _three(value: FidelityResult) -> list[float | None]:
+    return [value.centered, value.plain, value.cka]
+
+
+def agreement_table(findings: Findings) -> Table:
+    """Each pair of resolutions, flagged where the features switch."""
+    rows = [
+        [
+            name if name == "backbone" else f"head for {name}",
+            f"{p.low} and {p.high} px",
+            *(p.agreement, p.plain, p.shift),
+            p.flag or "no switch seen",
+        ]
+        for name, pairs in findings.agreement.items()
+        for p in pairs
+    ]
+    return Table(
+        ["features", "resolutions", "agreement", "plain cosine", "shift of the mean", "finding"],
+        rows,
+        title="Does the student say the same at every resolution?",
+        note="Agreement: mean cosine of one image's maps at two resolutions, on the coarser grid, after one mean was "
+        "taken from both; another image's map scores 0. Shift: how far the mean feature moves, in units of the "
+        "features' spread. Neighbouring resolutions are judged.",
+    )
+
+
+def linear_table(findings: Findings) -> Table:
+    """Top-1 of a linear classifier on each model's summary."""
+    rows = [[name, f"{100 * r.top1:.1f} %", f"{r.weight_decay:g}"] for name, r in findings.linear.items()]
+    note = ""
+    if findings.linear:
+        any_result = next(iter(findings.linear.values()))
+        note = (
+            f"{any_result.count} held-out images, fitted on {any_result.bank} labelled training images; the weight "
+            "decay was chosen on a part of those."
+        )
+    return Table(["model", "top-1", "weight decay"], rows, title="Linear probe on held-out images", note=note)
+
+
+def zero_shot_table(findings: Findings) -> Table:
+    """Top-1 and top-5 by class names alone."""
+    rows = [[name, f"{100 * r.top1:.1f} %", f"{100 * r.top5:.1f} %"] for name, r in findings.zero_shot.items()]
+    note = ""
+    if findings.zero_shot:
+        any_result = next(iter(findings.zero_shot.values()))
+        note = f"{any_result.count} held-out images, {any_result.classes} class names; students through their head."
+    return Table(["model", "top-1", "top-5"], rows, title="Zero-shot classification", note=note)
+
+
+def segmentation_table(findings: Findings) -> Table:
+    """Mean intersection over union of a linear layer on each model's map."""
+    rows = [
+        [name, f"{100 * r.miou:.1f} %", f"{100 * r.accuracy:.1f} %", f"{r.weight_decay:g}"]
+        for name, r in findings.segmentation.items()
+    ]
+    note = ""
+    if findings.segmentation:
+        any_result = next(iter(findings.segmentation.values()))
+        seen = sum(value is not None for value in any_result.iou)
+        note = f"{any_result.images} held-out images, {seen} of {len(any_result.iou)} classes in them or in answers."
+    return Table(
+        ["model", "mIoU", "pixels right", "weight decay"], rows, title="Segmentation by a linear layer", note=note
+    )
+
+
+def correspondence_table(findings: Findings) -> Table:
+    """PCK of each model at each threshold, with what its grid allows in brackets."""
+    results = findings.correspondence
+    thresholds = list(next(iter(results.values())).pck) if results else []
+    rows = [
+        [name, *(f"{100 * r.pck[t]:.1f} % ({100 * r.ceiling[t]:.1f} %)" for t in thresholds)]
+        for name, r in results.items()
+    ]
+    images = next(iter(results.values())).images if results else 0
+    return Table(
+        ["model", *(f"PCK at {t:g}" for t in thresholds)],
+        rows,
+        title="Correspondence under known homographies",
+        note=f"{images} images and a warped copy of each: share of positions found within that share of the side. In "
+        "brackets what the model's grid allows.",
+    )

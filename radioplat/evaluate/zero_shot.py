@@ -1,0 +1,188 @@
+"""Zero-shot classification: an image belongs to the class whose name, as a text tower reads it, lies nearest.
+
+Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", section 3.1: the
+embedding of a class is the mean of the normalised embeddings of its prompts, normalised again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radioplat.errors import RadioplatError, SpecError, WeightsError
+
+_WHERE = "evaluate.zero_shot.text_tower"
+# Types of model whose text embedding is compared with an image embedding, and how their texts are padded.
+_PADDING = {
+    "clip": True,
+    "clip_text_model": True,
+    "siglip": "max_length",
+    "siglip_text_model": "max_length",
+    "siglip2": "max_length",
+    "siglip2_text_model": "max_length",
+}
+_TOWERS = {
+    "clip_text_model": "CLIPTextModelWithProjection",
+    "siglip_text_model": "SiglipTextModel",
+    "siglip2_text_model": "Siglip2TextModel",
+}
+_SIGLIP_LENGTH = 64  # tokens, as SigLIP was trained
+
+
+@dataclass(frozen=True)
+class ZeroShotResult:
+    """Outcome of :func:`zero_shot_accuracy`.
+
+    Attributes:
+        top1, top5: share of images whose class is the nearest, among the five nearest; in [0, 1].
+        count: labelled images.
+        classes: number of class names.
+    """
+
+    top1: float
+    top5: float
+    count: int
+    classes: int
+
+
+def text_width(folder: str | Path) -> int:
+    """Width of the text embeddings, from ``config.json`` alone.
+
+    Raises:
+        SpecError: transformers is not installed, or the folder holds no text tower.
+        WeightsError: there is no readable ``config.json``, no ``.safetensors`` file or no tokenizer.
+    """
+    kind, config = _config(folder)
+    root = Path(folder)
+    if not any(root.glob("*.safetensors")):
+        raise WeightsError(f"{folder} holds no .safetensors file", where=_WHERE)
+    if not any((root / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+        hint = "tokenizer.json belongs beside the weights."
+        raise WeightsError(f"{folder} holds no tokenizer", where=_WHERE, hint=hint)
+    if kind.startswith("clip"):
+        return int(config.projection_dim)
+    text = getattr(config, "text_config", config)
+    return int(getattr(text, "projection_size", None) or text.hidden_size)
+
+
+@torch.inference_mode()
+def text_embeddings(
+    folder: str | Path, class_names: Sequence[str], templates: Sequence[str], device: str = "cpu", batch_size: int = 64
+) -> Tensor:
+    """fp32 ``[C, D]`` of unit length: one row a class name. Nothing is downloaded, and no code of the folder is run.
+
+    Raises:
+        SpecError, WeightsError: see :func:`text_width`; or the weights do not fit.
+    """
+    text_width(folder)
+    kind, _ = _config(folder)
+    model, tokenizer = _load(folder, kind)
+    model = model.to(device)
+    prompts = [template.format(name) for name in class_names for template in templates]
+    rows = []
+    for start in range(0, len(prompts), batch_size):
+        tokens = _tokens(tokenizer, prompts[start : start + batch_size], kind, model)
+        rows.append(F.normalize(_embedding(model, tokens.to(device)).float(), dim=1).cpu())
+    each = torch.cat(rows).reshape(len(class_names), len(templates), -1)
+    return F.normalize(each.mean(1), dim=1)
+
+
+def zero_shot_accuracy(images: Tensor, labels: Tensor, classes: Tensor) -> ZeroShotResult:
+    """Name images by the nearest class.
+
+    Args:
+        images: ``[N, D]`` any float dtype; normalised here.
+        labels: int ``[N]``, negative for none.
+        classes: ``[C, D]``, :func:`text_embeddings`.
+
+    Raises:
+        RadioplatError: no image has a label, a label is not below C, features are not finite, or widths differ.
+    """
+    images, labels = images[labels >= 0].float(), labels[labels >= 0].long().to(images.device)
+    if not len(images):
+        raise RadioplatError("zero-shot classification needs labelled images", where="dataset.val_dataset")
+    if images.shape[1] != classes.shape[1]:
+        raise RadioplatError(
+            f"images are embedded in {images.shape[1]} dimensions and texts in {classes.shape[1]}", where=_WHERE
+        )
+    if int(labels.max()) >= len(classes):
+        raise RadioplatError(
+            f"a label is {int(labels.max())} and there are {len(classes)} class names",
+            where="evaluate.zero_shot.class_names",
+        )
+    if not images.isfinite().all():
+        raise RadioplatError("features for zero-shot classification are not finite")
+    scores = F.normalize(images, dim=1) @ F.normalize(classes.to(images), dim=1).T
+    hit = scores.topk(min(5, len(classes)), dim=1).indices == labels[:, None]
+    return ZeroShotResult(float(hit[:, 0].float().mean()), float(hit.any(1).float().mean()), len(images), len(classes))
+
+
+def _config(folder: str | Path) -> tuple[str, Any]:
+    try:
+        import transformers
+    except ImportError:
+        hint = "pip install 'radioplat[hf]'"
+        raise SpecError("a text tower needs the package transformers", where=_WHERE, hint=hint) from None
+    try:
+        raw = json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=_WHERE) from None
+    kind = raw.get("model_type")
+    if kind not in _PADDING:
+        hint = f"Types that are known here: {', '.join(_PADDING)}."
+        raise SpecError(f"a model of type {kind!r} is no text tower", where=_WHERE, hint=hint)
+    return kind, transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
+
+
+def _load(folder: str | Path, kind: str) -> tuple[Any, Any]:
+    import transformers
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # an image tower that is left out is no news
+    logging.disable_progress_bar()
+    try:
+        cls = getattr(transformers, _TOWERS[kind]) if kind in _TOWERS else transformers.AutoModel
+        model, info = cls.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises OSError, RuntimeError, SafetensorError, ...
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeightsError(f"{folder} cannot be loaded: {reason}", where=_WHERE) from None
+    finally:
+        logging.set_verbosity(before)
+    missing = sorted(key for key in info["missing_keys"] if "vision" not in key and "visual" not in key)
+    if missing or info["mismatched_keys"]:
+        unlike = sorted(str(k) for k in info["mismatched_keys"])
+        raise WeightsError(
+            f"{folder} does not fit its own config.json (missing: {missing[:3]}, shapes: {unlike[:3]})", where=_WHERE
+        )
+    return model.eval(), tokenizer
+
+
+def _tokens(tokenizer: Any, prompts: list[str], kind: str, model: Any) -> Any:
+    text = getattr(model.config, "text_config", model.config)
+    longest = int(getattr(text, "max_position_embeddings", _SIGLIP_LENGTH))
+    if kind.startswith("siglip"):
+        longest = min(longest, _SIGLIP_LENGTH)
+    return tokenizer(prompts, padding=_PADDING[kind], truncation=True, max_length=longest, return_tensors="pt")
+
+
+def _embedding(model: Any, tokens: Any) -> Tensor:
+    inputs = {"input_ids": tokens["input_ids"]}
+    # SigLIP was trained to look at its padding; CLIP reads up to the end of the text.
+    if "siglip" not in model.config.model_type and "attention_mask" in tokens:
+        inputs["attention_mask"] = tokens["attention_mask"]
+    if hasattr(model, "get_text_features"):
+        out = model.get_text_features(**inputs)
+        return out if isinstance(out, Tensor) else out.pooler_output
+    out = model(**inputs)
+    return out.text_embeds if getattr(out, "text_embeds", None) is not None else out.pooler_output

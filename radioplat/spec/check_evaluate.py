@@ -1,0 +1,107 @@
+"""Contradictions in the section ``evaluate``: each metric that cannot be had says what to give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from radioplat.errors import Problem
+from radioplat.spec.resolve import resolve_teachers
+from radioplat.spec.root import Spec
+
+_IGNORE = 255  # of a mask, hence no class
+_LEAST_CKA = 4  # rows that the debiased estimator needs
+
+
+def evaluation_problems(spec: Spec) -> Iterator[Problem]:
+    """What is wrong with the section by reading it alone; files are looked at by ``radioplat.evaluate.needs``."""
+    config, path = spec.evaluate, "evaluate"
+    for name in ("batch_size", "knn_k", "max_images"):
+        if (value := getattr(config, name)) is not None and value < 1:
+            yield Problem(f"must be at least 1, not {value}", f"{path}.{name}")
+    if not 0 < config.knn_temperature < math.inf:
+        yield Problem(f"must be positive, not {config.knn_temperature}", f"{path}.knn_temperature")
+    if config.pictures < 0:
+        yield Problem(f"must not be negative, not {config.pictures}", f"{path}.pictures", "0: no pictures.")
+    if config.cka_rows != 0 and config.cka_rows < _LEAST_CKA:
+        hint = f"At least {_LEAST_CKA} rows, or 0 for no CKA."
+        yield Problem(f"too few to compare, {config.cka_rows}", f"{path}.cka_rows", hint)
+    for i, size in enumerate(config.resolutions):
+        if size < 1:
+            yield Problem(f"must be at least 1, not {size}", f"{path}.resolutions[{i}]")
+        elif size in config.resolutions[:i]:
+            yield Problem(f"{size} is given twice", f"{path}.resolutions[{i}]")
+    yield from _linear_probe(spec)
+    yield from _segmentation(spec)
+    yield from _correspondence(spec)
+    yield from _zero_shot(spec)
+
+
+def _linear_probe(spec: Spec) -> Iterator[Problem]:
+    config = spec.evaluate.linear_probe
+    yield from _fit(config.weight_decays, config.held_out, config.max_iter, "evaluate.linear_probe")
+
+
+def _fit(decays: Sequence[float], held_out: float, max_iter: int, path: str) -> Iterator[Problem]:
+    if not decays or not all(0 <= decay < math.inf for decay in decays):
+        yield Problem(f"numbers of at least 0 are needed, not {list(decays)}", f"{path}.weight_decays")
+    if not 0 < held_out < 1:
+        yield Problem(f"must lie between 0 and 1, not {held_out}", f"{path}.held_out")
+    if max_iter < 1:
+        yield Problem(f"must be at least 1, not {max_iter}", f"{path}.max_iter")
+
+
+def _segmentation(spec: Spec) -> Iterator[Problem]:
+    config, path = spec.evaluate.segmentation, "evaluate.segmentation"
+    given = [n for n in ("images_dir", "masks_dir", "val_images_dir", "val_masks_dir") if getattr(config, n)]
+    if not given and not config.num_classes:
+        return
+    for name, what in (("images_dir", "the folder of images"), ("masks_dir", "the folder of their masks")):
+        if not getattr(config, name):
+            yield Problem(f"segmentation needs {what}", f"{path}.{name}", "A mask has the name of its image, as PNG.")
+    for one, other in (("val_images_dir", "val_masks_dir"), ("val_masks_dir", "val_images_dir")):
+        if getattr(config, one) and not getattr(config, other):
+            yield Problem(f"{path}.{one} is given and this is not", f"{path}.{other}")
+    if not 2 <= config.num_classes <= _IGNORE:
+        yield Problem(
+            f"segmentation needs the number of classes, 2 to {_IGNORE}, not {config.num_classes}", f"{path}.num_classes"
+        )
+    if not 0 < config.val_share < 1:
+        yield Problem(f"must lie between 0 and 1, not {config.val_share}", f"{path}.val_share")
+    if config.max_images is not None and config.max_images < 2:
+        yield Problem(f"must be at least 2, not {config.max_images}", f"{path}.max_images")
+    yield from _fit(config.weight_decays, config.held_out, config.max_iter, path)
+
+
+def _correspondence(spec: Spec) -> Iterator[Problem]:
+    config, path = spec.evaluate.correspondence, "evaluate.correspondence"
+    if config.images < 1:
+        yield Problem(f"must be at least 1, not {config.images}", f"{path}.images")
+    if not config.thresholds or not all(0 < threshold <= 1 for threshold in config.thresholds):
+        yield Problem(f"shares of the side in (0, 1] are needed, not {config.thresholds}", f"{path}.thresholds")
+    for name, low, high in (("max_rotation", 0, 180), ("max_zoom", 1, 4), ("max_shift", 0, 0.5), ("max_tilt", 0, 0.5)):
+        if not low <= (value := getattr(config, name)) <= high:
+            yield Problem(f"must lie between {low} and {high}, not {value}", f"{path}.{name}")
+
+
+def _zero_shot(spec: Spec) -> Iterator[Problem]:
+    config, path = spec.evaluate.zero_shot, "evaluate.zero_shot"
+    if not (config.text_tower or config.teacher or config.class_names):
+        return
+    if not config.text_tower:
+        hint = "Give a Hugging Face folder of CLIP or SigLIP with its tokenizer."
+        yield Problem("zero-shot classification needs a text tower", f"{path}.text_tower", hint)
+    wanted = {teacher.name: teacher.wanted for teacher in resolve_teachers(spec)}
+    speaking = [name for name, kinds in wanted.items() if "summary" in kinds]
+    hint = f"Teachers with a summary: {', '.join(speaking) or 'none; take mode summary or combo'}."
+    if not config.teacher:
+        yield Problem("zero-shot classification needs the teacher whose text tower this is", f"{path}.teacher", hint)
+    elif config.teacher not in wanted:
+        yield Problem(f"no teacher is called {config.teacher!r}", f"{path}.teacher", hint)
+    elif config.teacher not in speaking:
+        yield Problem(f"the student has no summary head for {config.teacher!r}", f"{path}.teacher", hint)
+    if not config.templates or not all(template.count("{}") == 1 for template in config.templates):
+        hint = "For example: a photo of a {}."
+        yield Problem("each template needs one {}, the place of the class name", f"{path}.templates", hint)
+    if len(set(config.class_names)) != len(config.class_names):
+        yield Problem("two classes have one name", f"{path}.class_names")
