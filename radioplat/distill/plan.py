@@ -13,6 +13,7 @@ from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.resolve import ResolvedTeacher, teacher_names
@@ -114,6 +115,10 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
             value = getattr(value, part)
         if value and not Path(value).exists():
             result.problems.append(Problem(f"no such file: {value}", name))
+    try:
+        result.warnings += start_notes(spec, models.architecture)
+    except RadioplatError as error:
+        result.problems += error.problems
     return models
 
 
