@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
@@ -236,6 +237,7 @@ def _chain(spec: Spec) -> Iterator[Problem]:
         if task not in _CHAIN:
             where, hint = f"distill.then[{i}]", f"Tasks: {', '.join(_CHAIN)}."
             yield Problem(f"{task!r} cannot follow a distillation", where, hint)
+    yield from chained_export_problems(spec)
 
 
 def _unavailable(spec: Spec) -> Iterator[Problem]:
