@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import nn
@@ -42,17 +43,26 @@ def folded(head: TeacherHead, kind: str) -> dict[str, torch.Tensor] | None:
     last = next((k.removesuffix(".weight") for k in tensors if k.endswith(f"{LAST}.weight")), None)
     if last is None:
         return None
-    linear = copy.deepcopy(head)
+    linear, width = copy.deepcopy(head), getattr(head, f"{kind}_mean").numel()
     getattr(linear, f"{kind}_mean").zero_()  # apart, so that a large mean cannot swallow the weights
     weight, bias = f"{last}.weight", f"{last}.bias"
-    tensors[bias] = head._raw(kind, tensors[bias])
-    tensors[weight] = linear._raw(kind, tensors[weight].T).T.contiguous()
+    # A finer map's layer gives several positions one behind the other, each as wide as the teacher.
+    out, hidden = tensors[weight].shape
+    tensors[bias] = head._raw(kind, tensors[bias].reshape(-1, width)).reshape(out)
+    columns = linear._raw(kind, tensors[weight].T.reshape(hidden, -1, width))
+    tensors[weight] = columns.reshape(hidden, out).T.contiguous()
     return tensors
 
 
+def finer(head: TeacherHead, tensors: dict[str, torch.Tensor]) -> int:
+    """How many times finer than the student's map a head's is, from its folded ``spatial`` tensors."""
+    bias = next(v for k, v in tensors.items() if k.endswith(f"{LAST}.bias"))
+    return math.isqrt(len(bias) // head.spatial_mean.numel())
+
+
 def is_linear(head: TeacherHead, kind: str) -> bool:
-    """Whether the head's ``kind`` is there and is a single linear layer."""
-    return isinstance(getattr(head, kind, None), nn.Linear)
+    """Whether the head's ``kind`` is there and ends in no MLP."""
+    return isinstance(getattr(head, kind, None), nn.Module) and folded(head, kind) is None
 
 
 def silent_head(width: int) -> dict[str, torch.Tensor]:

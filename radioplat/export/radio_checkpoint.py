@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from radioplat.errors import EngineError
-from radioplat.export.plain import folded, is_linear, plain_copy, silent_head
+from radioplat.export.plain import finer, folded, is_linear, plain_copy, silent_head
 from radioplat.models import names
 from radioplat.models.heads import TeacherHead
 from radioplat.models.radio_vit import RadioViT
@@ -190,8 +190,11 @@ def _head(head: TeacherHead, entry: dict[str, Any], width: int, notes: list[str]
             found = silent_head(width)
             entry.setdefault("filled", []).append(kind)
             notes.append(f"{entry['name']} has no {kind} head: RADIO's loader wants one and gets one that says 0")
-        elif any(k.startswith("mlp.") for k in found):
-            entry["spatial_mlp_version"] = "attn"
+        elif kind == "spatial":
+            if any(k.startswith("mlp.") for k in found):
+                entry["spatial_mlp_version"] = "attn"
+            if (factor := finer(head, found)) > 1:
+                entry["fd_upsample_factor"] = factor
         tensors |= {f"{prefix}.{entry['name']}.{k}": v for k, v in found.items()}
     return tensors
 

@@ -174,6 +174,20 @@ def test_mean_and_scale_are_in_the_last_layer(radio_student):
     assert student.heads["clip"].spatial.final[2].weight is last.weight  # the student itself is untouched
 
 
+def test_a_finer_map_is_folded_position_by_position(radio_student):
+    """Four positions of ten numbers each, as a pixel shuffle takes them apart; the factor is told to the loader."""
+    student = radio_student()
+    head = student.heads["clip"]
+    last = head.spatial.final[2] = torch.nn.Linear(16, 4 * 10)
+    found = radio_file(student)
+    weight, bias = (found.state_dict[f"_feature_projections.clip.final.2.{k}"] for k in ("weight", "bias"))
+    torch.testing.assert_close(weight, last.weight.detach() * head.spatial_scale)
+    expected = last.bias.detach().reshape(4, 10) * head.spatial_scale + head.spatial_mean
+    torch.testing.assert_close(bias.reshape(4, 10), expected)
+    first, second = found.args["teachers"][:2]
+    assert first["fd_upsample_factor"] == 2 and "fd_upsample_factor" not in second
+
+
 def test_reparametrized_weights_are_made_plain(radio_student):
     student = radio_student()
     linear = student.backbone.blocks[0].mlp.fc1
