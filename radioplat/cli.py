@@ -45,12 +45,12 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """A trained student as ONNX."""
+    """A trained student as ONNX, or as weights that others load (export.format)."""
     from radioplat.export.run import export as run
-    from radioplat.export.show import show_onnx
+    from radioplat.export.show import show_export
     from radioplat.spec.load import load_spec
 
-    show_onnx(run(load_spec(args.spec, args.overrides)))
+    show_export(run(load_spec(args.spec, args.overrides)))
 
 
 def gen_trt_engine(args: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import total_steps
 from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.models.start import start_notes
 from radioplat.evaluate.needs import missing, not_asked
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
@@ -155,6 +156,10 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
             value = getattr(value, part)
         if value and not Path(value).exists():
             result.problems.append(Problem(f"no such file: {value}", name))
+    try:
+        result.warnings += start_notes(spec, models.architecture)
+    except RadioplatError as error:
+        result.problems += error.problems
     return models
 
 

@@ -20,10 +20,10 @@ from radioplat.distill.partitions import Partitions
 from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
 from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.errors import Problem, SpecError
-from radioplat.models.checkpoint import is_checkpoint, read_architecture
+from radioplat.export.weights import format_problems
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.probe import probe
-from radioplat.models.start import start_student
+from radioplat.models.start import known_architecture, start_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check import check
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers, student_view
@@ -122,6 +122,8 @@ def design_models(spec: Spec, task: str) -> Models:
         with torch.device("meta"):
             student = Student(architecture)
         stride = student.stride
+        if task == "distill" and "export" in spec.distill.then:
+            problems += format_problems(student, spec.export.format, spec.export.adaptors)
         sizes = {spec.dataset.img_size: "dataset.img_size", **where_sized(spec)}
         for size, where in sizes.items():
             problems += _divides(size, student, where)
@@ -233,23 +235,32 @@ def _student_architecture(
     spec: Spec, task: str, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
 ) -> StudentArchitecture:
     backbone, augmentation = spec.model.backbone, spec.dataset.augmentation
-    path = backbone.pretrained_backbone_path
     heads = tuple(_head(t, infos[t.name], slot) for slot, t in enumerate(teachers))
     normal = dict(
         mean=tuple(backbone.student_norm_mean or augmentation.mean),
         std=tuple(backbone.student_norm_std or augmentation.std),
     )
     num_classes = spec.dataset.num_classes if task == "train" else 0
-    if backbone.type is None:
-        if path and is_checkpoint(path):
-            known = read_architecture(path, "model.backbone.pretrained_backbone_path")
-            return dataclasses.replace(
-                known, heads=heads, num_classes=num_classes, img_size=spec.dataset.img_size, **normal
+    if backbone.type in (None, "radio"):
+        known = known_architecture(spec)
+        if known is None:
+            raise SpecError(
+                "a value is required here",
+                where="model.backbone.type",
+                hint="Any timm model name or TAO's; pretrained weights of radioplat or RADIO know their own.",
             )
-        raise SpecError(
-            "a value is required here",
-            where="model.backbone.type",
-            hint="Any timm model name or TAO's, or a radioplat checkpoint as pretrained_backbone_path.",
+        tokens = max(known.num_class_tokens, len(teachers))
+        return dataclasses.replace(
+            known,
+            heads=heads,
+            num_classes=num_classes,
+            img_size=spec.dataset.img_size,
+            num_class_tokens=tokens,
+            kwargs={**known.kwargs, **backbone.kwargs},
+            cpe_max_size=backbone.cpe_max_size or known.cpe_max_size,
+            num_registers=known.num_registers if backbone.cpe_num_registers is None else backbone.cpe_num_registers,
+            register_multiple=backbone.register_multiple or known.register_multiple,
+            **normal,
         )
     return StudentArchitecture(
         type=backbone.type,

@@ -14,6 +14,7 @@ from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.scanning import scanner
 from radioplat.errors import RadioplatError, SpecError
+from radioplat.models.start import start_notes
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.results import TaskFolder
@@ -102,6 +103,9 @@ def _run(
             keep_data(run, data)
             say(line)
             status.write(line)
+            for note in start_notes(spec, run.architecture) if start == 0 else ():
+                say(note)
+                status.write(note, verbosity="WARNING")
             folder.write_experiment(to_yaml(spec))
             if start < run.total_steps:
                 with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):

@@ -5,34 +5,50 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from radioplat.errors import EngineError
+from radioplat.errors import EngineError, SpecError
 from radioplat.export.onnx import OnnxReport, export_onnx
 from radioplat.export.tensorrt import EngineReport, build_engine
+from radioplat.export.weights import NAMES, WeightsReport, export_weights
+from radioplat.spec.check_export import export_problems
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
+from radioplat.spec.tasks import ExportFormat
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
 
 LATEST = "model_latest"
 
 
-def export(spec: Spec) -> OnnxReport:
-    """Task ``export``: the trained student of ``export.checkpoint`` as ONNX.
+def export(spec: Spec) -> OnnxReport | WeightsReport:
+    """Task ``export``: the trained student of ``export.checkpoint`` as ``export.format`` says.
 
     Raises:
+        SpecError: fields of ``export`` contradict each other.
         EngineError: there is no checkpoint yet, or the student cannot be exported as asked.
         WeightsError: the checkpoint cannot be read.
     """
+    if problems := list(export_problems(spec)):
+        raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)
-    return keep_diary(folder, "export", to_yaml(spec), lambda: _export(spec), _onnx_kpi)
+    return keep_diary(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
 
 
-def _export(spec: Spec) -> OnnxReport:
+def _export(spec: Spec) -> OnnxReport | WeightsReport:
     from radioplat.models.checkpoint import load_student
 
     asked = spec.export
     _check_channels(asked.input_channel, "export")
     student = load_student(find_checkpoint(spec, asked.checkpoint, "export.checkpoint"), "export.checkpoint")
+    if asked.format is not ExportFormat.onnx:
+        size = student.architecture.img_size
+        return export_weights(
+            student,
+            asked.format,
+            weights_file(spec),
+            height=asked.input_height or size,
+            width=asked.input_width or size,
+            adaptors=asked.adaptors,
+        )
     return export_onnx(
         student,
         onnx_file(spec),
@@ -56,7 +72,7 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
     return keep_diary(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
 
 
-def _onnx_kpi(report: OnnxReport) -> dict[str, float]:
+def _export_kpi(report: OnnxReport | WeightsReport) -> dict[str, float]:
     return {"bytes": report.bytes, "max_abs_error": report.max_abs_error}
 
 
@@ -82,8 +98,13 @@ def _gen_trt_engine(spec: Spec) -> EngineReport:
 
 
 def onnx_file(spec: Spec) -> Path:
-    """Where task ``export`` writes."""
+    """Where task ``export`` writes format ``onnx``."""
     return Path(spec.export.onnx_file or task_folder(spec, "export") / "student.onnx")
+
+
+def weights_file(spec: Spec) -> Path:
+    """Where task ``export`` writes weights; for format ``hf`` a folder."""
+    return Path(spec.export.output or task_folder(spec, "export") / NAMES[spec.export.format])
 
 
 def engine_file(spec: Spec) -> Path:

@@ -5,6 +5,19 @@ from __future__ import annotations
 from radioplat import terminal
 from radioplat.export.onnx import OnnxReport
 from radioplat.export.tensorrt import EngineReport
+from radioplat.export.weights import WeightsReport
+
+
+def show_export(report: OnnxReport | WeightsReport) -> None:
+    """Print what was exported, and for weights the line that opens them."""
+    if isinstance(report, OnnxReport):
+        return show_onnx(report)
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.format.value}, fp32)")
+    heads = ", ".join(report.adaptors) or "none"
+    terminal.say(f"heads: {heads}; read back, its features differ by {report.max_abs_error:.2e}")
+    for line in report.notes:
+        terminal.say(f"note: {line}")
+    terminal.say(f"open it with: {report.load}")
 
 
 def show_onnx(report: OnnxReport) -> None:

@@ -25,9 +25,26 @@ def save_student(student: Student, tensors: dict[str, torch.Tensor], folder: Pat
     save_file(heads, folder / HEADS_FILE, metadata)
 
 
+def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> None:
+    """Write all of ``student``, fp32, as one safetensors file that :func:`load_student` opens.
+
+    Args:
+        metadata: text to keep beside the architecture.
+    """
+    tensors = {k: (v.float() if v.is_floating_point() else v).contiguous() for k, v in student.state_dict().items()}
+    save_file(tensors, path, {**metadata, _KEY: student.architecture.to_json(), "format": "pt"})
+
+
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether ``path`` is a folder that :func:`load_student` can open."""
-    return (Path(path) / STUDENT_FILE).is_file()
+    """Whether ``path`` is a folder, or a file of :func:`save_one_file`, that :func:`load_student` can open."""
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return (path / STUDENT_FILE).is_file()
+    try:
+        with safetensors.safe_open(path, "pt") as opened:
+            return _KEY in (opened.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return False
 
 
 def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
@@ -36,7 +53,7 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
     Raises:
         WeightsError: ``path`` is not such a folder.
     """
-    file = Path(path) / STUDENT_FILE
+    file = Path(path) if Path(path).is_file() else Path(path) / STUDENT_FILE
     if not file.is_file():
         raise WeightsError(
             f"{path} is not a checkpoint folder (it holds no {STUDENT_FILE})",
@@ -57,13 +74,14 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
 
 
 def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint folder, backbone and heads, fp32."""
+    """All tensors of a checkpoint, backbone and heads, fp32."""
+    path = Path(path)
     tensors: dict[str, torch.Tensor] = {}
-    for name in (STUDENT_FILE, HEADS_FILE):
+    for file in (path,) if path.is_file() else (path / STUDENT_FILE, path / HEADS_FILE):
         try:
-            tensors.update(load_file(Path(path) / name))
+            tensors.update(load_file(file))
         except (safetensors.SafetensorError, OSError) as error:
-            raise WeightsError(f"{Path(path) / name} cannot be read: {error}", where=where) from None
+            raise WeightsError(f"{file} cannot be read: {error}", where=where) from None
     return tensors
 
 
@@ -71,7 +89,7 @@ def load_student(path: str | Path, where: str = "") -> Student:
     """Open a trained student.
 
     Args:
-        path: a checkpoint folder (``results/distill/model_latest``).
+        path: a checkpoint folder (``results/distill/model_latest``), or the file of ``export.format: safetensors``.
 
     Returns:
         The student in fp32 and evaluation mode, on the CPU.

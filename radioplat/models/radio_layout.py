@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 
 from radioplat.errors import WeightsError
 from radioplat.models.names import VIT_SIZES
-from radioplat.models.weights import Contents
+from radioplat.models.weights import Contents, read_checkpoint
 
 _BACKBONES = ("base_model.", "radio_model.model.")
 _HEADS = (  # pattern of a tensor, group of the adaptor's name, what it belongs to
@@ -21,6 +23,12 @@ _HEADS = (  # pattern of a tensor, group of the adaptor's name, what it belongs 
     (re.compile(r"radio_model\.adaptors\.([^.]+)\.head_mlp\.(.+)"), "summary"),
     (re.compile(r"radio_model\.adaptors\.([^.]+)\.feat_mlp\.(.+)"), "spatial"),
 )
+# Tensors of timm's ViT that a patch generator takes the place of; RADIO's "v2" architectures still carry the first.
+_REPLACED = ("reg_token", "cls_token", "pos_embed", "mask_token")
+# The small tensors whose values say how a checkpoint is built.
+_SMALL = ("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs")
+# What shapes do not tell of timm's ViT, where the file's ``model_kwargs`` does.
+_TOLD = ("act_layer", "norm_layer", "mlp_layer", "proj_bias", "scale_attn_norm", "scale_mlp_norm")
 _SPECTRAL_FLOOR = 0.05  # RADIO's alpha: a weight's norm is softplus(scale) plus this
 
 
@@ -34,6 +42,7 @@ class RadioParts:
         summary_slots: class tokens that make the backbone's summary.
         heads: adaptor name -> ``summary`` and ``spatial`` -> tensors of its MLP.
         token_slots: the class token that each adaptor reads.
+        teacher_slots: the class token of each teacher that the file names, with or without heads.
         upsample: the factor by which each adaptor's map is finer than the backbone's.
         normalizer: ``mean`` ``[D]`` and ``tx`` ``[D, D]`` of the map; empty for none.
         conditioner: ``norm_mean`` and ``norm_std`` of images in [0, 1]; empty where the file has none.
@@ -45,6 +54,7 @@ class RadioParts:
     summary_slots: list[int]
     heads: dict[str, dict[str, dict[str, torch.Tensor]]]
     token_slots: dict[str, int]
+    teacher_slots: dict[str, int]
     upsample: dict[str, int]
     normalizer: dict[str, torch.Tensor]
     conditioner: dict[str, torch.Tensor]
@@ -61,6 +71,28 @@ def is_radio(tensors: dict[str, torch.Tensor]) -> bool:
     return any(f"{prefix}patch_generator.embedder.weight" in tensors for prefix in _BACKBONES)
 
 
+def read_radio(path: str | Path, where: str = "", shapes_only: bool = False) -> Contents | None:
+    """A file, or a folder's ``model.safetensors`` with what ``config.json`` says; None where there is no such file.
+
+    The few small tensors whose values matter to the structure are read even when only shapes are asked for.
+
+    Raises:
+        WeightsError: it cannot be read safely.
+    """
+    path, args = Path(path), None
+    if path.is_dir():
+        config = path / "config.json"
+        args = json.loads(config.read_text()).get("args") if config.is_file() else None
+        path = path / "model.safetensors"
+    if not path.is_file():
+        return None
+    contents = read_checkpoint(path, where, shapes_only)
+    keys = [k for k in contents.tensors if k.removeprefix("radio_model.") in _SMALL]
+    if shapes_only and keys:
+        contents.tensors.update(read_checkpoint(path, where, only=tuple(keys)).tensors)
+    return Contents(contents.tensors, args or contents.args, contents.metadata)
+
+
 def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | None = None) -> RadioParts:
     """Sort the tensors of a RADIO checkpoint.
 
@@ -74,7 +106,9 @@ def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | 
     if not is_radio(contents.tensors):
         raise WeightsError(f"{path} is not a RADIO checkpoint with a ViT in it", where=where)
     args, groups = contents.args, _sort(fold_spectral(contents.tensors))
-    backbone = {k.replace(".grandma", ".gamma"): v for k, v in groups["backbone"].items()}  # HF's spelling of gamma
+    groups["dropped"] += [k for k in groups["backbone"] if k in _REPLACED]
+    # HF's spelling of gamma
+    backbone = {k.replace(".grandma", ".gamma"): v for k, v in groups["backbone"].items() if k not in _REPLACED}
     teachers = [t for t in args.get("teachers", []) if isinstance(t, dict)]
     class_tokens, slots = _tokens(args, teachers, groups["other"].get("summary_idxs"))
     names = [t.get("name") for t in teachers]
@@ -82,15 +116,20 @@ def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | 
     for (name, kind), tensors in groups["heads"].items():
         name = names[int(name)] if name.isdigit() and int(name) < len(names) else name
         heads.setdefault(name, {})[kind] = tensors
+    for teacher in teachers:
+        for kind in teacher.get("filled") or ():  # our own files mark heads that are there for the loader's sake
+            heads.get(teacher["name"], {}).pop(kind, None)
     per_teacher = args.get("cls_token_per_teacher", True)
-    token_slots = {n: teachers[names.index(n)].get("token_slot", names.index(n)) for n in heads if n in names}
+    first = {n: names.index(n) for n in names}
+    known = {n: (teachers[i].get("token_slot", i) if per_teacher else 0) for n, i in first.items()}
     upsample = {n: int(teachers[names.index(n)].get("fd_upsample_factor") or 1) for n in heads if n in names}
     return RadioParts(
         backbone=backbone,
-        arguments=_arguments(backbone, class_tokens, num_heads),
+        arguments=_arguments(backbone, class_tokens, args.get("model_kwargs") or {}, num_heads),
         summary_slots=slots,
         heads=heads,
-        token_slots={n: (token_slots.get(n, 0) if per_teacher else 0) for n in heads},
+        token_slots={n: known.get(n, 0) for n in heads},
+        teacher_slots=known,
         upsample={n: upsample.get(n, 1) for n in heads},
         normalizer=groups["normalizer"],
         conditioner=groups["conditioner"],
@@ -134,7 +173,9 @@ def _tokens(args: dict[str, Any], teachers: list[dict[str, Any]], stored: torch.
     return len({t["name"] for t in teachers}), sorted(first.values())
 
 
-def _arguments(backbone: dict[str, torch.Tensor], class_tokens: int, num_heads: int | None) -> dict[str, Any]:
+def _arguments(
+    backbone: dict[str, torch.Tensor], class_tokens: int, told: dict[str, Any], num_heads: int | None
+) -> dict[str, Any]:
     width = backbone["patch_generator.embedder.weight"].shape[0]
     patch = math.isqrt(backbone["patch_generator.embedder.weight"].shape[1] // 3)
     blocks = 1 + max((int(k.split(".")[1]) for k in backbone if k.startswith("blocks.")), default=-1)
@@ -146,12 +187,17 @@ def _arguments(backbone: dict[str, torch.Tensor], class_tokens: int, num_heads: 
         num_registers=backbone["patch_generator.cls_token.token"].shape[0] - class_tokens,
         embed_dim=width,
         depth=blocks,
-        num_heads=num_heads or known,
+        num_heads=num_heads or told.get("num_heads") or known,
         mlp_ratio=backbone["blocks.0.mlp.fc1.bias"].shape[0] / width if "blocks.0.mlp.fc1.bias" in backbone else 4.0,
         qkv_bias="blocks.0.attn.qkv.bias" in backbone,
     )
     if "blocks.0.ls1.gamma" in backbone:
         arguments["init_values"] = 1e-5
+    if "blocks.0.attn.q_norm.weight" in backbone:
+        arguments["qk_norm"] = True
+    if "norm.weight" not in backbone:
+        arguments["final_norm"] = False
+    arguments.update({k: v for k, v in told.items() if k in _TOLD})
     return arguments
 
 

@@ -2,41 +2,112 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
-from radioplat.models.checkpoint import is_checkpoint, read_tensors
+from radioplat.errors import Problem, WeightsError
+from radioplat.models.checkpoint import is_checkpoint, read_architecture
+from radioplat.models.donor import Donor, read_donor
+from radioplat.models.match import Match, match_backbone, match_classifier, match_heads
+from radioplat.models.names import VIT_SIZES
+from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import Student, StudentArchitecture
-from radioplat.models.weights import load_into, read_weights
 from radioplat.spec.root import Spec
+
+BACKBONE_PATH, MODEL_PATH = "model.backbone.pretrained_backbone_path", "train.pretrained_model_path"
 
 
 def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
     """A student with its starting weights: seeded by ``train.seed``, then what the spec names as pretrained.
 
+    ``model.backbone.pretrained_backbone_path`` gives the backbone; ``train.pretrained_model_path`` the heads too, each
+    to the teacher of its name.
+
     Raises:
-        WeightsError: pretrained weights cannot be read or do not fit.
+        WeightsError: pretrained weights cannot be read, or the backbone does not fit; with ``train.pretrained_strict``
+            also anything that found no place.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.train.seed)
         student = Student(architecture)
-    path = spec.model.backbone.pretrained_backbone_path
-    if path:
-        where = "model.backbone.pretrained_backbone_path"
-        target = getattr(student.backbone, "model", student.backbone)
-        # Another set of labels needs another classifier.
-        fresh = getattr(student.backbone, "classifier_prefix", ())
-        load_into(target, _backbone_tensors(path, where), path, where, fresh=fresh)
-    path = spec.train.pretrained_model_path
-    if path:
-        where = "train.pretrained_model_path"
-        classifier = tuple(f"backbone.model.{name}" for name in getattr(student.backbone, "classifier_prefix", ()))
-        load_into(student, read_tensors(path, where), path, where, fresh=("heads.", "classifier.", *classifier))
+    for where, path in _paths(spec):
+        found = _match(student, spec, path, where, shapes_only=False)
+        student.load_state_dict(found.tensors, strict=False)
     return student
 
 
-def _backbone_tensors(path: str, where: str) -> dict[str, torch.Tensor]:
-    tensors = read_weights(path, where)
-    if not is_checkpoint(path):
-        return tensors
-    inner = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
-    return {k.removeprefix("model."): v for k, v in inner.items()}
+def start_notes(spec: Spec, architecture: StudentArchitecture) -> list[str]:
+    """What of the pretrained weights that are there finds no place or starts anew, a sentence each with its field.
+
+    Only shapes are read.
+
+    Raises:
+        WeightsError: as :func:`start_student`, but for values.
+    """
+    notes = []
+    with torch.device("meta"):
+        student = Student(architecture)
+        for where, path in _paths(spec):
+            if not Path(path).exists():
+                continue
+            notes += [f"{where}: {n}" for n in _match(student, spec, path, where, shapes_only=True).notes]
+    return notes
+
+
+def known_architecture(spec: Spec) -> StudentArchitecture | None:
+    """What the student's pretrained weights say that they are; None where they do not say, or are not there.
+
+    Raises:
+        WeightsError: they cannot be read.
+    """
+    for where, path in _paths(spec):
+        if Path(path).exists():
+            known = read_architecture(path, where) if is_checkpoint(path) else architecture_of(path, where)
+            if known is not None:
+                return known
+    return None
+
+
+def architecture_of(path: str, where: str) -> StudentArchitecture | None:
+    """The architecture of the RADIO ViT in a RADIO file or folder, without heads; None where it is no such file.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    donor = read_donor(path, where, shapes_only=True)
+    if not donor.arguments:
+        return None
+    kwargs = dict(donor.arguments)
+    own = {k: kwargs.pop(k) for k in ("num_class_tokens", "cpe_max_size", "num_registers")}
+    size = next((n for n, s in VIT_SIZES.items() if s["embed_dim"] == kwargs["embed_dim"]), "base")
+    return StudentArchitecture(type=f"radio_vit_{size}_patch{kwargs.pop('patch_size')}", kwargs=kwargs, **own)
+
+
+def _paths(spec: Spec) -> list[tuple[str, str]]:
+    both = (
+        (BACKBONE_PATH, spec.model.backbone.pretrained_backbone_path),
+        (MODEL_PATH, spec.train.pretrained_model_path),
+    )
+    return [(where, path) for where, path in both if path]
+
+
+def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: bool) -> Match:
+    donor = read_donor(path, where, shapes_only, _attention_heads(student))
+    found = match_backbone(student, donor, path, where)
+    if where == MODEL_PATH:
+        for part in _rest(student, donor):
+            found.tensors |= part.tensors
+            found.notes += part.notes
+    if spec.train.pretrained_strict and found.notes:
+        hint = "Mend it, or accept it with train.pretrained_strict=false."
+        raise WeightsError(*[Problem(f"{path}: {note}", where, hint) for note in found.notes])
+    return found
+
+
+def _rest(student: Student, donor: Donor) -> list[Match]:
+    return [match_heads(student, donor), match_classifier(student, donor)]
+
+
+def _attention_heads(student: Student) -> int | None:
+    return student.backbone.blocks[0].attn.num_heads if isinstance(student.backbone, RadioViT) else None

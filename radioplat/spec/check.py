@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
@@ -262,6 +263,7 @@ def _chain(spec: Spec) -> Iterator[Problem]:
         if task not in _CHAIN:
             where, hint = f"distill.then[{i}]", f"Tasks: {', '.join(_CHAIN)}."
             yield Problem(f"{task!r} cannot follow a distillation", where, hint)
+    yield from chained_export_problems(spec)
 
 
 def _unavailable(spec: Spec) -> Iterator[Problem]:

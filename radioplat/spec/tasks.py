@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig, SegmentationConfig, ZeroShotConfig
 
@@ -38,9 +39,19 @@ class InferenceConfig:
     images_dir: str | None = None
 
 
+class ExportFormat(str, Enum):
+    """What ``export`` writes: a graph, or weights in a form that others load."""
+
+    onnx = "onnx"
+    radio = "radio"  # NVlabs/RADIO's .pth
+    hf = "hf"  # a folder for transformers.AutoModel
+    timm = "timm"  # the backbone under timm's names
+    safetensors = "safetensors"  # one file
+
+
 @dataclass
 class ExportConfig:
-    """Spec section ``export``: a trained student as ONNX."""
+    """Spec section ``export``: a trained student as ONNX, or as weights that others load."""
 
     checkpoint: str | None = None
     results_dir: str | None = None
@@ -54,7 +65,11 @@ class ExportConfig:
     verbose: bool = False  # let torch's exporter print
     # (+) fp32 | fp16 | bf16, what the file computes in; default: gen_trt_engine.tensorrt.data_type
     data_type: str | None = None
-    adaptors: list[str] = field(default_factory=list)  # (+) heads to export beside the backbone, by teacher name
+    # (+) heads to export beside the backbone, by teacher name; none named: none with onnx, else all. timm has no heads:
+    # of a RADIO ViT the class token of the one named here becomes timm's
+    adaptors: list[str] = field(default_factory=list)
+    format: ExportFormat = ExportFormat.onnx  # (+)
+    output: str | None = None  # (+) what formats other than onnx write; default: in results_dir/export
 
 
 @dataclass

@@ -105,6 +105,8 @@ class TrainConfig:
     validation_interval: int = 1
     resume_training_checkpoint_path: str | None = None
     pretrained_model_path: str | None = None
+    # (+) what of pretrained weights finds no place, or starts anew, ends the run instead of being told
+    pretrained_strict: bool = False
     precision: Precision = Precision.fp32
     clip_grad_norm: float = 2.0
     enable_ema: bool = False

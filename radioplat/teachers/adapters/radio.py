@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models import names
 from radioplat.models.features import Features
 from radioplat.models.heads import MLP2
-from radioplat.models.radio_layout import RadioParts, is_radio, take_apart
+from radioplat.models.radio_layout import RadioParts, is_radio, read_radio, take_apart
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import StudentArchitecture, build_backbone
 from radioplat.models.weights import Contents, fit, read_checkpoint, require_finite
@@ -125,24 +124,8 @@ def _real(parts: RadioParts, key: str) -> bool:
 
 
 def _contents(teacher: ResolvedTeacher, shapes_only: bool = False) -> Contents | None:
-    """The file, or the folder's file with what ``config.json`` says; None where there is no file yet.
-
-    The few small tensors whose values matter to the structure are read even when only shapes are asked for.
-    """
-    where, path = weights_field(teacher), Path(teacher.weights or "")
-    args = None
-    if path.is_dir():
-        config = path / "config.json"
-        args = json.loads(config.read_text()).get("args") if config.is_file() else None
-        path = path / "model.safetensors"
-    if not teacher.weights or not path.is_file():
-        return None
-    contents = read_checkpoint(path, where, shapes_only)
-    small = ("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs")
-    keys = [k for k in contents.tensors if k.removeprefix("radio_model.") in small]
-    if shapes_only and keys:
-        contents.tensors.update(read_checkpoint(path, where, only=tuple(keys)).tensors)
-    return Contents(contents.tensors, args or contents.args, contents.metadata)
+    """The file, or the folder's file with what ``config.json`` says; None where there is no file yet."""
+    return read_radio(Path(teacher.weights), weights_field(teacher), shapes_only) if teacher.weights else None
 
 
 def _mlp(tensors: dict[str, torch.Tensor]) -> MLP2:
