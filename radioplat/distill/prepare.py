@@ -16,6 +16,7 @@ from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.distill.partitions import Partitions
+from radioplat.distill.student_design import build_on_meta, equip, student_problems
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.heads import HeadArchitecture
@@ -112,12 +113,12 @@ def design_models(spec: Spec, task: str) -> Models:
             problems += error.problems
     try:
         architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
-        with torch.device("meta"):
-            student = Student(architecture)
+        student = build_on_meta(architecture)
         stride = student.stride
         sizes = {spec.dataset.img_size: "dataset.img_size", **_where_drawn(spec)}
         for size, where in sizes.items():
             problems += _divides(size, student, where)
+        problems += student_problems(spec, task, student, sizes)
         if not problems:
             maps = [probe(student.backbone, s, frozenset({"summary", "spatial"}), w).spatial for s, w in sizes.items()]
     except SpecError as error:
@@ -125,7 +126,11 @@ def design_models(spec: Spec, task: str) -> Models:
     if problems:
         raise SpecError(*problems)
     own = max(tuple(found.shape[1:3]) for found in maps)
-    grids = {name: (min(own[0], info.grid[0]), min(own[1], info.grid[1])) for name, info in infos.items()}
+    finer = {head.name: head.upsample for head in architecture.heads}
+    grids = {
+        name: tuple(min(finer[name] * mine, its) for mine, its in zip(own, info.grid, strict=True))
+        for name, info in infos.items()
+    }
     parameters = sum(p.numel() for p in student.parameters())
     return Models(teachers, infos, grids, architecture, stride, parameters)
 
@@ -218,12 +223,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
 
 def build_student(run: Run) -> Student:
     """The student as it enters training; equal on every rank, because seeded."""
-    student = start_student(run.spec, run.architecture)
-    if run.spec.model.backbone.freeze_backbone:
-        student.backbone.requires_grad_(False)
-    if run.spec.train.grad_checkpointing:
-        student.backbone.set_grad_checkpointing()
-    return student
+    return equip(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
 def _student_architecture(
@@ -235,6 +235,8 @@ def _student_architecture(
     normal = dict(
         mean=tuple(backbone.student_norm_mean or augmentation.mean),
         std=tuple(backbone.student_norm_std or augmentation.std),
+        drop_path=backbone.drop_path,
+        spectral_reparam=backbone.spectral_reparam,
     )
     num_classes = spec.dataset.num_classes if task == "train" else 0
     if backbone.type is None:
@@ -269,9 +271,12 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchite
         summary_dim=info.summary_dim if "summary" in wanted else None,
         spatial_dim=info.spatial_dim if "spatial" in wanted else None,
         logits_dim=info.logits_dim if "logits" in wanted else None,
-        token_slot=slot,
+        token_slot=slot if teacher.token_slot is None else teacher.token_slot,
         hidden=teacher.hidden,
         num_inner=teacher.num_inner,
+        spatial_version=teacher.spatial_version,
+        spatial_num_inner=teacher.spatial_num_inner,
+        upsample=teacher.head_upsample,
     )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
@@ -30,6 +31,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_optimizer(spec),
         *_feature_cache(spec),
         *_prices(spec),
+        *student_structure(spec),
         *_unavailable(spec),
     ]
     if task == "distill":
@@ -242,16 +244,15 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
     train_defaults, distill_defaults = TrainConfig(), DistillConfig()
-    for name in ("enable_ema", "offload", "compile", "min_workers", "max_workers", "regularizer", "tensorboard"):
+    for name in ("enable_ema", "offload", "min_workers", "max_workers", "regularizer", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
     for where, backbone in {
         "model.backbone": spec.model.backbone,
         **{f"distill.teacher[{i}].model.backbone": t.model.backbone for i, t in enumerate(distill.teacher)},
     }.items():
-        for name in ("freeze_norm", "feature_dim"):
-            if getattr(backbone, name):
-                yield _not_yet(f"{where}.{name}")
+        if backbone.feature_dim:
+            yield _not_yet(f"{where}.feature_dim")
         if backbone.input_dim[:1] != [3]:
             yield Problem("images have three channels here", f"{where}.input_dim")
     if train.gpu_ids and len(train.gpu_ids) != train.num_gpus:
@@ -266,14 +267,9 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):
         yield _not_yet("train.optim.optim")
-    for name in ("vitdet", "bindings"):
-        if getattr(distill, name) != getattr(distill_defaults, name):
-            yield _not_yet(f"distill.{name}")
-    teacher_defaults = TeacherConfig()
+    if distill.bindings != distill_defaults.bindings:
+        yield _not_yet("distill.bindings")
     for i, teacher in enumerate(distill.teacher):
-        for name in ("summary_token_idx", "spatial_mlp_version"):
-            if getattr(teacher, name) != getattr(teacher_defaults, name):
-                yield _not_yet(f"distill.teacher[{i}].{name}")
         mode = teacher.mode or distill.mode
         if mode is Mode.combo and teacher.summary_loss_type in (SummaryLoss.angle, SummaryLoss.tangent_sphere):
             yield _not_yet(f"distill.teacher[{i}].summary_loss_type")

@@ -45,6 +45,9 @@ class ResolvedTeacher:
         input_size: pixels a side of what its backbone sees; where sizes are drawn, when it is evaluated.
         norm_mean, norm_std: of images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
+        spatial_num_inner, spatial_version: of the map's head.
+        head_upsample: how many times finer than the student's map the head's is.
+        token_slot: the student's class token that the summary's head reads; None: one of its own.
         service: with ``max_batch`` set.
         sizes: the (size, probability) pairs of :func:`drawn_sizes` where it matches the student, else empty.
         upsample_factor: how many times finer than its backbone's its map is made; 1: as it is.
@@ -68,6 +71,10 @@ class ResolvedTeacher:
     sizes: tuple[tuple[int, float], ...] = ()
     upsample_factor: int = 1
     upsampler_checkpoint: str | None = None
+    spatial_num_inner: int = 0
+    spatial_version: str = "v2"
+    head_upsample: int = 1
+    token_slot: int | None = None
 
     @property
     def view(self) -> str:
@@ -157,9 +164,13 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         norm_mean=tuple(teacher.norm_mean or augmentation.mean),
         norm_std=tuple(teacher.norm_std or augmentation.std),
         hidden=common.mlp_hidden_size if common.use_mlp else 0,
-        num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
+        num_inner=common.mlp_num_inner,
         service=_service(spec, name),
         sizes=drawn_sizes(spec) if match else (),
         upsample_factor=teacher.upsample_factor if upsampled else 1,
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
+        spatial_num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
+        spatial_version=teacher.spatial_mlp_version,
+        head_upsample=teacher.fd_upsample_factor,
+        token_slot=teacher.summary_token_idx,
     )
