@@ -28,7 +28,7 @@ from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
 
-RADIO = {"type": "radio_vit_tiny_patch16", "kwargs": {"embed_dim": 32, "depth": 4, "num_heads": 2, "patch_size": 8}}
+RADIO = {"type": "radio_vit_tiny_patch16", "kwargs": {"embed_dim": 32, "depth": 5, "num_heads": 2, "patch_size": 8}}
 NAMES = ("a", "b")
 
 
@@ -64,7 +64,7 @@ CNN, RESNET = {"type": "test_efficientnet"}, {"type": "test_resnet"}
     [
         ([f"{W}={{prob: 0.5, window_sizes: [4, 3, 8]}}"], None, f"{W}.window_sizes[1]|{W}.window_sizes[2]", "2, 4"),
         ([f"{W}.prob=0.5"], None, f"{W}.window_sizes", "8 x 8"),
-        ([f"{W}={{prob: 0.5, window_sizes: [4], num_global: 4}}"], None, f"{W}.num_global", "no block"),
+        ([f"{W}={{prob: 0.5, window_sizes: [4], num_global: 5}}"], None, f"{W}.num_global", "no block"),
         ([f"{W}={{prob: 0.5, window_sizes: [2]}}"], RESNET, f"{W}.prob", "RADIO ViT"),
         (["distill.teacher[1].summary_token_idx=2"], None, "distill.teacher[1].summary_token_idx", "2 class token"),
         (["distill.teacher[0].summary_token_idx=1"], CNN, "distill.teacher[0].summary_token_idx", "one summary"),
@@ -85,7 +85,7 @@ CNN, RESNET = {"type": "test_efficientnet"}, {"type": "test_resnet"}
         (["model.backbone.freeze_norm=true"], {"type": "vgg11"}, "model.backbone.freeze_norm", "no normalization"),
         (["model.backbone.drop_path=0.1"], {"type": "vgg11"}, "model.backbone.drop_path", "DropPath"),
         (["model.backbone.spectral_reparam=true"], RESNET, "model.backbone.spectral_reparam", "no ViT"),
-        (["train.grad_checkpointing=true"], {"type": "vovnet39a"}, "train.grad_checkpointing", "VovNet"),
+        (["train.grad_checkpointing=true"], {"type": "dla34"}, "train.grad_checkpointing", "DLA"),
     ],
 )
 def test_refused(overrides, backbone, where, words):
@@ -96,9 +96,9 @@ def test_refused(overrides, backbone, where, words):
 
 
 def test_a_size_that_one_of_the_drawn_resolutions_can_use():
-    drawn = "dataset.augmentation.multi_scales=[64, 72]"
+    drawn = "dataset.augmentation.multi_scales=[64, 96]"
     design(drawn, f"{W}={{prob: 0.5, window_sizes: [4, 3]}}")
-    with pytest.raises(SpecError, match="8 x 8 or 9 x 9"):
+    with pytest.raises(SpecError, match="8 x 8 or 12 x 12"):
         design(drawn, f"{W}={{prob: 0.5, window_sizes: [4, 3, 5]}}")
 
 
@@ -117,7 +117,7 @@ def test_a_shared_class_token():
 def test_windows_only_when_asked_for():
     assert student_of(spec_of()).backbone.windows is None
     asked = spec_of(f"{W}={{prob: 0.25, window_sizes: [4, 2], num_windowed: 1}}")
-    assert student_of(asked).backbone.windows == Windows(0.25, (4, 2), frozenset({1, 3}))
+    assert student_of(asked).backbone.windows == Windows(0.25, (4, 2), frozenset({1, 3, 4}))
 
 
 @pytest.mark.parametrize("name", ["radio_vit_tiny_patch16", "test_vit", "test_convnext", "test_resnet"])

@@ -47,7 +47,7 @@ def test_spread_of_the_noise():
     layer = nn.Linear(400, 400, bias=False)
     nn.init.ones_(layer.weight)
     add_weight_noise(layer, 0.1)
-    xi = _seeded(layer, torch.eye(400))
+    xi = _seeded(layer, torch.eye(400)).detach()
     assert abs(float(xi.mean()) - 1) < 1e-3 and abs(float(xi.std()) - 0.1) < 1e-3
 
 

@@ -65,9 +65,9 @@ def test_an_attention_head_starts_as_its_mlp_and_then_mixes_positions():
         for b in blocks:
             b.ls1.gamma.fill_(1.0)
     one = x.clone()
-    one[:, 0, 0] += 1.0
+    one[:, 0, 0] = torch.randn(2, 32)
     changed = (head.spatial(one) - head.spatial(x)).abs().amax(-1)
-    assert (changed > 0).all()  # every position hears of it
+    assert (changed > 1e-4).all()  # every position hears of it
     tokens = x.flatten(1, 2)
     torch.testing.assert_close(head.spatial(x).flatten(1, 2), head.spatial.mlp(blocks[1](blocks[0](tokens))))
 
