@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.ledger import write_rejects

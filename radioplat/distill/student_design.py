@@ -1,4 +1,4 @@
-"""The student's structure against its sizes, its teachers and the machine; and what a run does to it before training."""
+"""The student's structure against its sizes, teachers and machine; and what a run does to it before training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch import nn
 
 from radioplat.distill.cluster import wants_ray
 from radioplat.errors import PlacementError, Problem, SpecError
@@ -71,9 +72,13 @@ def equip(student: Student, spec: Spec, task: str) -> Student:
     if task == "distill" and spec.distill.vitdet.prob > 0 and isinstance(student.backbone, RadioViT):
         student.backbone.windows = windows_of(spec, student.backbone)
     if spec.train.compile:
-        # In place, so that no name changes; draws come from torch's generators, as without.
-        student.backbone.compile(options={"fallback_random": True})
+        compile_backbone(student.backbone)
     return student
+
+
+def compile_backbone(backbone: nn.Module, backend: str = "inductor") -> None:
+    """``torch.compile`` in place, so that no name changes; draws come from torch's generators, as without."""
+    backbone.compile(backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
 
 
 def windows_of(spec: Spec, backbone: RadioViT) -> Windows:

@@ -2,8 +2,8 @@
 
 The scale of a layer becomes one learnt number, whatever the optimizer does to the matrix: attention cannot collapse.
 Sigma is ``u^T W v`` with the vectors of the power method (as spectral normalization has it, Miyato et al. 2018), which
-are running state: a forward reads them, and :func:`follow` moves them once per optimizer step, so that they are the same
-at any world size. q, k and v of an attention are scaled apart, as RADIO does.
+are running state: a forward reads them, and :func:`follow` moves them once per optimizer step, so that they are the
+same at any world size. q, k and v of an attention are scaled apart, as RADIO does.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class StudentArchitecture:
         img_size: training resolution in pixels.
         num_classes: of a classifier on the backbone itself (``radioplat train``); 0 for none.
         mean, std: normalisation of images in [0, 1].
-        drop_path: probability, while training, of leaving out a residual branch of the last block; less in earlier ones.
+        drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
     """
 

@@ -17,7 +17,7 @@ from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.persist import trainable
 from radioplat.distill.prepare import Models, design_models
 from radioplat.distill.running_state import RunningState
-from radioplat.distill.student_design import equip
+from radioplat.distill.student_design import compile_backbone, equip
 from radioplat.errors import SpecError
 from radioplat.models import spectral
 from radioplat.models.features import Features
@@ -120,6 +120,13 @@ def test_windows_only_when_asked_for():
     assert student_of(asked).backbone.windows == Windows(0.25, (4, 2), frozenset({1, 3, 4}))
 
 
+def test_compiled_only_when_asked_for():
+    for asked in (False, True):
+        student = student_of(spec_of(f"train.compile={asked}"))
+        assert (student.backbone._compiled_call_impl is not None) == asked
+        assert copy.deepcopy(student).backbone._compiled_call_impl is None
+
+
 @pytest.mark.parametrize("name", ["radio_vit_tiny_patch16", "test_vit", "test_convnext", "test_resnet"])
 def test_drop_path(name):
     backbone = {**RADIO} if name.startswith("radio") else {"type": name}
@@ -155,9 +162,12 @@ def micro_batch(seed: int) -> MicroBatch:
     return MicroBatch({"64": pixels}, torch.ones(2), torch.full((2,), -1), targets)
 
 
-def losses_of(spec: Spec, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor]]:
+def losses_of(spec: Spec, steps: int = 3, backend: str | None = None) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of a few plain steps, and what the student then is."""
     student = student_of(spec)
+    if backend:
+        torch.compiler.reset()
+        compile_backbone(student.backbone, backend)
     module = DistillModule(student, resolve_teachers(spec), "64").train()
     running = RunningState(module)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
@@ -193,13 +203,23 @@ def test_recomputed_blocks_learn_the_same(overrides):
         torch.testing.assert_close(recomputed[name], value, rtol=1e-4, atol=1e-5)
 
 
+SMALL = {**RADIO, "kwargs": {**RADIO["kwargs"], "depth": 2}}
+ONE_SIZE = f"{W}={{prob: 1.0, window_sizes: [4], num_global: 1}}"  # each size is a graph of its own
+
+
 @pytest.mark.parametrize(
-    ("overrides", "backbone"), [((), None), (EVERYTHING, None), ((), RESNET)], ids=["plain", "everything", "cnn"]
+    ("backend", "overrides", "backbone"),
+    [
+        ("inductor", ["model.backbone.drop_path=0.2"], {**RADIO, "kwargs": {**RADIO["kwargs"], "depth": 1}}),
+        ("aot_eager", [*EVERYTHING[1:], ONE_SIZE, "train.grad_checkpointing=true"], SMALL),
+        ("aot_eager", [], RESNET),
+    ],
+    ids=["inductor", "everything", "cnn"],
 )
-def test_a_compiled_student_learns_the_same(overrides, backbone):
-    losses, state = losses_of(spec_of(*overrides, backbone=backbone))
-    torch.compiler.reset()
-    again, compiled = losses_of(spec_of(*overrides, "train.compile=true", backbone=backbone))
+def test_a_compiled_student_learns_the_same(backend, overrides, backbone):
+    spec = spec_of(*overrides, backbone=backbone)
+    losses, state = losses_of(spec, 2)
+    again, compiled = losses_of(spec, 2, backend)
     assert again == pytest.approx(losses, rel=1e-4) and list(compiled) == list(state)  # names do not change
     for name, value in state.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

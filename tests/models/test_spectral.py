@@ -91,9 +91,7 @@ def test_vectors_follow_the_matrix_and_only_when_told():
         spectral.follow(student)
     for layer in layers(student).values():
         scaling = layer.parametrizations.weight[0]
-        torch.testing.assert_close(
-            largest(layer.weight, len(scaling.gamma)), scaling.gamma.detach(), rtol=2e-3, atol=0
-        )
+        torch.testing.assert_close(largest(layer.weight, len(scaling.gamma)), scaling.gamma.detach(), rtol=2e-3, atol=0)
 
 
 def test_vectors_in_bf16_still_measure():

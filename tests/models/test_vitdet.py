@@ -15,7 +15,11 @@ P = 3  # tokens before the patches
 
 
 @given(
-    b=st.integers(1, 3), prefix=st.integers(0, 3), down=st.integers(1, 3), across=st.integers(1, 3), size=st.integers(1, 4)
+    b=st.integers(1, 3),
+    prefix=st.integers(0, 3),
+    down=st.integers(1, 3),
+    across=st.integers(1, 3),
+    size=st.integers(1, 4),
 )
 def test_there_and_back(b, prefix, down, across, size):
     tokens = torch.randn(b, prefix + down * across * size**2, 2)
