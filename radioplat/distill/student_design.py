@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.distill.cluster import wants_ray
 from radioplat.errors import PlacementError, Problem, SpecError
@@ -54,8 +55,8 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
             student.backbone.set_grad_checkpointing()
         except SpecError as error:
             yield from error.problems
-    if spec.train.compile and not torch.cuda.is_available() and not _cpp_compiler():
-        yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
+    if spec.train.compile:
+        yield from _compilable(spec, student)
 
 
 def equip(student: Student, spec: Spec, task: str) -> Student:
@@ -86,6 +87,16 @@ def windows_of(spec: Spec, backbone: RadioViT) -> Windows:
     config = spec.distill.vitdet
     depth = len(backbone.blocks)
     return design_windows(config.prob, config.window_sizes, depth, config.num_global, config.num_windowed)
+
+
+def _compilable(spec: Spec, student: Student) -> Iterator[Problem]:
+    moving = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in student.backbone.modules())
+    if moving and not spec.model.backbone.freeze_norm:
+        # RunningState puts statistics back within the step; a compiled backward needs them as its forward left them.
+        hint = "Set model.backbone.freeze_norm: true, or this to false."
+        yield Problem("the statistics of this backbone's BatchNorm cannot be compiled", "train.compile", hint)
+    if not torch.cuda.is_available() and not _cpp_compiler():
+        yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
 
 
 def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator[Problem]:
