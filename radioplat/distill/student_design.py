@@ -18,6 +18,7 @@ from radioplat.models.student import Student, StudentArchitecture
 from radioplat.models.vitdet import SIZES, Windows, design_windows
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
+from radioplat.teachers.teacher import has_native_bf16
 
 LARGEST_CARD = 288 * 2**30  # bytes: what a cluster's GPU is taken to have at most, where none can be asked
 
@@ -95,6 +96,10 @@ def _compilable(spec: Spec, student: Student) -> Iterator[Problem]:
         # RunningState puts statistics back within the step; a compiled backward needs them as its forward left them.
         hint = "Set model.backbone.freeze_norm: true, or this to false."
         yield Problem("the statistics of this backbone's BatchNorm cannot be compiled", "train.compile", hint)
+    cpu = torch.device("cpu")
+    if spec.train.precision is Precision.bf16 and not torch.cuda.is_available() and not has_native_bf16(cpu):
+        hint = "Take fp32, or set train.compile: false."
+        yield Problem("bf16 is multiplied in fp32 on this CPU, which is not compiled", "train.compile", hint)
     if not torch.cuda.is_available() and not _cpp_compiler():
         yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
 
