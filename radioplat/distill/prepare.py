@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.ledger import write_rejects
@@ -19,6 +17,7 @@ from radioplat.distill.bindings import with_projections
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
 from radioplat.distill.stages import away_by_step, total_steps
+from radioplat.distill.student_design import build_on_meta, equip, student_problems
 from radioplat.errors import Problem, SpecError
 from radioplat.export.weights import format_problems
 from radioplat.models.heads import HeadArchitecture
@@ -119,8 +118,7 @@ def design_models(spec: Spec, task: str) -> Models:
     try:
         architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
         architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
-        with torch.device("meta"):
-            student = Student(architecture)
+        student = build_on_meta(architecture)
         stride = student.stride
         if task == "distill" and "export" in spec.distill.then:
             problems += format_problems(student, spec.export.format, spec.export.adaptors)
@@ -128,6 +126,7 @@ def design_models(spec: Spec, task: str) -> Models:
         for size, where in sizes.items():
             problems += _divides(size, student, where)
         problems += [p for t in teachers if t.name in infos for p in mosaic_problems(spec, t, infos[t.name])]
+        problems += student_problems(spec, task, student, sizes)
         if not problems:
             maps = [probe(student.backbone, s, frozenset({"summary", "spatial"}), w).spatial for s, w in sizes.items()]
     except SpecError as error:
@@ -137,8 +136,11 @@ def design_models(spec: Spec, task: str) -> Models:
     own = max(tuple(found.shape[1:3]) for found in maps)
     # Of a picture of several images all is sent; what is said of each is cut out of it.
     whole = {teacher.name for teacher in teachers if teacher.mosaic > 1}
+    finer = {head.name: head.upsample for head in architecture.heads}
     grids = {
-        name: info.grid if name in whole else (min(own[0], info.grid[0]), min(own[1], info.grid[1]))
+        name: info.grid
+        if name in whole
+        else tuple(min(finer[name] * mine, its) for mine, its in zip(own, info.grid, strict=True))
         for name, info in infos.items()
     }
     parameters = sum(p.numel() for p in student.parameters())
@@ -223,12 +225,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
 
 def build_student(run: Run) -> Student:
     """The student as it enters training; equal on every rank, because seeded."""
-    student = start_student(run.spec, run.architecture)
-    if run.spec.model.backbone.freeze_backbone:
-        student.backbone.requires_grad_(False)
-    if run.spec.train.grad_checkpointing:
-        student.backbone.set_grad_checkpointing()
-    return student
+    return equip(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
 def _student_architecture(
@@ -239,6 +236,8 @@ def _student_architecture(
     normal = dict(
         mean=tuple(backbone.student_norm_mean or augmentation.mean),
         std=tuple(backbone.student_norm_std or augmentation.std),
+        drop_path=backbone.drop_path,
+        spectral_reparam=backbone.spectral_reparam,
     )
     num_classes = spec.dataset.num_classes if task == "train" else 0
     if backbone.type in (None, "radio"):
@@ -283,9 +282,12 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchite
         summary_dim=info.summary_dim if "summary" in wanted else None,
         spatial_dim=info.spatial_dim if "spatial" in wanted else None,
         logits_dim=info.logits_dim if "logits" in wanted else None,
-        token_slot=slot,
+        token_slot=slot if teacher.token_slot is None else teacher.token_slot,
         hidden=teacher.hidden,
         num_inner=teacher.num_inner,
+        spatial_version=teacher.spatial_version,
+        spatial_num_inner=teacher.spatial_num_inner,
+        upsample=teacher.head_upsample,
     )
 
 

@@ -34,6 +34,7 @@ from radioplat.distill.stages import schedule_at
 from radioplat.distill.target_norm import fit_target_norm
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TeacherSilent, TrainingError
+from radioplat.models import spectral
 from radioplat.models.features import Features
 from radioplat.spec.distill import TargetNormType
 from radioplat.teachers.client import Pending, TeacherClient
@@ -241,6 +242,7 @@ class _Worker:
         else:
             self.state.optimizer_steps += 1
             self.guard.passed()
+            spectral.follow(self.module)
         self.running.step(commit=not self.guard.tripped)
 
     def _set_learning_rate(self, step: int) -> float:

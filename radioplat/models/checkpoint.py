@@ -92,7 +92,8 @@ def load_student(path: str | Path, where: str = "") -> Student:
         path: a checkpoint folder (``results/distill/model_latest``), or the file of ``export.format: safetensors``.
 
     Returns:
-        The student in fp32 and evaluation mode, on the CPU.
+        The student in fp32 and evaluation mode, on the CPU; with plain weights, also where it was trained with
+        reparametrized ones.
 
     Raises:
         WeightsError: the folder is no checkpoint, is torn, or holds a NaN.
@@ -101,4 +102,4 @@ def load_student(path: str | Path, where: str = "") -> Student:
     tensors = read_tensors(path, where)
     require_finite(tensors, path, where)
     load_into(student, tensors, path, where)
-    return student.eval()
+    return student.fold().eval()

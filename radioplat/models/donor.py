@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from radioplat.errors import WeightsError
 from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, read_architecture, read_tensors
 from radioplat.models.radio_layout import RadioParts, is_radio, read_radio, take_apart
+from radioplat.models.spectral import plain_tensors
 from radioplat.models.weights import read_checkpoint, require_finite
 
 EMBEDDER, TABLE, TOKENS = (f"patch_generator.{k}" for k in ("embedder.weight", "pos_embed", "cls_token.token"))
@@ -98,6 +99,7 @@ def _of_ours(path: Path, where: str, shapes_only: bool) -> Donor:
         tensors = {k: v for f in files for k, v in read_checkpoint(f, where, shapes_only=True).tensors.items()}
     else:
         tensors = read_tensors(path, where)
+    tensors = plain_tensors(tensors)
     backbone = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
     heads: Heads = {}
     for key, value in tensors.items():

@@ -11,12 +11,15 @@ from torch import nn
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
 from radioplat.models.patch_generator import PatchGenerator
+from radioplat.models.vitdet import Windows, enter, leave
 
 DEFAULT_REGISTER_MULTIPLE = 8  # tokens before the patches, when nothing else is asked for
 
 
 class RadioViT(nn.Module):
     """A ViT student (AM-RADIO, Ranzinger et al. 2024).
+
+    ``windows``, unset until a run asks for them, are used while training only.
 
     Args:
         num_class_tokens: one for each distinct teacher, at least 1.
@@ -62,6 +65,7 @@ class RadioViT(nn.Module):
         self.stride = patch_size
         self.needs_multiple = True
         self.grad_checkpointing = False
+        self.windows: Windows | None = None
 
     @property
     def target(self) -> nn.Module:
@@ -74,15 +78,24 @@ class RadioViT(nn.Module):
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
         """Normalised ``[B, 3, H, W]`` to summary ``[B, T*D]``, spatial ``[B, H/p, W/p, D]``, ``tokens [B, T, D]``."""
-        tokens = self.patch_generator(images)
-        for block in self.blocks:
+        h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
+        size = self.windows.draw(h, w) if self.windows is not None and self.training else 0
+        tokens = self.norm(self._blocks(self.patch_generator(images), h, w, size))
+        classes = tokens[:, : self.patch_generator.num_class_tokens]
+        patches = tokens[:, self.patch_generator.num_prefix :]
+        spatial = patches.reshape(images.shape[0], h, w, -1) if "spatial" in wanted else None
+        return Features(classes.flatten(1), spatial, {"tokens": classes})
+
+    def _blocks(self, tokens: torch.Tensor, h: int, w: int, size: int) -> torch.Tensor:
+        """Tokens ``[B, prefix + h * w, D]`` through all blocks, most of them in windows of ``size`` (0: none)."""
+        prefix, inside = self.patch_generator.num_prefix, False
+        for i, block in enumerate(self.blocks):
+            windowed = bool(size) and i not in self.windows.global_layers
+            if windowed is not inside:
+                tokens = (enter if windowed else leave)(tokens, prefix, h, w, size)
+                inside = windowed
             if self.grad_checkpointing and self.training:
                 tokens = torch.utils.checkpoint.checkpoint(block, tokens, use_reentrant=False)
             else:
                 tokens = block(tokens)
-        tokens = self.norm(tokens)
-        classes = tokens[:, : self.patch_generator.num_class_tokens]
-        patches = tokens[:, self.patch_generator.num_prefix :]
-        h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
-        spatial = patches.reshape(images.shape[0], h, w, -1) if "spatial" in wanted else None
-        return Features(classes.flatten(1), spatial, {"tokens": classes})
+        return tokens

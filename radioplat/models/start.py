@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from radioplat.models.donor import Donor, read_donor
 from radioplat.models.match import Match, match_backbone, match_classifier, match_heads
 from radioplat.models.names import VIT_SIZES
 from radioplat.models.radio_vit import RadioViT
+from radioplat.models.spectral import reparametrize
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.root import Spec
 
@@ -30,10 +32,14 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.train.seed)
-        student = Student(architecture)
+        # Pretrained weights are plain, so they are loaded into plain layers.
+        student = Student(replace(architecture, spectral_reparam=False))
     for where, path in _paths(spec):
         found = _match(student, spec, path, where, shapes_only=False)
         student.load_state_dict(found.tensors, strict=False)
+    if architecture.spectral_reparam:
+        reparametrize(student.backbone)
+        student.architecture = architecture
     return student
 
 
@@ -47,7 +53,7 @@ def start_notes(spec: Spec, architecture: StudentArchitecture) -> list[str]:
     """
     notes = []
     with torch.device("meta"):
-        student = Student(architecture)
+        student = Student(replace(architecture, spectral_reparam=False))
         for where, path in _paths(spec):
             if not Path(path).exists():
                 continue

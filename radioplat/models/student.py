@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from radioplat.models import names
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.radio_vit import RadioViT
+from radioplat.models.spectral import materialise, reparametrize
 from radioplat.models.timm_backbone import TimmBackbone
 
 
@@ -28,6 +29,8 @@ class StudentArchitecture:
         img_size: training resolution in pixels.
         num_classes: of a classifier on the backbone itself (``radioplat train``); 0 for none.
         mean, std: normalisation of images in [0, 1].
+        drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
+        spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
     """
 
     type: str
@@ -41,6 +44,8 @@ class StudentArchitecture:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     heads: tuple[HeadArchitecture, ...] = ()
+    drop_path: float = 0.0
+    spectral_reparam: bool = False
 
     @property
     def summary_slots(self) -> list[int]:
@@ -49,7 +54,8 @@ class StudentArchitecture:
         A teacher without a summary loss keeps its class token, but nothing ever taught that token to sum up an image
         (RADIO's ``use_summary: false``): it stays out.
         """
-        return [head.token_slot for head in self.heads if head.summary_dim or head.logits_dim]
+        slots = (head.token_slot for head in self.heads if head.summary_dim or head.logits_dim)
+        return list(dict.fromkeys(slots))  # two teachers may share a token
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
@@ -77,8 +83,15 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
             where=f"{where}.kwargs.num_classes",
             hint="Fine-tuning takes dataset.num_classes.",
         )
+    if architecture.drop_path:
+        kwargs["drop_path_rate"] = architecture.drop_path
     if not resolved.radio:
-        return TimmBackbone(resolved.name, architecture.num_classes, where, architecture.img_size, **kwargs)
+        try:
+            return TimmBackbone(resolved.name, architecture.num_classes, where, architecture.img_size, **kwargs)
+        except SpecError as error:
+            if architecture.drop_path and "drop_path_rate" in str(error):
+                raise SpecError(f"timm's {resolved.name} has no DropPath", where=f"{where}.drop_path") from None
+            raise
     registers = architecture.num_registers
     named_registers = kwargs.pop("num_registers", None)
     if registers is None and architecture.register_multiple is None:
@@ -102,12 +115,18 @@ class Student(nn.Module):
     def __init__(self, architecture: StudentArchitecture) -> None:
         super().__init__()
         self.architecture = architecture
+        self.frozen_norm = False
         self.backbone = build_backbone(architecture)
+        if architecture.spectral_reparam:
+            reparametrize(self.backbone, iterations=1)  # its weights come from elsewhere, see start_student
         for h in architecture.heads:
             if hasattr(nn.ModuleDict(), h.name):
                 raise SpecError(f"no teacher can be called {h.name!r}", where="distill.teacher", hint="Give it a name.")
         self.heads = nn.ModuleDict(
-            {h.name: TeacherHead(h, self.backbone.token_dim, self.backbone.spatial_dim) for h in architecture.heads}
+            {
+                h.name: TeacherHead(h, self.backbone.token_dim, self.backbone.spatial_dim, f"distill.teacher[{i}]")
+                for i, h in enumerate(architecture.heads)
+            }
         )
         needs_classifier = architecture.num_classes and isinstance(self.backbone, RadioViT)
         self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if needs_classifier else None
@@ -123,6 +142,30 @@ class Student(nn.Module):
     def stride(self) -> int:
         """Pixels a position of the spatial map covers."""
         return self.backbone.stride
+
+    def freeze_norm(self) -> int:
+        """Train no normalization layer of the backbone, and let BatchNorm keep its statistics; how many there are."""
+        self.frozen_norm = True
+        layers = _norms(self.backbone)
+        for layer in layers:
+            for parameter in layer.parameters(recurse=False):
+                parameter.requires_grad_(False)
+        self.train(self.training)
+        return len(layers)
+
+    def train(self, mode: bool = True) -> Student:
+        """As ``nn.Module``'s; frozen normalization layers stay in evaluation mode."""
+        super().train(mode)
+        for layer in _norms(self.backbone) if self.frozen_norm else ():
+            layer.training = False  # not what a layer may hold beside it
+        return self
+
+    def fold(self) -> Student:
+        """Make plain weights of reparametrized ones, in place; what it says of images stays the same."""
+        if self.architecture.spectral_reparam:
+            materialise(self)
+            self.architecture = replace(self.architecture, spectral_reparam=False)
+        return self
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
         """Images to backbone features; see :class:`~radioplat.models.features.Features`."""
@@ -144,3 +187,13 @@ def taught_summary(features: Features, slots: list[int]) -> torch.Tensor | None:
     """The summary of ``features`` from the class tokens in ``slots`` alone, ``[B, len(slots) * D]``."""
     tokens = features.named.get("tokens")
     return features.summary if tokens is None or not slots else tokens[:, slots].flatten(1)
+
+
+def _norms(module: nn.Module) -> list[nn.Module]:
+    """Normalization layers that have weights or statistics of their own; timm has many, told by their names."""
+    return [
+        m
+        for m in module.modules()
+        if "norm" in type(m).__name__.lower()
+        and any(True for tensors in (m.parameters(recurse=False), m.buffers(recurse=False)) for _ in tensors)
+    ]

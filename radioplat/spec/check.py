@@ -10,9 +10,10 @@ from radioplat.errors import Problem
 from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
+from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
@@ -34,6 +35,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_feature_cache(spec),
         *_prices(spec),
         *evaluation_problems(spec),
+        *student_structure(spec),
         *_unavailable(spec),
         *equivariance_problems(spec),
     ]
@@ -211,9 +213,13 @@ def _bindings(spec: Spec) -> Iterator[Problem]:
             yield Problem("which teacher?", f"{where}.teacher", f"One of {', '.join(names)}.")
         elif binding.teacher is not None and binding.teacher not in names:
             yield Problem("no teacher has this name", f"{where}.teacher", f"Teachers: {', '.join(names)}.")
+        hint = "Turn one of the two off."
         if spec.train.grad_checkpointing:
-            hint = "Turn one of the two off."
             yield Problem("a recomputed block keeps no output to compare", "train.grad_checkpointing", hint)
+        if spec.train.compile:
+            yield Problem("a compiled backbone runs its modules out of sight of bindings", "train.compile", hint)
+        if spec.distill.vitdet.prob > 0:
+            yield Problem("inside windows a module's output is no map of the image", "distill.vitdet.prob", hint)
         chosen = names.index(binding.teacher) if binding.teacher in names else 0
         if names and spec.distill.teacher[chosen].mosaic > 1:
             yield Problem(
@@ -270,16 +276,15 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
     train_defaults, distill_defaults = TrainConfig(), DistillConfig()
-    for name in ("enable_ema", "offload", "compile", "min_workers", "max_workers", "regularizer", "tensorboard"):
+    for name in ("enable_ema", "offload", "min_workers", "max_workers", "regularizer", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
     for where, backbone in {
         "model.backbone": spec.model.backbone,
         **{f"distill.teacher[{i}].model.backbone": t.model.backbone for i, t in enumerate(distill.teacher)},
     }.items():
-        for name in ("freeze_norm", "feature_dim"):
-            if getattr(backbone, name):
-                yield _not_yet(f"{where}.{name}")
+        if backbone.feature_dim:
+            yield _not_yet(f"{where}.feature_dim")
         if backbone.input_dim[:1] != [3]:
             yield Problem("images have three channels here", f"{where}.input_dim")
     if train.gpu_ids and len(train.gpu_ids) != train.num_gpus:
@@ -294,14 +299,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):
         yield _not_yet("train.optim.optim")
-    for name in ("vitdet",):
-        if getattr(distill, name) != getattr(distill_defaults, name):
-            yield _not_yet(f"distill.{name}")
-    teacher_defaults = TeacherConfig()
     for i, teacher in enumerate(distill.teacher):
-        for name in ("summary_token_idx", "spatial_mlp_version"):
-            if getattr(teacher, name) != getattr(teacher_defaults, name):
-                yield _not_yet(f"distill.teacher[{i}].{name}")
         mode = teacher.mode or distill.mode
         if mode is Mode.combo and teacher.summary_loss_type in (SummaryLoss.angle, SummaryLoss.tangent_sphere):
             yield _not_yet(f"distill.teacher[{i}].summary_loss_type")

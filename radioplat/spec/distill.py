@@ -118,9 +118,10 @@ class TeacherConfig:
     summary_loss_weight: float = 1.0
     fd_loss_weight: float = 1.0
     summary_loss_type: SummaryLoss = SummaryLoss.CE
-    summary_token_idx: int | None = None
-    spatial_mlp_version: str = "v2"
+    summary_token_idx: int | None = None  # the student's class token that its head reads; default: one of its own
+    spatial_mlp_version: str = "v2"  # or attn
     spatial_num_inner: int | None = None
+    fd_upsample_factor: int = 1  # (+) the map's head is so many times finer than the student's map, by pixel shuffle
     adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
     upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
     do_upsample: bool = True

@@ -26,6 +26,9 @@ class BackboneConfig:
     cpe_max_size: int | None = None
     cpe_num_registers: int | None = None
     register_multiple: int | None = None
+    # (+) of a student: DropPath, and linear layers as (gamma / sigma(W)) W
+    drop_path: float = 0.0
+    spectral_reparam: bool = False
 
 
 @dataclass

@@ -73,6 +73,9 @@ class ResolvedTeacher:
         input_size: pixels a side of what its backbone sees; where sizes are drawn, when it is evaluated.
         norm_mean, norm_std: of images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
+        spatial_num_inner, spatial_version: of the map's head.
+        head_upsample: how many times finer than the student's map the head's is.
+        token_slot: the student's class token that the summary's head reads; None: one of its own.
         service: with ``max_batch`` set.
         sizes: what it sees of :func:`radioplat.spec.sizes.student_sizes` where it matches the student, else empty.
         upsample_factor: how many times finer than its backbone's its map is made; 1: as it is.
@@ -101,6 +104,10 @@ class ResolvedTeacher:
     mosaic: int = 1
     own_view: str = ""
     bindings: tuple[Bound, ...] = ()
+    spatial_num_inner: int = 0
+    spatial_version: str = "v2"
+    head_upsample: int = 1
+    token_slot: int | None = None
 
     @property
     def view(self) -> str:
@@ -195,7 +202,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         norm_mean=tuple(teacher.norm_mean or augmentation.mean),
         norm_std=tuple(teacher.norm_std or augmentation.std),
         hidden=common.mlp_hidden_size if common.use_mlp else 0,
-        num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
+        num_inner=common.mlp_num_inner,
         service=_service(spec, name, max(1, teacher.mosaic)),
         sizes=sizes_seen_with(spec, name) if match else (),
         upsample_factor=teacher.upsample_factor if upsampled else 1,
@@ -203,6 +210,10 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         mosaic=max(1, teacher.mosaic),
         own_view=_own_view(spec, teacher.mosaic, name),
         bindings=_bindings(common, name),
+        spatial_num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
+        spatial_version=teacher.spatial_mlp_version,
+        head_upsample=teacher.fd_upsample_factor,
+        token_slot=teacher.summary_token_idx,
     )
 
 

@@ -122,6 +122,7 @@ class TrainConfig:
     grad_checkpointing: bool = False
     compile: bool = False
     max_steps: int | None = None
+    damp: float = 0.0  # (+) DAMP: spread of the noise that the student's weights are multiplied with while training
     # (+) accept another sample order than the checkpoint's and begin it anew
     restart_order: bool = False
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step

@@ -7,8 +7,10 @@ import timm
 import torch
 
 from radioplat.errors import SpecError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.probe import probe
 from radioplat.models.radio_vit import RadioViT
+from radioplat.models.student import Student, StudentArchitecture
 from radioplat.models.timm_backbone import TimmBackbone
 
 BOTH = frozenset({"summary", "spatial"})
@@ -167,3 +169,54 @@ def test_no_gradient_checkpointing_is_said():
         backbone = TimmBackbone("inception_v3")
     with pytest.raises(SpecError, match="grad_checkpointing"):
         backbone.set_grad_checkpointing()
+
+
+FAMILIES = {  # any timm family can be a student: name, kwargs that make it small
+    "vit": ("test_vit", {}),
+    "deit": ("deit_tiny_distilled_patch16_224", dict(embed_dim=32, depth=2, num_heads=2)),
+    "eva": ("eva02_tiny_patch14_224", dict(embed_dim=32, depth=2, num_heads=2)),
+    "resnet": ("test_resnet", {}),
+    "convnext": ("test_convnext", {}),
+    "efficientnet": ("test_efficientnet", {}),
+    "efficientvit": ("efficientvit_b0", dict(widths=(8, 8, 16, 16, 32), head_dim=8)),
+    "pvt": ("pvt_v2_b0", dict(embed_dims=(8, 16, 24, 32), num_heads=(1, 1, 2, 2))),
+}
+
+
+@pytest.mark.parametrize(("name", "kwargs"), FAMILIES.values(), ids=FAMILIES)
+def test_a_student_of_any_family_learns_from_images_that_are_not_square(name, kwargs):
+    stride = TimmBackbone(name, **kwargs).stride
+    height, width = (64, 96) if 64 % stride == 0 else (5 * stride, 7 * stride)
+    heads = (HeadArchitecture("a", 4, 5, hidden=8),)
+    student = Student(StudentArchitecture(name, kwargs, img_size=224, heads=heads)).train()
+    found = student.head("a", student(torch.rand(2, 3, height, width)))
+    assert found.summary.shape == (2, 4) and found.spatial.shape == (2, height // stride, width // stride, 5)
+    (found.summary.square().sum() + found.spatial.square().sum()).backward()
+    without = [n for n, p in student.backbone.named_parameters() if p.requires_grad and p.grad is None]
+    assert not [n for n in without if not n.startswith("model.norm")], without
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("swin_tiny_patch4_window7_224", dict(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))),
+        ("hiera_tiny_224", dict(embed_dim=16, stages=(1, 1, 1, 1), num_heads=1)),
+    ],
+)
+def test_a_hierarchical_student_of_one_size_learns(name, kwargs):
+    heads = (HeadArchitecture("a", 4, 5),)
+    student = Student(StudentArchitecture(name, kwargs, img_size=224, heads=heads)).train()
+    found = student.head("a", student(torch.rand(2, 3, 224, 224)))
+    assert found.summary.shape == (2, 4) and found.spatial.shape == (2, 7, 7, 5)
+    (found.summary.square().sum() + found.spatial.square().sum()).backward()
+    assert all(p.grad is not None for p in student.backbone.model.parameters() if p.requires_grad)
+
+
+def test_positions_of_an_image_that_is_not_square():
+    """The map of a wide image holds, in its top left square, what the square image's map holds (no attention)."""
+    vit = RadioViT(num_class_tokens=1, cpe_max_size=64, num_registers=0, **{**TINY, "depth": 0}).eval()
+    wide = torch.rand(1, 3, 32, 48)
+    tall = wide.transpose(-1, -2)
+    assert vit(wide).spatial.shape == (1, 4, 6, 16) and vit(tall).spatial.shape == (1, 6, 4, 16)
+    square = torch.cat([wide, torch.zeros(1, 3, 16, 48)], dim=2)  # 48 x 48: the same longest side, so the same table
+    torch.testing.assert_close(vit(square).spatial[:, :4], vit(wide).spatial)

@@ -40,7 +40,12 @@ def test_the_published_example_has_no_problem():
         ("dataset.augmentation.std=[1, 0, 1]", "dataset.augmentation.std"),
         ("dataset.augmentation.mean=[0.5]", "dataset.augmentation.mean"),
         ("model.backbone.student_norm_std=[1, 1]", "model.backbone.student_norm_std"),
-        ("model.backbone.freeze_norm=true", "model.backbone.freeze_norm"),
+        ("model.backbone.drop_path=1.0", "model.backbone.drop_path"),
+        (f"{T}.model.backbone.freeze_norm=true", f"{T}.model.backbone.freeze_norm"),
+        (f"{T}.model.backbone.drop_path=0.1", f"{T}.model.backbone.drop_path"),
+        (f"{T}.model.backbone.spectral_reparam=true", f"{T}.model.backbone.spectral_reparam"),
+        ("train.damp=-0.1", "train.damp"),
+        ("train.damp=.nan", "train.damp"),
         ("train.optim.lr=0", "train.optim.lr"),
         ("train.optim.lr=.nan", "train.optim.lr"),
         ("train.optim.warmup_epochs=-1", "train.optim.warmup_epochs"),
@@ -55,7 +60,12 @@ def test_the_published_example_has_no_problem():
         ("train.min_workers=1", "train.min_workers"),
         ("train.regularizer.weight=1", "train.regularizer"),
         ("train.tensorboard.enabled=true", "train.tensorboard"),
-        ("distill.vitdet.prob=0.5", "distill.vitdet"),
+        ("distill.vitdet.prob=1.5", "distill.vitdet.prob"),
+        ("distill.vitdet.window_sizes=[8, 1]", "distill.vitdet.window_sizes[1]"),
+        ("distill.vitdet.num_global=0", "distill.vitdet.num_global"),
+        ("distill.vitdet={num_global: 4, num_windowed: 2}", "distill.vitdet.num_windowed"),
+        ("distill.mlp_hidden_size=0", "distill.mlp_hidden_size"),
+        ("distill.mlp_num_inner=-1", "distill.mlp_num_inner"),
         ("distill.then=[export, fly]", "distill.then[1]"),
         ("teachers.nobody.replicas=2", "teachers.nobody"),
         ("cluster.gpu_hour_price=-1", "cluster.gpu_hour_price"),
@@ -75,7 +85,10 @@ def test_the_published_example_has_no_problem():
         (f"{T}.upsample_factor=2", f"{T}.upsample_factor"),
         (f"{T}.upsampler_checkpoint=a.safetensors", f"{T}.upsampler_checkpoint"),
         (f"{T}.adaptor=featup", f"{T}.adaptor"),
-        (f"{T}.summary_token_idx=1", f"{T}.summary_token_idx"),
+        (f"{T}.summary_token_idx=-1", f"{T}.summary_token_idx"),
+        (f"{T}.spatial_mlp_version=v3", f"{T}.spatial_mlp_version"),
+        (f"{T}.spatial_num_inner=-1", f"{T}.spatial_num_inner"),
+        (f"{T}.fd_upsample_factor=0", f"{T}.fd_upsample_factor"),
         (f"{T}.stochastic_resolutions.224=-1", f"{T}.stochastic_resolutions"),
         (f"{T}.stochastic_resolutions.224=0", f"{T}.stochastic_resolutions"),
         ("dataset.augmentation.random_crop.scale_range=[0.0,2.0]", "dataset.augmentation.random_crop.scale_range"),
@@ -95,6 +108,13 @@ def test_the_published_example_has_no_problem():
 )
 def test_rule(override, where):
     assert [p.where for p in check(load_spec(EXAMPLE, [override]))] == [where]
+
+
+def test_what_zero_3_takes_apart():
+    overrides = ["train.zero_stage=3", "train.compile=true", "model.backbone.spectral_reparam=true"]
+    found = check(load_spec(EXAMPLE, overrides))
+    assert [p.where for p in found] == ["model.backbone.spectral_reparam", "train.compile"]
+    assert check(load_spec(EXAMPLE, ["train.zero_stage=2", *overrides[1:], "model.backbone.freeze_norm=true"])) == []
 
 
 def test_summary_losses_that_are_not_there_yet_matter_only_in_combo():

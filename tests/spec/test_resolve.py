@@ -59,7 +59,7 @@ def test_unset_fields_inherit_and_set_ones_win():
     plain = one(globally)
     assert plain.mode is Mode.combo and plain.loss_lambda == 0.25 and plain.num_inner == 2
     own = one(globally, mode="summary", loss_lambda=0.0, loss_type="L1", spatial_num_inner=0)
-    assert own.mode is Mode.summary and own.loss_lambda == 0.0 and own.num_inner == 0
+    assert own.mode is Mode.summary and own.loss_lambda == 0.0 and (own.num_inner, own.spatial_num_inner) == (2, 0)
     assert [(t.kind, t.loss) for t in own.terms] == [("summary", LossType.L1)]
     assert one({"use_mlp": False}).hidden == 0
 

@@ -10,7 +10,7 @@ from torch import nn
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models import names
 from radioplat.models.features import Features
-from radioplat.models.heads import MLP2
+from radioplat.models.heads import MLP2, shuffle_up
 from radioplat.models.radio_layout import RadioParts, is_radio, read_radio, take_apart
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import StudentArchitecture, build_backbone
@@ -112,7 +112,7 @@ class RadioTeacher(Adapter):
         if "summary" in self.heads and "summary" in wanted:
             summary = self.heads["summary"](summary)
         if "spatial" in self.heads and spatial is not None:
-            spatial = _shuffle(self.heads["spatial"](spatial), self.upsample)
+            spatial = shuffle_up(self.heads["spatial"](spatial), self.upsample)
         return Features(summary if "summary" in wanted else None, spatial)
 
 
@@ -133,12 +133,3 @@ def _mlp(tensors: dict[str, torch.Tensor]) -> MLP2:
     inner = 1 + max((int(k.split(".")[1]) for k in tensors if k.startswith("blocks.")), default=-1)
     hidden, width = tensors["fc1.weight"].shape
     return MLP2(width, hidden, tensors["final.2.weight"].shape[0], inner)
-
-
-def _shuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
-    """``[B, h, w, u*u*D]`` to ``[B, h*u, w*u, D]``."""
-    if factor == 1:
-        return x
-    b, h, w, c = x.shape
-    d = c // factor**2
-    return x.reshape(b, h, w, factor, factor, d).permute(0, 1, 3, 2, 4, 5).reshape(b, h * factor, w * factor, d)
