@@ -19,8 +19,8 @@ from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import total_steps
 from radioplat.errors import DataError, Problem, RadioplatError
-from radioplat.models.start import start_notes
 from radioplat.evaluate.needs import missing, not_asked
+from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.resolve import ResolvedTeacher, teacher_names

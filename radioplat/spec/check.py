@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
-from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_evaluate import evaluation_problems
+from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss
+from radioplat.spec.distill import LossType, Mode, SummaryLoss
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
@@ -275,7 +275,7 @@ def _chain(spec: Spec) -> Iterator[Problem]:
 def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
-    train_defaults, distill_defaults = TrainConfig(), DistillConfig()
+    train_defaults = TrainConfig()
     for name in ("enable_ema", "offload", "min_workers", "max_workers", "regularizer", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
