@@ -10,6 +10,7 @@ import numpy as np
 from radioplat.data.index import build_index
 from radioplat.data.run_data import RunData
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.distill.labels import label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.errors import DataError, Problem, RadioplatError
@@ -73,6 +74,8 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         _placement(spec, models, result)
     if data is not None:
         _length(spec, data, result)
+    if models is not None and data is not None:
+        result.problems += label_problems(spec, models.teachers, models.infos, data)
     result.problems = list(dict.fromkeys(result.problems))
     return result
 

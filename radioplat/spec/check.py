@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_losses import loss_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import DistillConfig, TeacherConfig
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.train import TrainConfig
 
-_LOGIT_LOSSES = {LossType.KL, LossType.CE}
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 
@@ -33,7 +33,8 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_unavailable(spec),
     ]
     if task == "distill":
-        problems += [*_teachers(spec), *upsampled_teachers(spec), *partition_problems(spec), *_chain(spec)]
+        problems += [*_teachers(spec), *loss_problems(spec), *upsampled_teachers(spec)]
+        problems += [*partition_problems(spec), *_chain(spec)]
     if task == "train_upsampler":
         problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
@@ -185,15 +186,6 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
         yield from _normalisation(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
         yield from _service(spec.teachers.get(teacher.name, TeacherServiceConfig()), f"teachers.{teacher.name}")
-        for term in teacher.terms:
-            if term.kind == "logits" and term.loss not in _LOGIT_LOSSES:
-                yield Problem(f"mode logits needs loss KL or CE, not {term.loss.value}", f"{teacher.where}.loss_type")
-            if term.kind == "spatial" and term.loss in _LOGIT_LOSSES:
-                yield Problem(
-                    f"loss {term.loss.value} compares class scores, not feature maps",
-                    f"{teacher.where}.loss_type",
-                    "For spatial features take BALANCED, MSE, L1, L2, FD or CS.",
-                )
 
 
 def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
@@ -274,9 +266,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         for name in ("summary_token_idx", "spatial_mlp_version"):
             if getattr(teacher, name) != getattr(teacher_defaults, name):
                 yield _not_yet(f"distill.teacher[{i}].{name}")
-        mode = teacher.mode or distill.mode
-        if mode is Mode.combo and teacher.summary_loss_type in (SummaryLoss.angle, SummaryLoss.tangent_sphere):
-            yield _not_yet(f"distill.teacher[{i}].summary_loss_type")
     # The data room makes such views; what is missing are losses that compare maps where both views look.
     for split in ("train_dataset", "val_dataset"):
         for name in ("full_equivariance", "shift_equivariance"):
