@@ -21,6 +21,7 @@ from radioplat.models.student import Student
 
 SCHEMA = 1
 STATE, MANIFEST, OPTIMIZER = "state.json", "manifest.json", "optimizer.safetensors"
+LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
 _FILES = {STATE, OPTIMIZER, STUDENT_FILE, HEADS_FILE}
 
 
@@ -59,18 +60,22 @@ def write_checkpoint(
     tensors: dict[str, torch.Tensor],
     moments: dict[str, torch.Tensor],
     state: RunState,
+    losses: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write ``folder/name``; rank 0 only.
 
     Args:
         tensors: the student's ``state_dict`` with fp32 weights.
         moments: optimizer moments by ``<parameter>.<moment>``.
+        losses: statistics of the losses.
     """
     aside, final = folder / f".{name}.partial", folder / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_student(student, tensors, aside)
     save_file({k: v.contiguous() for k, v in moments.items()}, aside / OPTIMIZER)
+    if losses:
+        save_file({k: v.contiguous() for k, v in losses.items()}, aside / LOSSES)
     (aside / STATE).write_text(json.dumps(asdict(state), indent=1))
     sums = {file.name: _sha256(file) for file in sorted(aside.iterdir())}
     (aside / MANIFEST).write_text(json.dumps(sums, indent=1))
@@ -117,6 +122,11 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights and buffers by the student's names, and moments."""
     return read_tensors(folder), load_file(folder / OPTIMIZER)
+
+
+def read_losses(folder: Path) -> dict[str, torch.Tensor]:
+    """Statistics of the losses; {} where the checkpoint has none."""
+    return load_file(folder / LOSSES) if (folder / LOSSES).is_file() else {}
 
 
 def _sha256(path: Path) -> str:

@@ -8,13 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from radioplat.losses.balance import TeacherBalance
 from radioplat.losses.grid import Overlap, on_common_grid
-from radioplat.losses.reduce import masked_mean
-from radioplat.losses.registry import LOSSES
+from radioplat.losses.hard_labels import label_loss, label_share
+from radioplat.losses.reduce import living, masked_mean, weighted_mean
+from radioplat.losses.registry import criterion
+from radioplat.losses.teacher_dropping import kept
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student import Student
-from radioplat.spec.resolve import Bound, ResolvedTeacher
+from radioplat.spec.distill import DistillConfig
+from radioplat.spec.resolve import ResolvedTeacher, Term
 
 
 @dataclass
@@ -40,22 +44,53 @@ class MicroBatch:
     overlaps: dict[str, Overlap] = field(default_factory=dict)
 
 
+@dataclass
+class _Part:
+    """A term of a teacher in a micro-batch: its weight in the teacher, and each sample's value and weight, ``[B]``."""
+
+    scale: float
+    values: torch.Tensor
+    weight: torch.Tensor
+
+    def mean(self, kept: torch.Tensor | float = 1.0) -> torch.Tensor:
+        """Scaled, over the samples; those that are not ``kept`` ``[B]`` count as 0."""
+        return self.scale * weighted_mean(self.values * kept, self.weight)
+
+
 class DistillModule(nn.Module):
     """One student taught by several teachers.
 
     ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
-    and weight times each binding) and each term as ``loss/<teacher>/<summary|spatial|logits|binding_0>``, without
-    weights but with the micro-batch's factor, so that its mean over a step is the mean over what the teacher saw.
+    balanced and thinned out as ``config`` says, and weight times each binding) and each term as
+    ``loss/<teacher>/<name>``, without weights but with the micro-batch's factor, so that its mean over a step is the
+    mean over what the teacher saw. With ``config.alpha`` there is ``loss/<teacher>/labels`` too, over the samples that
+    have one.
+
+    Args:
+        view: name of the view that the student sees.
+        config: temperatures, labels, balance and dropping; without one there is nothing of them.
     """
 
-    def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
+    def __init__(
+        self, student: Student, teachers: list[ResolvedTeacher], view: str, config: DistillConfig | None = None
+    ) -> None:
         super().__init__()
         self.student, self.teachers, self.view = student, teachers, view
+        self.config = config = DistillConfig() if config is None else config
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
         wants_map = any("spatial" in t.wanted for t in teachers)
         self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
         self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
-        self._projections = {b.name: student.heads[t.name].bindings for t in teachers for b in t.bindings}
+        self.criteria = nn.ModuleDict()
+        for teacher in teachers:
+            architecture = student.heads[teacher.name].architecture
+            for term in teacher.terms:
+                width = getattr(architecture, f"{term.kind}_dim")
+                self.criteria[f"{teacher.name}/{term.name}"] = criterion(term, width, config)
+            for bound in teacher.bindings:
+                term = Term("module", bound.loss, bound.weight, bound.where)
+                self.criteria[f"{teacher.name}/{bound.name}"] = criterion(term, 0, config)
+        self.balance = TeacherBalance([t.name for t in teachers], config.balance)
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
@@ -64,36 +99,88 @@ class DistillModule(nn.Module):
             features = self.student(images, self._wanted)
         grid = images.shape[-2] // self.student.stride, images.shape[-1] // self.student.stride
         losses: dict[str, torch.Tensor] = {}
+        parts: dict[str, list[_Part]] = {}
+        active = [teacher for teacher in self.teachers if teacher.name not in self.quarantined]
+        for teacher in active:
+            parts[teacher.name] = self._parts(teacher, features, batch, losses)
+        balance = self.balance.factors(list(parts))
+        keeps = self._kept(active, parts, balance, batch)
         total = torch.zeros((), device=batch.weight.device)
-        for teacher in self.teachers:
-            if teacher.name in self.quarantined:
-                continue
-            factor = batch.factors.get(teacher.name, 1.0)
-            weight = batch.weight if factor else torch.zeros_like(batch.weight)
-            mine = self.student.head(teacher.name, features)
-            theirs = batch.targets[teacher.name].map(lambda t, weight=weight: _living(t, weight))
-            for term in teacher.terms:
-                head = self.student.heads[teacher.name]
-                *pair, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
-                pair = (head.standardize(term.kind, x) for x in pair)
-                value = factor * masked_mean(LOSSES[term.loss](*pair), weight, seen)
-                losses[f"loss/{teacher.name}/{term.kind}"] = value
-                total = total + teacher.loss_lambda * term.weight * value
-            for bound in teacher.bindings:
-                output = as_features(outputs[bound.student_module], grid)
-                *pair, seen = self._bound(bound, output, theirs, batch.overlaps.get(teacher.name))
-                value = factor * masked_mean(LOSSES[bound.loss](*pair), weight, seen)
-                losses[f"loss/{teacher.name}/{bound.name}"] = value
-                total = total + bound.weight * value
+        for i, teacher in enumerate(active):
+            factor = batch.factors.get(teacher.name, 1.0) * teacher.loss_lambda * balance[teacher.name]
+            keep = 1.0 if keeps is None else keeps[i]
+            total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
+        for name, mine in parts.items():
+            self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
+        for teacher in active:
+            total = total + self._bound(teacher, outputs, grid, batch, losses)
         return {"loss": total, **losses}
 
     def _bound(
-        self, bound: Bound, mine: torch.Tensor, targets: Features, overlap: Overlap | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        theirs, projections = targets.named[bound.key].float(), self._projections[bound.name]
-        if bound.name in projections:
-            mine = projections[bound.name](mine)
-        return on_common_grid(mine.float(), theirs, overlap) if mine.ndim == 4 else (mine.float(), theirs, None)
+        self,
+        teacher: ResolvedTeacher,
+        outputs: dict[str, torch.Tensor],
+        grid: tuple[int, int],
+        batch: MicroBatch,
+        losses: dict[str, torch.Tensor],
+    ) -> torch.Tensor | float:
+        """The bindings of one teacher, each times its weight; puts each into ``losses`` as it is logged."""
+        weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
+        projections, total = self.student.heads[teacher.name].bindings, 0.0
+        for bound in teacher.bindings:
+            theirs = living(batch.targets[teacher.name].named[bound.key].float(), weight)
+            mine, seen = as_features(outputs[bound.student_module], grid), None
+            mine = (projections[bound.name](mine) if bound.name in projections else mine).float()
+            if mine.ndim == 4:
+                mine, theirs, seen = on_common_grid(mine, theirs, batch.overlaps.get(teacher.name))
+            compare = self.criteria[f"{teacher.name}/{bound.name}"]
+            value = factor * weighted_mean(*compare(mine, theirs, weight, seen))
+            losses[f"loss/{teacher.name}/{bound.name}"] = value
+            total = total + bound.weight * value
+        return total
+
+    def _parts(
+        self, teacher: ResolvedTeacher, features: Features, batch: MicroBatch, losses: dict[str, torch.Tensor]
+    ) -> list[_Part]:
+        """The terms of one teacher; puts each into ``losses`` as it is logged."""
+        weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
+        head = self.student.heads[teacher.name]
+        mine = self.student.head(teacher.name, features)
+        theirs = batch.targets[teacher.name].map(lambda t: living(t, weight))
+        share = label_share(batch.label, self.config.alpha)
+        parts = []
+        for term in teacher.terms:
+            compare = self.criteria[f"{teacher.name}/{term.name}"]
+            *pair, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
+            if not compare.raw:
+                pair = [head.standardize(term.kind, x) for x in pair]
+            values, counts = compare(*pair, weight, seen)
+            losses[f"loss/{teacher.name}/{term.name}"] = factor * weighted_mean(values, counts)
+            if term.kind == "logits" and self.config.alpha:
+                values = (1 - share) * values
+            parts.append(_Part(term.weight, values, counts))
+        if "logits" in teacher.wanted and self.config.alpha:
+            hard = label_loss(living(mine.named["logits"].float(), weight), batch.label)
+            losses[f"loss/{teacher.name}/labels"] = factor * weighted_mean(hard, weight * (batch.label >= 0))
+            parts.append(_Part(1.0, share * hard, weight))
+        return parts
+
+    def _kept(
+        self,
+        active: list[ResolvedTeacher],
+        parts: dict[str, list[_Part]],
+        balance: dict[str, torch.Tensor | float],
+        batch: MicroBatch,
+    ) -> torch.Tensor | None:
+        """Whether a teacher's loss counts for a sample, float ``[teachers, B]``; None where none is ever dropped."""
+        if not self.config.teacher_drop_prob or not active:
+            return None
+        rows = []
+        for teacher in active:
+            each = sum(part.scale * part.values.detach() for part in parts[teacher.name])
+            each = teacher.loss_lambda * balance[teacher.name] * each
+            rows.append(torch.where(_seen(batch, teacher.name) > 0, each, -torch.inf))
+        return kept(torch.stack(rows), self.config.teacher_drop_prob)
 
 
 class ClassifyModule(nn.Module):
@@ -114,9 +201,9 @@ class ClassifyModule(nn.Module):
         return {"loss": loss, "accuracy": accuracy.detach()}
 
 
-def _living(target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Zeros for samples of weight 0: what a teacher said of them may be NaN, and 0 * NaN is NaN in a gradient."""
-    return torch.where((weight > 0).view(-1, *[1] * (target.ndim - 1)), target, 0.0)
+def _seen(batch: MicroBatch, teacher: str) -> torch.Tensor:
+    """Weights ``[B]`` of the samples for ``teacher``: zeros where it was not asked."""
+    return batch.weight if batch.factors.get(teacher, 1.0) else torch.zeros_like(batch.weight)
 
 
 def _pair(

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from radioplat.distill import ds_compat, group
-from radioplat.distill.checkpoint import RunState, newest, read_checkpoint, verified_state, write_checkpoint
+from radioplat.distill.checkpoint import (
+    RunState,
+    newest,
+    read_checkpoint,
+    read_losses,
+    verified_state,
+    write_checkpoint,
+)
+from radioplat.distill.loss_state import LossState
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.prepare import Run
 from radioplat.errors import WeightsError
@@ -33,12 +41,13 @@ class Persistence:
         self._path, self.state = group.agree(self._choose() if rank == 0 else None)
         self.state.world_size = world_size
 
-    def restore_weights(self, module: nn.Module) -> None:
-        """Load the student's weights and buffers, where there is a checkpoint to begin from."""
+    def restore_weights(self, module: nn.Module, losses: LossState) -> None:
+        """Load the student's weights and buffers and the losses' statistics, if there is a checkpoint to begin from."""
         if self._path is not None:
             tensors, self._optimizer_state = read_checkpoint(self._path)
             load_into(module.student, tensors, self._path, "results_dir")
             self._weights = tensors
+            losses.load(read_losses(self._path))
 
     def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
         """Put fp32 weights and moments back, after the engine has cut them up."""
@@ -55,11 +64,19 @@ class Persistence:
             every *= self._run.steps_per_epoch
         return steps % every == 0 or steps == self._run.total_steps
 
-    def save(self, engine: Any, module: nn.Module, state: RunState, exact: dict[str, torch.Tensor]) -> Path:
+    def save(
+        self,
+        engine: Any,
+        module: nn.Module,
+        state: RunState,
+        exact: dict[str, torch.Tensor],
+        losses: dict[str, torch.Tensor],
+    ) -> Path:
         """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link.
 
         Args:
             exact: buffers in fp32, by the module's names, where the engine's own are rounded.
+            losses: the losses' statistics.
         """
         whole = ds_compat.full_state(engine, trainable(module), self._moments)
         folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
@@ -71,7 +88,7 @@ class Persistence:
             tensors.update({k: whole[k] for k in names})
             tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
             moments = {k: v for k, v in whole.items() if k not in names}
-            write_checkpoint(self._run.folder, name, module.student, tensors, moments, state)
+            write_checkpoint(self._run.folder, name, module.student, tensors, moments, state, losses)
             folder.point_latest(name)
         group.barrier()
         return self._run.folder / name

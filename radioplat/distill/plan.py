@@ -14,6 +14,7 @@ from radioplat.data.recipe import Equivariance
 from radioplat.data.run_data import RunData
 from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.distill.labels import label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.prepare import Models, design_models, steps_per_epoch
 from radioplat.distill.run_views import run_views
@@ -89,6 +90,8 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         _placement(spec, models, result)
     if data is not None:
         _length(spec, data, result)
+    if models is not None and data is not None:
+        result.problems += label_problems(spec, models.teachers, models.infos, data)
     result.problems = list(dict.fromkeys(result.problems))
     return result
 

@@ -14,6 +14,7 @@ from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.distill.bindings import with_projections
+from radioplat.distill.labels import label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
 from radioplat.distill.stages import away_by_step, total_steps
@@ -175,6 +176,9 @@ def prepare(
     index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
     data = RunData.create(index, split, spec.dataset.max_pixels)
     data.order  # noqa: B018  an empty source must be found now
+    problems = list(label_problems(spec, models.teachers, models.infos, data))
+    if problems:
+        raise SpecError(*problems)
     steps = steps_per_epoch(spec, data)
     return Run(
         spec=spec,

@@ -22,6 +22,7 @@ from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
 from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.feeder import Feeder, prefetch_depth
+from radioplat.distill.loss_state import LossState
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import learning_rate
@@ -135,10 +136,12 @@ class _Worker:
         student = build_student(run)
         view = run.student_view
         distils = run.task == "distill"
-        self.module = DistillModule(student, run.teachers, view) if distils else ClassifyModule(student, view)
+        config = self.spec.distill
+        self.module = DistillModule(student, run.teachers, view, config) if distils else ClassifyModule(student, view)
         self.module.to(seat.device).train()
         self.persistence, self.state = persistence, persistence.state
-        persistence.restore_weights(self.module)
+        self.loss_state = LossState(self.module)
+        persistence.restore_weights(self.module, self.loss_state)
         self.running = RunningState(self.module)
         self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
         persistence.restore_optimizer(self.engine, self.module)
@@ -167,7 +170,8 @@ class _Worker:
             validates = validation_due(self.run, step + 1)
             if validates or self.persistence.due(step + 1):
                 self.ledger.flush()
-                path = self.persistence.save(self.engine, self.module, self.state, self.running.exact())
+                exact, losses = self.running.exact(), self.loss_state.tensors()
+                path = self.persistence.save(self.engine, self.module, self.state, exact, losses)
                 self.reporter.checkpoint(path, step + 1, self.meter.bill)
                 if validates:
                     self._validate(path, step + 1)
@@ -213,6 +217,7 @@ class _Worker:
     def _learn(self, step: int, batch: Batch, micro: MicroBatch, record: StepRecord, scale: float, last: bool) -> None:
         real = batch.grain >= 0
         self.running.micro_batch(real)
+        self.loss_state.micro_batch(real)
         with arithmetic(self.spec, self.seat.device):
             losses = self.engine(micro)
         if not self.guard.check(step, batch, losses):
@@ -244,6 +249,7 @@ class _Worker:
             self.guard.passed()
             spectral.follow(self.module)
         self.running.step(commit=not self.guard.tripped)
+        self.loss_state.step(commit=not self.guard.tripped)
 
     def _set_learning_rate(self, step: int) -> float:
         optim, at, length = schedule_at(self.spec, step, self.run.total_steps)

@@ -33,3 +33,14 @@ def cosine(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 def balanced(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """0.9 * (1 - cosine) + 0.1 * SmoothL1(beta=2) (``BALANCED``; AM-RADIO, section 4.2)."""
     return 0.9 * cosine(student, teacher) + 0.1 * smooth_l1(student, teacher)
+
+
+def dampened_mse(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """With d a difference: d^2 / 2 below 1 and 2 sqrt|d| - 3/2 above, mean over D (TAO's ``dampened_mse``).
+
+    Value and slope meet at 1; the slope falls off beyond, so that a teacher's outlying channels do not lead.
+    """
+    difference = (student - teacher).abs()
+    # clamped: the slope of a root at 0 is infinite, and infinity times 0 is NaN in the branch that is not taken
+    large = 2 * difference.clamp(min=1.0).sqrt() - 1.5
+    return torch.where(difference < 1, difference.square() / 2, large).mean(-1)

@@ -1,4 +1,4 @@
-"""From one value a position to one value a micro-batch."""
+"""From one value a position to one value a sample, and to one value a micro-batch."""
 
 from __future__ import annotations
 
@@ -6,25 +6,54 @@ import torch
 import torch.nn.functional as F
 
 
-def masked_mean(values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Weighted mean over samples of the mean over valid positions; 0 where all weights are 0.
+def living(x: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """``x`` with zeros where nothing counts: there it may be NaN, and 0 * NaN is NaN in a gradient.
 
-    What has no weight may be NaN: it changes neither the value nor any gradient.
+    Args:
+        x: ``[B, ...]``, or ``[B, h, w, ...]`` with ``valid``.
+        weight: ``[B]``, 0 for a sample that proved unreadable.
+        valid: ``[B, h, w]`` in [0, 1], or None.
+    """
+    counts = (weight > 0).view(-1, *[1] * (x.ndim - 1))
+    if valid is not None:
+        counts = counts & (valid > 0).view(*valid.shape, *[1] * (x.ndim - valid.ndim))
+    return torch.where(counts, x, 0.0)
+
+
+def sample_means(
+    values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each sample's mean over its valid positions, ``[B]``, and its weight, ``[B]``.
+
+    What has no weight may be NaN: its value is 0, and it has no gradient.
 
     Args:
         values: ``[B]`` or ``[B, h, w]``.
         weight: ``[B]``, 0 for a sample that proved unreadable.
-        valid: ``[B, h, w]`` in [0, 1], or None; a sample without a valid position counts as one of weight 0.
+        valid: ``[B, h, w]`` in [0, 1], or None; a sample without a valid position gets weight 0.
     """
     # where, not a product: 0 * NaN is NaN.
     if valid is not None:
         seen = valid.flatten(1).sum(1)
-        values = (torch.where(valid > 0, values, 0.0) * valid).flatten(1).sum(1) / seen.clamp(min=1e-6)
         weight = torch.where(seen > 0, weight, 0.0)
+    if valid is not None and values.ndim > 1:
+        values = (torch.where(valid > 0, values, 0.0) * valid).flatten(1).sum(1) / seen.clamp(min=1e-6)
     elif values.ndim > 1:
         values = values.flatten(1).mean(1)
-    values = torch.where(weight > 0, values, 0.0)
+    return torch.where(weight > 0, values, 0.0), weight
+
+
+def weighted_mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Of ``values`` ``[B]`` by ``weight`` ``[B]``, a scalar; 0 where all weights are 0."""
     return (values * weight).sum() / weight.sum().clamp(min=1e-6)
+
+
+def masked_mean(values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Weighted mean over samples of the mean over valid positions; 0 where all weights are 0.
+
+    What has no weight may be NaN: it changes neither the value nor any gradient. Arguments: :func:`sample_means`.
+    """
+    return weighted_mean(*sample_means(values, weight, valid))
 
 
 def to_grid(spatial: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

@@ -1,17 +1,18 @@
-"""Loss names of the spec to functions."""
+"""Loss names of the spec to what computes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-import torch
+from radioplat.losses import feature, logits, relational, spatial
+from radioplat.losses.angle import Angle
+from radioplat.losses.criterion import BatchWise, Criterion, MapWise, OfBatch, OfMap, Pair, Pointwise
+from radioplat.losses.focal import Focal
+from radioplat.losses.tangent_sphere import TangentSphere
+from radioplat.spec.distill import DistillConfig, KLForm, LossType
+from radioplat.spec.resolve import Term
 
-from radioplat.losses import feature, logits
-from radioplat.spec.distill import LossType, SummaryLoss
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-LOSSES: dict[LossType | SummaryLoss, Loss] = {
+POINTWISE: dict[LossType, Pair] = {
     LossType.KL: logits.kl_tao,
     LossType.CE: logits.ce_tao,
     LossType.L1: feature.l1,
@@ -20,6 +21,37 @@ LOSSES: dict[LossType | SummaryLoss, Loss] = {
     LossType.FD: feature.smooth_l1,
     LossType.CS: feature.cosine,
     LossType.BALANCED: feature.balanced,
-    SummaryLoss.CE: logits.ce_tao,
-    SummaryLoss.cosine: feature.cosine,
+    LossType.dampened_mse: feature.dampened_mse,
 }
+OF_MAPS: dict[LossType, OfMap] = {
+    LossType.gram: spatial.gram,
+    LossType.channel_kl: spatial.channel_kl,
+    LossType.attention: spatial.attention,
+}
+OF_BATCHES: dict[LossType, OfBatch] = {
+    LossType.rkd_distance: relational.rkd_distance,
+    LossType.rkd_angle: relational.rkd_angle,
+}
+RUNNING: dict[LossType, type[Angle] | type[TangentSphere]] = {
+    LossType.angle: Angle,
+    LossType.tangent_sphere: TangentSphere,
+}
+
+
+def criterion(term: Term, width: int, config: DistillConfig) -> Criterion:
+    """What computes a checked ``term``.
+
+    Args:
+        width: of the teacher's features that it compares.
+    """
+    loss = term.loss
+    if loss in OF_MAPS:
+        return MapWise(OF_MAPS[loss])
+    if loss in OF_BATCHES:
+        return BatchWise(OF_BATCHES[loss])
+    if loss in RUNNING:
+        return RUNNING[loss](width)
+    if loss is LossType.KL and config.kl_form is KLForm.hinton:
+        return Pointwise(partial(logits.kl_hinton, temperature=config.temperature))
+    focal = Focal(*term.focal) if term.focal and term.focal[0] else None
+    return Pointwise(POINTWISE[loss], focal)

@@ -9,18 +9,18 @@ from typing import Any
 from radioplat.errors import Problem
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_export import chained_export_problems
+from radioplat.spec.check_losses import loss_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.distill import LossType, Mode, SummaryLoss
+from radioplat.spec.distill import LossType
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.train import TrainConfig
 
-_LOGIT_LOSSES = {LossType.KL, LossType.CE}
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 
@@ -40,7 +40,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *equivariance_problems(spec),
     ]
     if task == "distill":
-        problems += [*_teachers(spec), *_bindings(spec), *upsampled_teachers(spec)]
+        problems += [*_teachers(spec), *loss_problems(spec), *_bindings(spec), *upsampled_teachers(spec)]
         problems += [*partition_problems(spec), *_chain(spec)]
         problems += [*stage_problems(spec), *mosaic_problems(spec)]
     if task == "train_upsampler":
@@ -194,15 +194,6 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
         yield from _normalisation(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
         yield from _service(spec.teachers.get(teacher.name, TeacherServiceConfig()), f"teachers.{teacher.name}")
-        for term in teacher.terms:
-            if term.kind == "logits" and term.loss not in _LOGIT_LOSSES:
-                yield Problem(f"mode logits needs loss KL or CE, not {term.loss.value}", f"{teacher.where}.loss_type")
-            if term.kind == "spatial" and term.loss in _LOGIT_LOSSES:
-                yield Problem(
-                    f"loss {term.loss.value} compares class scores, not feature maps",
-                    f"{teacher.where}.loss_type",
-                    "For spatial features take BALANCED, MSE, L1, L2, FD or CS.",
-                )
 
 
 def _bindings(spec: Spec) -> Iterator[Problem]:
@@ -225,6 +216,9 @@ def _bindings(spec: Spec) -> Iterator[Problem]:
             yield Problem(
                 "a module's output cannot be cut back out of a mosaic", f"distill.teacher[{chosen}].mosaic", "Take 1."
             )
+        if binding.criterion in (LossType.angle, LossType.tangent_sphere):
+            hint = "Take another loss."
+            yield Problem("it keeps statistics of summaries, which a binding has not", f"{where}.criterion", hint)
         if not (math.isfinite(binding.weight) and binding.weight >= 0):
             yield Problem(f"must be a number from 0, not {binding.weight}", f"{where}.weight")
 
@@ -299,10 +293,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):
         yield _not_yet("train.optim.optim")
-    for i, teacher in enumerate(distill.teacher):
-        mode = teacher.mode or distill.mode
-        if mode is Mode.combo and teacher.summary_loss_type in (SummaryLoss.angle, SummaryLoss.tangent_sphere):
-            yield _not_yet(f"distill.teacher[{i}].summary_loss_type")
 
 
 def _not_yet(where: str) -> Problem:

@@ -21,6 +21,15 @@ class LossType(str, Enum):
     FD = "FD"
     CS = "CS"
     BALANCED = "BALANCED"
+    # (+) from here
+    dampened_mse = "dampened_mse"
+    gram = "gram"
+    channel_kl = "channel_kl"
+    attention = "attention"
+    rkd_distance = "rkd_distance"
+    rkd_angle = "rkd_angle"
+    angle = "angle"
+    tangent_sphere = "tangent_sphere"
 
 
 class Mode(str, Enum):
@@ -40,6 +49,50 @@ class SummaryLoss(str, Enum):
     angle = "angle"
     cosine = "cosine"
     tangent_sphere = "tangent_sphere"
+
+
+class SpatialLoss(str, Enum):
+    """The loss between maps, by the names of TAO's ``spatial_loss_type``."""
+
+    mse = "mse"
+    dampened_mse = "dampened_mse"
+    balanced = "balanced"
+    cosine = "cosine"
+    gram = "gram"
+    channel_kl = "channel_kl"
+    attention = "attention"
+
+
+class KLForm(str, Enum):
+    """``tao``: mean over elements at temperature 1; ``hinton``: batchmean, times T^2."""
+
+    tao = "tao"
+    hinton = "hinton"
+
+
+class Balance(str, Enum):
+    """How teachers are weighed beside their ``loss_lambda``; see ``radioplat.losses.balance``."""
+
+    fixed = "fixed"
+    loss_scale = "loss_scale"
+    adaloss = "adaloss"
+
+
+class Kind(str, Enum):
+    """What of a teacher a loss term compares."""
+
+    summary = "summary"
+    spatial = "spatial"
+    logits = "logits"
+
+
+@dataclass
+class ExtraLossConfig:
+    """(+) A loss term beside those of ``mode``; its weight multiplies it inside the teacher."""
+
+    type: LossType = MISSING
+    kind: Kind = MISSING
+    weight: float = 1.0
 
 
 @dataclass
@@ -118,6 +171,11 @@ class TeacherConfig:
     summary_loss_weight: float = 1.0
     fd_loss_weight: float = 1.0
     summary_loss_type: SummaryLoss = SummaryLoss.CE
+    spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
+    spatial_focal_weight: float = 0.0  # 0: all positions count alike; 1: by the teacher's saliency alone
+    spatial_focal_gamma: float = 1.0
+    spatial_focal_max_weight: float = 4.0
+    extra_losses: list[ExtraLossConfig] = field(default_factory=list)  # (+)
     summary_token_idx: int | None = None  # the student's class token that its head reads; default: one of its own
     spatial_mlp_version: str = "v2"  # or attn
     spatial_num_inner: int | None = None
@@ -135,6 +193,11 @@ class DistillConfig:
     teacher: list[TeacherConfig] = field(default_factory=list)
     loss_type: LossType = LossType.KL
     loss_lambda: float = 0.5
+    kl_form: KLForm = KLForm.tao  # (+)
+    temperature: float = 1.0  # (+) of KL in the hinton form
+    alpha: float = 0.0  # (+) share of cross-entropy with labels where logits are distilled and a label exists
+    balance: Balance = Balance.fixed  # (+)
+    teacher_drop_prob: float = 0.0  # (+) UNIC's: an image loses each teacher but its worst with this probability
     mode: Mode = Mode.auto
     use_mlp: bool = True
     mlp_hidden_size: int = 1024

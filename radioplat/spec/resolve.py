@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import DistillConfig, LossType, Mode, SpatialLoss, SummaryLoss, TeacherConfig
 from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import sizes_seen_with, student_sizes, views_differ
@@ -21,7 +21,17 @@ _AUTO = {
     LossType.L2: Mode.summary,
     LossType.FD: Mode.summary,
     LossType.CS: Mode.summary,
+    LossType.dampened_mse: Mode.spatial,
+    LossType.gram: Mode.spatial,
+    LossType.channel_kl: Mode.spatial,
+    LossType.attention: Mode.spatial,
+    LossType.rkd_distance: Mode.summary,
+    LossType.rkd_angle: Mode.summary,
+    LossType.angle: Mode.summary,
+    LossType.tangent_sphere: Mode.summary,
 }
+_OF_SUMMARIES = {SummaryLoss.cosine: LossType.CS}  # the others have one name everywhere
+_OF_MAPS = {SpatialLoss.mse: LossType.MSE, SpatialLoss.balanced: LossType.BALANCED, SpatialLoss.cosine: LossType.CS}
 
 
 # The view of a size that changes, which the student shares with the teachers that match its resolution; and its own
@@ -31,11 +41,27 @@ MATCHED, STUDENT = "matched", "student"
 
 @dataclass(frozen=True)
 class Term:
-    """One loss term of a teacher: ``kind`` is summary, spatial or logits; ``weight`` multiplies it in the teacher."""
+    """One loss term of a teacher.
+
+    Attributes:
+        kind: summary, spatial or logits.
+        weight: multiplies it in the teacher.
+        where: the field that it comes from.
+        name: its part of ``loss/<teacher>/<name>``: the kind, with the loss behind it for those of ``extra_losses``.
+        focal: weight, gamma and largest weight of positions, for a loss that compares maps position by position.
+    """
 
     kind: str
-    loss: LossType | SummaryLoss
+    loss: LossType
     weight: float
+    where: str = ""
+    extra: bool = False
+    focal: tuple[float, float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """See the class."""
+        return f"{self.kind}_{self.loss.value}" if self.extra else self.kind
 
 
 MODULE = "module:"  # before the name of a module of the teacher, among what is wanted of it
@@ -177,13 +203,6 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     mode = teacher.mode or common.mode
     if mode is Mode.auto:
         mode = _AUTO[loss]
-    if mode is Mode.combo:
-        terms = (
-            Term("summary", teacher.summary_loss_type, teacher.summary_loss_weight),
-            Term("spatial", loss, teacher.fd_loss_weight),
-        )
-    else:
-        terms = (Term(mode.value, loss, 1.0),)
     match = teacher.match_student_resolution
     if match is None:
         match = teacher.input_size is None
@@ -195,7 +214,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         backbone=teacher.model.backbone,
         weights=teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path,
         mode=mode,
-        terms=terms,
+        terms=_terms(teacher, loss, mode, f"distill.teacher[{index}]"),
         loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
         input_size=spec.dataset.img_size if match else own_size,
         patch_size=teacher.patch_size,
@@ -231,3 +250,23 @@ def _bindings(distill: DistillConfig, teacher: str) -> tuple[Bound, ...]:
         for i, binding in enumerate(distill.bindings)
         if binding.teacher == teacher or (binding.teacher is None and alone)
     )
+
+
+def _terms(teacher: TeacherConfig, loss: LossType, mode: Mode, where: str) -> tuple[Term, ...]:
+    focal = (teacher.spatial_focal_weight, teacher.spatial_focal_gamma, teacher.spatial_focal_max_weight)
+    terms = []
+    if mode in (Mode.summary, Mode.logits):
+        terms.append(Term(mode.value, loss, 1.0, f"{where}.loss_type"))
+    if mode is Mode.combo:
+        summary = _OF_SUMMARIES.get(teacher.summary_loss_type) or LossType(teacher.summary_loss_type.value)
+        terms.append(Term("summary", summary, teacher.summary_loss_weight, f"{where}.summary_loss_type"))
+    if mode in (Mode.spatial, Mode.combo):
+        field, chosen = "loss_type", teacher.spatial_loss_type
+        if chosen is not None:
+            field, loss = "spatial_loss_type", _OF_MAPS.get(chosen) or LossType(chosen.value)
+        weight = teacher.fd_loss_weight if mode is Mode.combo else 1.0
+        terms.append(Term("spatial", loss, weight, f"{where}.{field}", focal=focal))
+    for i, extra in enumerate(teacher.extra_losses):
+        kind, at = extra.kind.value, f"{where}.extra_losses[{i}]"
+        terms.append(Term(kind, extra.type, extra.weight, at, True, focal if kind == "spatial" else None))
+    return tuple(terms)

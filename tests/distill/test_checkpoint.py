@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from radioplat.distill import checkpoint
-from radioplat.distill.checkpoint import RunState, newest, read_checkpoint, verified_state, write_checkpoint
+from radioplat.distill.checkpoint import (
+    RunState,
+    newest,
+    read_checkpoint,
+    read_losses,
+    verified_state,
+    write_checkpoint,
+)
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
 
@@ -51,6 +58,16 @@ def test_round_trip(write, student, tmp_path):
     assert all(torch.equal(tensors[k], v) for k, v in student.state_dict().items())
     assert {k.removesuffix(".exp_avg") for k in moments} == {n for n, _ in student.named_parameters()}
     assert all((m == 0.5).all() for m in moments.values())
+
+
+def test_statistics_of_losses_are_part_of_it(write, student, tmp_path):
+    assert read_losses(write()) == {}
+    mine = {"criteria.t/summary.direction": torch.arange(3, dtype=torch.float64) / 7}
+    folder = write_checkpoint(tmp_path, "model_epoch_002", student, student.state_dict(), {}, STATE, mine)
+    found = read_losses(folder)
+    assert found.keys() == mine.keys() and all(torch.equal(found[name], value) for name, value in mine.items())
+    (folder / checkpoint.LOSSES).unlink()
+    assert verified_state(folder) is None
 
 
 def test_the_newest_by_steps_not_by_name(write, tmp_path):

@@ -117,12 +117,6 @@ def test_what_zero_3_takes_apart():
     assert check(load_spec(EXAMPLE, ["train.zero_stage=2", *overrides[1:], "model.backbone.freeze_norm=true"])) == []
 
 
-def test_summary_losses_that_are_not_there_yet_matter_only_in_combo():
-    asked = f"{T}.summary_loss_type=angle"
-    assert check(load_spec(EXAMPLE, [asked])) == []
-    assert [p.where for p in check(load_spec(EXAMPLE, [asked, f"{T}.mode=combo"]))] == [f"{T}.summary_loss_type"]
-
-
 NAMES = ["c_radio_v3_vit_huge_patch16_reg4_dinov2", "vit_h_14_siglip_clipa_224"]
 P = "distill.partitions"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import LossType, Mode, SpatialLoss, SummaryLoss, TeacherConfig
 from radioplat.spec.load import load_spec
 from radioplat.spec.model import BackboneConfig, ModelConfig
 from radioplat.spec.resolve import MATCHED, resolve_teachers, teacher_names
@@ -46,6 +46,14 @@ def test_the_published_example():
         ("L2", "summary"),
         ("FD", "summary"),
         ("CS", "summary"),
+        ("dampened_mse", "spatial"),
+        ("gram", "spatial"),
+        ("channel_kl", "spatial"),
+        ("attention", "spatial"),
+        ("rkd_distance", "summary"),
+        ("rkd_angle", "summary"),
+        ("angle", "summary"),
+        ("tangent_sphere", "summary"),
     ],
 )
 def test_auto_mode_follows_the_loss(loss, mode):
@@ -69,9 +77,31 @@ def test_combo_has_two_weighted_terms():
         mode="combo", loss_type="MSE", summary_loss_type="cosine", summary_loss_weight=3, fd_loss_weight=0.5
     ).terms
     assert [(t.kind, t.loss, t.weight) for t in terms] == [
-        ("summary", SummaryLoss.cosine, 3.0),
+        ("summary", LossType.CS, 3.0),
         ("spatial", LossType.MSE, 0.5),
     ]
+
+
+@pytest.mark.parametrize(("name", "loss"), [(s, LossType[s.name]) for s in SummaryLoss if s.name != "cosine"])
+def test_summary_losses_by_name(name, loss):
+    terms = one(mode="combo", loss_type="MSE", summary_loss_type=name.value).terms
+    assert [term.loss for term in terms] == [loss, LossType.MSE]
+
+
+@pytest.mark.parametrize("name", SpatialLoss)
+def test_spatial_losses_by_taos_names(name):
+    same = {"mse": "MSE", "balanced": "BALANCED", "cosine": "CS"}
+    found = one(mode="combo", loss_type="KL", spatial_loss_type=name.value).terms[1]
+    assert (found.loss.value, found.where) == (same.get(name.value, name.value), "distill.teacher[0].spatial_loss_type")
+
+
+def test_extra_losses_come_behind_and_have_names_of_their_own():
+    extra = [{"type": "gram", "kind": "spatial", "weight": 0.5}, {"type": "KL", "kind": "logits"}]
+    teacher = one(mode="summary", loss_type="CS", extra_losses=extra, spatial_focal_weight=0.3)
+    assert [(t.name, t.weight) for t in teacher.terms] == [("summary", 1), ("spatial_gram", 0.5), ("logits_KL", 1)]
+    assert teacher.wanted == {"summary", "spatial", "logits"}
+    assert [t.where for t in teacher.terms][1:] == [f"distill.teacher[0].extra_losses[{i}]" for i in range(2)]
+    assert teacher.terms[1].focal == (0.3, 1.0, 4.0) and teacher.terms[2].focal is None
 
 
 @pytest.mark.parametrize(
