@@ -113,7 +113,9 @@ def _rows(packed: Packed) -> Row:
     return {name: array for name, array in parts.items() if array is not None}
 
 
-def _merge(total: int, hits: dict[int, Row], fresh: Packed | None, asked: list[int], cached: tuple[int, int]) -> Packed:
+def _merge(
+    total: int, hits: dict[int, Row], fresh: Packed | None, asked: list[int], cached: tuple[int, int]
+) -> Packed:
     """Kept and fresh features in the order of the micro-batch; zeros for a sample that is neither (of no weight)."""
     seconds = fresh.seconds if fresh else 0.0
     if fresh and not hits:
