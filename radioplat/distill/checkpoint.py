@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, read_tensors, save_student
+from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, read_tensors, save_student
 from radioplat.models.student import Student
 
 SCHEMA = 1
@@ -59,18 +59,22 @@ def write_checkpoint(
     tensors: dict[str, torch.Tensor],
     moments: dict[str, torch.Tensor],
     state: RunState,
+    average: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write ``folder/name``; rank 0 only.
 
     Args:
         tensors: the student's ``state_dict`` with fp32 weights.
         moments: optimizer moments by ``<parameter>.<moment>``.
+        average: the EMA of what in ``tensors`` has one, fp32.
     """
     aside, final = folder / f".{name}.partial", folder / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_student(student, tensors, aside)
     save_file({k: v.contiguous() for k, v in moments.items()}, aside / OPTIMIZER)
+    if average:
+        save_file({k: v.contiguous() for k, v in average.items()}, aside / EMA_FILE)
     (aside / STATE).write_text(json.dumps(asdict(state), indent=1))
     sums = {file.name: _sha256(file) for file in sorted(aside.iterdir())}
     (aside / MANIFEST).write_text(json.dumps(sums, indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -42,12 +43,16 @@ class DistillModule(nn.Module):
     ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms)
     and each term as ``loss/<teacher>/<summary|spatial|logits>``, without weights but with the micro-batch's factor, so
     that its mean over a step is the mean over what the teacher saw.
+
+    Attributes:
+        regularizer: a penalty on the weights, added to ``loss`` and given as ``loss/regularizer``.
     """
 
     def __init__(self, student: Student, teachers: list[ResolvedTeacher], view: str) -> None:
         super().__init__()
         self.student, self.teachers, self.view = student, teachers, view
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
+        self.regularizer: Callable[[], torch.Tensor] | None = None
         wants_map = any("spatial" in t.wanted for t in teachers)
         self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
 
@@ -69,16 +74,20 @@ class DistillModule(nn.Module):
                 value = factor * masked_mean(LOSSES[term.loss](*pair), weight)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
-        return {"loss": total, **losses}
+        return _regularized({"loss": total, **losses}, self.regularizer)
 
 
 class ClassifyModule(nn.Module):
-    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy."""
+    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy.
+
+    ``regularizer`` is as in :class:`DistillModule`.
+    """
 
     def __init__(self, student: Student, view: str) -> None:
         super().__init__()
         self.student, self.view = student, view
         self.quarantined: set[str] = set()
+        self.regularizer: Callable[[], torch.Tensor] | None = None
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """``loss`` and ``accuracy``, scalars in fp32."""
@@ -87,7 +96,17 @@ class ClassifyModule(nn.Module):
         label = batch.label.clamp(min=0)
         loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
         accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
-        return {"loss": loss, "accuracy": accuracy.detach()}
+        return _regularized({"loss": loss, "accuracy": accuracy.detach()}, self.regularizer)
+
+
+def _regularized(
+    losses: dict[str, torch.Tensor], regularizer: Callable[[], torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """``losses`` with the penalty added; each micro-batch bears the whole of it, as a step's loss is their mean."""
+    if regularizer is None:
+        return losses
+    penalty = regularizer()
+    return {**losses, "loss": losses["loss"] + penalty, "loss/regularizer": penalty}
 
 
 def _living(target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

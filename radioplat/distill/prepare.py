@@ -15,6 +15,7 @@ from radioplat.data.ledger import write_rejects
 from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
+from radioplat.distill.parameter_groups import pattern_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
@@ -114,6 +115,7 @@ def design_models(spec: Spec, task: str) -> Models:
         architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
         with torch.device("meta"):
             student = Student(architecture)
+        problems += pattern_problems(student, spec.train.optim)
         stride = student.stride
         sizes = {spec.dataset.img_size: "dataset.img_size", **_where_drawn(spec)}
         for size, where in sizes.items():

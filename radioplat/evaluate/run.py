@@ -17,7 +17,7 @@ from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.measure import Subject, measure
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import load_student
+from radioplat.models.checkpoint import has_average, load_student
 from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import resolve_teachers
@@ -74,7 +74,7 @@ def _evaluate(
     from radioplat.evaluate.summary import write_summary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    student = load_student(path, "evaluate.checkpoint").to(device)
+    student = load_student(path, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
     size = spec.dataset.val_img_size or student.architecture.img_size
     subjects = {TRAINED: Subject(student_encoder(student), size, student)}
     if spec.evaluate.baseline:
@@ -95,6 +95,7 @@ def _evaluate(
         json.dumps(
             {
                 "checkpoint": path.name,
+                "ema": has_average(path) and spec.evaluate.use_ema is not False,
                 "knn": {name: asdict(value) for name, value in result.knn.items()},
                 "fidelity": {
                     s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}

@@ -32,7 +32,8 @@ def _export(spec: Spec) -> OnnxReport:
 
     asked = spec.export
     _check_channels(asked.input_channel, "export")
-    student = load_student(find_checkpoint(spec, asked.checkpoint, "export.checkpoint"), "export.checkpoint")
+    path = find_checkpoint(spec, asked.checkpoint, "export.checkpoint")
+    student = load_student(path, "export.checkpoint", asked.use_ema)
     return export_onnx(
         student,
         onnx_file(spec),

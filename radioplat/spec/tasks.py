@@ -15,6 +15,8 @@ class EvaluateConfig:
     knn_k: int = 20
     knn_temperature: float = 0.07
     max_images: int | None = None  # (+) per split; unset: all
+    # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
+    use_ema: bool | None = None
     baseline: bool = True  # (+) evaluate the untrained student beside the trained one
     pictures: int = 4  # (+) images shown in the PCA pictures
 
@@ -46,6 +48,7 @@ class ExportConfig:
     # (+) fp32 | fp16 | bf16, what the file computes in; default: gen_trt_engine.tensorrt.data_type
     data_type: str | None = None
     adaptors: list[str] = field(default_factory=list)  # (+) heads to export beside the backbone, by teacher name
+    use_ema: bool | None = None  # (+) as evaluate.use_ema
 
 
 @dataclass
