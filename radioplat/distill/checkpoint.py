@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, read_tensors, save_student
+from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, read_tensors, save_student
 from radioplat.models.student import Student
 
 SCHEMA = 1
@@ -61,6 +61,7 @@ def write_checkpoint(
     moments: dict[str, torch.Tensor],
     state: RunState,
     losses: dict[str, torch.Tensor] | None = None,
+    average: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write ``folder/name``; rank 0 only.
 
@@ -68,6 +69,7 @@ def write_checkpoint(
         tensors: the student's ``state_dict`` with fp32 weights.
         moments: optimizer moments by ``<parameter>.<moment>``.
         losses: statistics of the losses.
+        average: the EMA of what in ``tensors`` has one, fp32.
     """
     aside, final = folder / f".{name}.partial", folder / name
     shutil.rmtree(aside, ignore_errors=True)
@@ -76,6 +78,8 @@ def write_checkpoint(
     save_file({k: v.contiguous() for k, v in moments.items()}, aside / OPTIMIZER)
     if losses:
         save_file({k: v.contiguous() for k, v in losses.items()}, aside / LOSSES)
+    if average:
+        save_file({k: v.contiguous() for k, v in average.items()}, aside / EMA_FILE)
     (aside / STATE).write_text(json.dumps(asdict(state), indent=1))
     sums = {file.name: _sha256(file) for file in sorted(aside.iterdir())}
     (aside / MANIFEST).write_text(json.dumps(sums, indent=1))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+
+from radioplat.distill.lamb import Layout
+
+_BESIDE = "beside"  # a key of an optimizer's state that no optimizer uses
 
 
 def init_distributed(backend: str) -> None:
@@ -33,7 +40,7 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
     Returns:
         ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step.
     """
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from deepspeed.utils import safe_get_full_fp32_param
 
     optimizer, inner = engine.optimizer, _inner(engine.optimizer)
     _link_states(optimizer)
@@ -43,10 +50,7 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
         whole = safe_get_full_fp32_param(parameter)
         state[name] = (parameter.detach() if whole is None else whole).float().cpu().clone()
         for moment in moments if stepped else ():
-            if whole is None:
-                value = inner.state[parameter].get(moment)
-            else:
-                value = safe_get_full_optimizer_state(parameter, moment)
+            value = _whole(inner, parameter, moment)
             if value is not None:
                 state[f"{name}.{moment}"] = value.float().cpu().clone()
     return state
@@ -63,10 +67,10 @@ def load_full_state(
 
     optimizer, inner = engine.optimizer, _inner(engine.optimizer)
     if steps and moments:
-        _create_states(optimizer, inner, moments, steps)
+        _create_states(engine, inner, moments, steps)
     _link_states(optimizer)
     for name, parameter in names.items():
-        partitioned = hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
+        partitioned = _partitioned(parameter)
         device = parameter.device
         if partitioned:
             safe_set_full_fp32_param(parameter, state[name].to(device))
@@ -78,6 +82,84 @@ def load_full_state(
                 safe_set_full_optimizer_state(parameter, value.to(device), moment)
             else:
                 inner.state[parameter][moment].copy_(value)
+
+
+def masters(engine: Any) -> list[torch.Tensor]:
+    """The fp32 tensors that this rank's optimizer moves: whole parameters, or flat pieces of many.
+
+    The same objects from the first step to the last.
+    """
+    flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 hides them from the groups
+    return list(flat or [p for group in _inner(engine.optimizer).param_groups for p in group["params"]])
+
+
+def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
+    """Whose pieces the flat tensors among :func:`masters` hold; empty where parameters are whole."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        groups, rank = optimizer.fp16_groups, dist.get_rank()
+        return {
+            flat: Layout(len(group), tuple(_pieces_stage_3(optimizer, group, rank)))
+            for flat, group in zip(optimizer.fp32_partitioned_groups_flat, groups, strict=True)
+        }
+    groups = getattr(optimizer, "bf16_groups", None) or getattr(optimizer, "bit16_groups", None)
+    if groups is None:
+        return {}
+    found = {}
+    for flat, group in zip(masters(engine), groups, strict=True):
+        # A parameter without a piece on this rank has no mapping.
+        addresses = [(i, p._hp_mapping.hp_fragment_address) for i, p in enumerate(group) if p._hp_mapping is not None]
+        found[flat] = Layout(len(group), tuple((i, address.start, address.numel) for i, address in addresses))
+    return found
+
+
+def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Iterator[tuple[int, int, int]]:
+    """The last rank's pieces are padded with what happened to be in memory: that is left out."""
+    for i, parameter in enumerate(group):
+        _, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        real = min(size, parameter.ds_numel - rank * size)
+        if real > 0:
+            yield i, start, real
+
+
+def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``values``, which lie beside :func:`masters` in their shapes, by parameter, whole, fp32, on the CPU.
+
+    Every rank must call this.
+    """
+    with _beside(engine, values) as inner:
+        return {name: _whole(inner, p, _BESIDE).float().cpu().clone() for name, p in names.items()}
+
+
+def scatter_beside(
+    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
+) -> None:
+    """Inverse of :func:`gather_beside`, into ``values``; parameters that ``state`` lacks are left as they are."""
+    from deepspeed.utils import safe_set_full_optimizer_state
+
+    with _beside(engine, values) as inner:
+        for name, parameter in names.items():
+            if name not in state:
+                continue
+            if _partitioned(parameter):
+                safe_set_full_optimizer_state(parameter, state[name].to(parameter.device), _BESIDE)
+            else:
+                inner.state[parameter][_BESIDE].copy_(state[name])
+
+
+@contextlib.contextmanager
+def _beside(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.Optimizer]:
+    """For a while ``values`` are a moment of the optimizer: so DeepSpeed's own code gathers and cuts them."""
+    inner = _inner(engine.optimizer)
+    for tensor, value in zip(masters(engine), values, strict=True):
+        inner.state[tensor][_BESIDE] = value
+    _link_states(engine.optimizer)
+    try:
+        yield inner
+    finally:
+        for tensor in masters(engine):
+            del inner.state[tensor][_BESIDE]
+        _link_states(engine.optimizer)
 
 
 def discard_gradients(engine: Any) -> None:
@@ -100,6 +182,19 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+def _partitioned(parameter: nn.Parameter) -> bool:
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
+
+
+def _whole(inner: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -> torch.Tensor | None:
+    """One moment of a parameter; None where a parameter that is whole here has none."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    if _partitioned(parameter):
+        return safe_get_full_optimizer_state(parameter, moment)
+    return inner.state[parameter].get(moment)
+
+
 def _link_states(optimizer: Any) -> None:
     """With several parameter groups ZeRO 1 and 2 link only what existed at the first step; link again."""
     if hasattr(optimizer, "_hp_optimizer_states_linked") and _inner(optimizer).state:
@@ -107,10 +202,9 @@ def _link_states(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _create_states(optimizer: Any, inner: torch.optim.Optimizer, moments: tuple[str, ...], steps: int) -> None:
+def _create_states(engine: Any, inner: torch.optim.Optimizer, moments: tuple[str, ...], steps: int) -> None:
     """The states that the first step would make, with ``steps`` behind them."""
-    flat = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 hides its partitions from the groups
-    for tensor in flat or [p for group in inner.param_groups for p in group["params"]]:
+    for tensor in masters(engine):
         inner.state[tensor] = {moment: torch.zeros_like(tensor) for moment in moments}
         if moments[0] == "exp_avg":
             inner.state[tensor]["step"] = torch.tensor(float(steps))

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from radioplat.distill import ds_compat
 from radioplat.distill.cpu_bf16 import CpuBf16
+from radioplat.distill.lamb import Lamb
 from radioplat.distill.optimizer import build_optimizer
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
@@ -38,11 +41,23 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
     if bf16:
         config["bf16"] = {"enabled": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    engine, *_ = deepspeed.initialize(model=module, optimizer=build_optimizer(module, train.optim), config=config)
+    optimizer = build_optimizer(module, train.optim)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    if bf16:
+        _round_statistics(module)
+    if isinstance(optimizer, Lamb):
+        optimizer.layouts = ds_compat.layouts(engine)
     if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
         # There is nobody to exchange gradients with; copying all of them was 5 % of a ViT-S's step on two cores.
         engine.enable_backward_allreduce = False
     return engine
+
+
+def _round_statistics(module: nn.Module) -> None:
+    """DeepSpeed leaves buffers in fp32, and torch's batch_norm takes none beside bf16 weights."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+            layer.running_mean, layer.running_var = layer.running_mean.bfloat16(), layer.running_var.bfloat16()
 
 
 def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -69,6 +70,9 @@ class DistillModule(nn.Module):
     Args:
         view: name of the view that the student sees.
         config: temperatures, labels, balance and dropping; without one there is nothing of them.
+
+    Attributes:
+        regularizer: a penalty on the weights, added to ``loss`` and given as ``loss/regularizer``.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class DistillModule(nn.Module):
         self.student, self.teachers, self.view = student, teachers, view
         self.config = config = DistillConfig() if config is None else config
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
+        self.regularizer: Callable[[], torch.Tensor] | None = None
         wants_map = any("spatial" in t.wanted for t in teachers)
         self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
         self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
@@ -114,7 +119,7 @@ class DistillModule(nn.Module):
             self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
         for teacher in active:
             total = total + self._bound(teacher, outputs, grid, batch, losses)
-        return {"loss": total, **losses}
+        return _regularized({"loss": total, **losses}, self.regularizer)
 
     def _bound(
         self,
@@ -184,12 +189,16 @@ class DistillModule(nn.Module):
 
 
 class ClassifyModule(nn.Module):
-    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy."""
+    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy.
+
+    ``regularizer`` is as in :class:`DistillModule`.
+    """
 
     def __init__(self, student: Student, view: str) -> None:
         super().__init__()
         self.student, self.view = student, view
         self.quarantined: set[str] = set()
+        self.regularizer: Callable[[], torch.Tensor] | None = None
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """``loss`` and ``accuracy``, scalars in fp32."""
@@ -198,7 +207,17 @@ class ClassifyModule(nn.Module):
         label = batch.label.clamp(min=0)
         loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
         accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
-        return {"loss": loss, "accuracy": accuracy.detach()}
+        return _regularized({"loss": loss, "accuracy": accuracy.detach()}, self.regularizer)
+
+
+def _regularized(
+    losses: dict[str, torch.Tensor], regularizer: Callable[[], torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """``losses`` with the penalty added; each micro-batch bears the whole of it, as a step's loss is their mean."""
+    if regularizer is None:
+        return losses
+    penalty = regularizer()
+    return {**losses, "loss": losses["loss"] + penalty, "loss/regularizer": penalty}
 
 
 def _seen(batch: MicroBatch, teacher: str) -> torch.Tensor:

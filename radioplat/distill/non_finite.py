@@ -62,8 +62,9 @@ class NonFiniteGuard:
                 hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.",
             )
         if policy is NonFinitePolicy.quarantine_teacher:
-            self._module.quarantined |= {t.split("/")[1] for t in self._terms if t.startswith("loss/")}
             teachers = getattr(self._module, "teachers", ())  # training on labels has none: the step is just skipped
+            named = {t.split("/")[1] for t in self._terms if t.startswith("loss/")}
+            self._module.quarantined |= named & {teacher.name for teacher in teachers}
             if teachers and len(self._module.quarantined) == len(teachers):
                 raise TrainingError(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")
         if self._in_a_row >= self._config.max_non_finite_steps:

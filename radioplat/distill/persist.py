@@ -17,10 +17,12 @@ from radioplat.distill.checkpoint import (
     verified_state,
     write_checkpoint,
 )
+from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.prepare import Run
 from radioplat.errors import WeightsError
+from radioplat.models.checkpoint import read_average
 from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
 from radioplat.track.results import TaskFolder
@@ -56,6 +58,11 @@ class Persistence:
             ds_compat.load_full_state(engine, trainable(module), self._moments, state, self.state.optimizer_steps)
             self._optimizer_state, self._weights = {}, {}
 
+    def restore_average(self, ema: Ema) -> None:
+        """Go on with the checkpoint's average; a run that had none begins one at its present weights."""
+        if self._path is not None:
+            ema.load(read_average(self._path))
+
     def due(self, steps: int) -> bool:
         """Whether a checkpoint follows ``steps`` steps."""
         train = self._run.spec.train
@@ -71,12 +78,14 @@ class Persistence:
         state: RunState,
         exact: dict[str, torch.Tensor],
         losses: dict[str, torch.Tensor],
+        average: dict[str, torch.Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link.
 
         Args:
             exact: buffers in fp32, by the module's names, where the engine's own are rounded.
             losses: the losses' statistics.
+            average: the EMA of weights and buffers, by the student's names; empty where there is none.
         """
         whole = ds_compat.full_state(engine, trainable(module), self._moments)
         folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
@@ -88,7 +97,8 @@ class Persistence:
             tensors.update({k: whole[k] for k in names})
             tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
             moments = {k: v for k, v in whole.items() if k not in names}
-            write_checkpoint(self._run.folder, name, module.student, tensors, moments, state, losses)
+            parts = (module.student, tensors, moments, state, losses, average)
+            write_checkpoint(self._run.folder, name, *parts)
             folder.point_latest(name)
         group.barrier()
         return self._run.folder / name

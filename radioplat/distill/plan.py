@@ -243,7 +243,8 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
     if on_ray:
         result.problems += shortages(demand_of(spec, models.teachers, gpus), there)
     device = "GPU" if gpus else "CPU"
-    master = 4 + 8 // (world if spec.train.zero_stage else 1)
+    average = 4 if spec.train.enable_ema else 0
+    master = 4 + (8 + average) // (world if spec.train.zero_stage else 1)
     compute = 2 if spec.train.precision is Precision.bf16 else 0
     result.models.append(
         ModelLine(

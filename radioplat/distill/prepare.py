@@ -15,6 +15,7 @@ from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.distill.bindings import with_projections
 from radioplat.distill.labels import label_problems
+from radioplat.distill.parameter_groups import pattern_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
 from radioplat.distill.stages import away_by_step, total_steps
@@ -120,6 +121,7 @@ def design_models(spec: Spec, task: str) -> Models:
         architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
         architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
         student = build_on_meta(architecture)
+        problems += pattern_problems(student, spec.train.optim)
         stride = student.stride
         if task == "distill" and "export" in spec.distill.then:
             problems += format_problems(student, spec.export.format, spec.export.adaptors)

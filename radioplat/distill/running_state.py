@@ -47,8 +47,10 @@ class RunningState:
 
     def _restore(self, i: int) -> None:
         layer = self._layers[i]
-        layer.running_mean.copy_(self._saved[i][0])
-        layer.running_var.copy_(self._saved[i][1])
+        # Through `data`: autograd holds the buffers for backward, which in training does not read them, and would
+        # refuse them as changed.
+        layer.running_mean.data.copy_(self._saved[i][0])
+        layer.running_var.data.copy_(self._saved[i][1])
         layer.num_batches_tracked.fill_(self._steps[i])
 
     def sync(self) -> None:

@@ -39,4 +39,6 @@ def schedule_at(spec: Spec, step: int, total: int) -> tuple[OptimConfig, int, in
     stage = next(s for s in reversed(stages_of(spec)) if s.first <= step)
     if stage.lr is not None:
         optim = dataclasses.replace(optim, lr=stage.lr)
+    if stage.first:
+        optim = dataclasses.replace(optim, head_warmup_epochs=0.0)  # by then the heads know their work
     return optim, step - stage.first, stage.stop - stage.first

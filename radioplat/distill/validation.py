@@ -21,8 +21,11 @@ def validation_due(run: Run, steps: int) -> bool:
 
 
 def validate(run: Run, checkpoint: Path) -> dict[str, float]:
-    """kNN accuracy of ``checkpoint`` by name: ``knn/top1``, ``knn/top5``; rank 0 only, on the CPU."""
-    student = load_student(checkpoint)
+    """kNN accuracy of ``checkpoint`` by name: ``knn/top1``, ``knn/top5``; rank 0 only, on the CPU.
+
+    Of the EMA weights in a run that keeps them.
+    """
+    student = load_student(checkpoint, ema=run.spec.train.enable_ema)
     size = run.spec.dataset.val_img_size or student.architecture.img_size
     batches = run.spec.dataset.knn_max_train_batches
     # Of all metrics kNN alone: the rest belongs to the task `evaluate`.

@@ -20,15 +20,17 @@ from radioplat.data.run_data import RunData
 from radioplat.distill import ds_compat, group
 from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
+from radioplat.distill.ema import Ema
 from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.loss_state import LossState
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
-from radioplat.distill.optimizer import learning_rate
+from radioplat.distill.optimizer import set_rates
 from radioplat.distill.overlap import overlap_of
-from radioplat.distill.persist import Persistence
+from radioplat.distill.persist import Persistence, trainable
 from radioplat.distill.prepare import Run, build_student
+from radioplat.distill.regularizer import regularize
 from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_state import RunningState
 from radioplat.distill.stages import schedule_at
@@ -143,9 +145,14 @@ class _Worker:
         self.loss_state = LossState(self.module)
         persistence.restore_weights(self.module, self.loss_state)
         self.running = RunningState(self.module)
+        regularize(self.module, self.spec.train)
         self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
         persistence.restore_optimizer(self.engine, self.module)
         self.running.sync()
+        self.ema: Ema | None = None
+        if self.spec.train.enable_ema:
+            self.ema = Ema(self.engine, trainable(self.module), self._statistics(), self.spec.train.ema_decay)
+            persistence.restore_average(self.ema)
         self.module.quarantined = set(self.state.quarantined)
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)
@@ -171,7 +178,8 @@ class _Worker:
             if validates or self.persistence.due(step + 1):
                 self.ledger.flush()
                 exact, losses = self.running.exact(), self.loss_state.tensors()
-                path = self.persistence.save(self.engine, self.module, self.state, exact, losses)
+                average = self.ema.whole() if self.ema else {}
+                path = self.persistence.save(self.engine, self.module, self.state, exact, losses, average)
                 self.reporter.checkpoint(path, step + 1, self.meter.bill)
                 if validates:
                     self._validate(path, step + 1)
@@ -245,18 +253,23 @@ class _Worker:
             ds_compat.discard_gradients(self.engine)
             self.guard.decide(step)
         else:
-            self.state.optimizer_steps += 1
             self.guard.passed()
             spectral.follow(self.module)
         self.running.step(commit=not self.guard.tripped)
         self.loss_state.step(commit=not self.guard.tripped)
+        # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight.
+        if not self.guard.tripped and self.engine.was_step_applied():
+            self.state.optimizer_steps += 1
+            if self.ema:
+                self.ema.step(self._statistics())
+
+    def _statistics(self) -> dict[str, torch.Tensor]:
+        """BatchNorm statistics in fp32 by the student's names."""
+        return {name.removeprefix("student."): value for name, value in self.running.exact().items()}
 
     def _set_learning_rate(self, step: int) -> float:
-        optim, at, length = schedule_at(self.spec, step, self.run.total_steps)
-        rate = learning_rate(optim, at, length, self.run.steps_per_epoch)
-        for parameters in self.engine.optimizer.param_groups:
-            parameters["lr"] = rate
-        return rate
+        schedule = schedule_at(self.spec, step, self.run.total_steps)
+        return set_rates(self.engine.optimizer.param_groups, *schedule, self.run.steps_per_epoch)
 
     def _seed_draws(self, step: int, micro_batch: int) -> None:
         """Every draw of a forward (CPE, DropPath) follows from seed, step and micro-batch; nothing is carried."""

@@ -22,7 +22,7 @@ from radioplat.evaluate.needs import missing, not_asked
 from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import load_student
+from radioplat.models.checkpoint import has_average, load_student
 from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import resolve_teachers
@@ -81,7 +81,7 @@ def _evaluate(
     from radioplat.evaluate.summary import write_summary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    student = load_student(path, "evaluate.checkpoint").to(device)
+    student = load_student(path, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
     size = spec.dataset.val_img_size or student.architecture.img_size
     encode = student_encoder(student)
     subjects = {TRAINED: Subject(encode, size, student)}
@@ -109,7 +109,7 @@ def _evaluate(
     found.absent += not_asked(spec)
     report = write_summary(spec, folder, path, found, classes)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report, found)
-    write_atomic(folder.path / "results.json", json.dumps(_as_json(path, found), indent=1))
+    write_atomic(folder.path / "results.json", json.dumps(_as_json(path, spec.evaluate.use_ema, found), indent=1))
     return result
 
 
@@ -145,7 +145,7 @@ def _map_of(subject: Subject) -> MapOf:
     return map_of
 
 
-def _as_json(checkpoint: Path, found: Findings) -> dict[str, Any]:
+def _as_json(checkpoint: Path, use_ema: bool | None, found: Findings) -> dict[str, Any]:
     """``results.json``: everything that was measured."""
     tables = {
         name: {model: asdict(value) for model, value in getattr(found, name).items()}
@@ -153,6 +153,7 @@ def _as_json(checkpoint: Path, found: Findings) -> dict[str, Any]:
     }
     return {
         "checkpoint": checkpoint.name,
+        "ema": has_average(checkpoint) and use_ema is not False,
         **tables,
         "fidelity": {
             s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}

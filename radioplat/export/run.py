@@ -38,7 +38,8 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
 
     asked = spec.export
     _check_channels(asked.input_channel, "export")
-    student = load_student(find_checkpoint(spec, asked.checkpoint, "export.checkpoint"), "export.checkpoint")
+    path = find_checkpoint(spec, asked.checkpoint, "export.checkpoint")
+    student = load_student(path, "export.checkpoint", asked.use_ema)
     if asked.format is not ExportFormat.onnx:
         size = student.architecture.img_size
         return export_weights(

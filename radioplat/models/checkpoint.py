@@ -1,4 +1,7 @@
-"""A student on disk: ``student.safetensors`` and ``heads.safetensors``, with the architecture in their metadata."""
+"""A student on disk: ``student.safetensors`` and ``heads.safetensors``, with the architecture in their metadata.
+
+A run that averages its weights writes ``ema.safetensors`` beside them: the averages of those that have one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from radioplat.errors import WeightsError
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.models.weights import load_into, require_finite
 
-STUDENT_FILE, HEADS_FILE = "student.safetensors", "heads.safetensors"
+STUDENT_FILE, HEADS_FILE, EMA_FILE = "student.safetensors", "heads.safetensors", "ema.safetensors"
 _KEY = "radioplat.student"
 
 
@@ -85,21 +88,44 @@ def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     return tensors
 
 
-def load_student(path: str | Path, where: str = "") -> Student:
+def has_average(path: str | Path) -> bool:
+    """Whether a checkpoint folder holds EMA weights."""
+    return (Path(path) / EMA_FILE).is_file()
+
+
+def read_average(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
+    """The EMA weights and statistics of a checkpoint folder, fp32; empty where the run kept none.
+
+    Raises:
+        WeightsError: the file is torn.
+    """
+    try:
+        return load_file(Path(path) / EMA_FILE) if has_average(path) else {}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise WeightsError(f"{Path(path) / EMA_FILE} cannot be read: {error}", where=where) from None
+
+
+def load_student(path: str | Path, where: str = "", ema: bool | None = None) -> Student:
     """Open a trained student.
 
     Args:
         path: a checkpoint folder (``results/distill/model_latest``), or the file of ``export.format: safetensors``.
+        ema: True for the averaged weights, False for the plain ones; None for the averaged where there are any.
 
     Returns:
         The student in fp32 and evaluation mode, on the CPU; with plain weights, also where it was trained with
         reparametrized ones.
 
     Raises:
-        WeightsError: the folder is no checkpoint, is torn, or holds a NaN.
+        WeightsError: the folder is no checkpoint, is torn, holds a NaN, or lacks the averages that are asked for.
     """
     student = Student(read_architecture(path, where))
     tensors = read_tensors(path, where)
+    if ema and not has_average(path):
+        hint = "The run that wrote it had train.enable_ema=false."
+        raise WeightsError(f"{path} holds no EMA weights", where=where, hint=hint)
+    if ema is not False:
+        tensors.update(read_average(path, where))
     require_finite(tensors, path, where)
     load_into(student, tensors, path, where)
     return student.fold().eval()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from radioplat.errors import Problem
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_losses import loss_problems
+from radioplat.spec.check_optimizer import optimizer_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
@@ -31,7 +31,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_sizes(spec),
         *_augmentation(spec),
         *_draws(spec),
-        *_optimizer(spec),
+        *optimizer_problems(spec),
         *_feature_cache(spec),
         *_prices(spec),
         *evaluation_problems(spec),
@@ -140,41 +140,6 @@ def _normalisation(mean: Sequence[float], std: Sequence[float], where: str) -> I
         yield Problem(f"must be positive, not {list(std)}", where + "std")
 
 
-def _optimizer(spec: Spec) -> Iterator[Problem]:
-    optim = spec.train.optim
-    for name in ("lr", "warmup_epochs", "momentum", "weight_decay"):
-        value = getattr(optim, name)
-        if not 0 <= value < math.inf or (name == "lr" and not value):
-            rule = "must be positive" if name == "lr" else "must not be negative"
-            yield Problem(f"{rule}, not {value}", f"train.optim.{name}")
-    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
-        yield Problem(f"two numbers in [0, 1) are needed, not {optim.betas}", "train.optim.betas")
-    valid = {
-        "linear": {"min_lr": _number},
-        "cosine": {"min_lr": _number},
-        "step": {"step_size": _positive, "gamma": _number},
-        "multistep": {"milestones": _numbers, "gamma": _number},
-    }[optim.policy.value]
-    for key, value in sorted(optim.policy_params.items(), key=str):
-        where = f"train.optim.policy_params.{key}"
-        if key not in valid:
-            yield Problem(f"unknown for policy {optim.policy.value}", where, f"Valid: {', '.join(sorted(valid))}.")
-        elif (wanted := valid[key](value)) is not None:
-            yield Problem(f"{wanted} is needed, not {value!r}", where)
-
-
-def _number(value: Any) -> str | None:
-    return None if isinstance(value, (int, float)) and not isinstance(value, bool) else "a number"
-
-
-def _positive(value: Any) -> str | None:
-    return None if _number(value) is None and value > 0 else "a positive number"
-
-
-def _numbers(value: Any) -> str | None:
-    return None if isinstance(value, list) and all(_number(v) is None for v in value) else "a list of numbers"
-
-
 def _teachers(spec: Spec) -> Iterator[Problem]:
     if not spec.distill.teacher:
         yield Problem("at least one teacher is needed", "distill.teacher")
@@ -270,7 +235,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
     train_defaults = TrainConfig()
-    for name in ("enable_ema", "offload", "min_workers", "max_workers", "regularizer", "tensorboard"):
+    for name in ("offload", "min_workers", "max_workers", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
     for where, backbone in {
@@ -291,8 +256,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
         yield Problem("must be at least 1", "distill.target_norm.fit_batches")
     if train.precision.value == "fp16":
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
-    if train.optim.optim.value in ("lamb", "fusedlamb"):
-        yield _not_yet("train.optim.optim")
 
 
 def _not_yet(where: str) -> Problem:

@@ -18,6 +18,8 @@ class EvaluateConfig:
     knn_k: int = 20
     knn_temperature: float = 0.07
     max_images: int | None = None  # (+) per split; unset: all
+    # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
+    use_ema: bool | None = None
     baseline: bool = True  # (+) evaluate the untrained student beside the trained one
     pictures: int = 4  # (+) images shown in the PCA pictures
     cka_rows: int = 1024  # (+) vectors that linear CKA compares; 0: no CKA
@@ -70,6 +72,7 @@ class ExportConfig:
     adaptors: list[str] = field(default_factory=list)
     format: ExportFormat = ExportFormat.onnx  # (+)
     output: str | None = None  # (+) what formats other than onnx write; default: in results_dir/export
+    use_ema: bool | None = None  # (+) as evaluate.use_ema
 
 
 @dataclass

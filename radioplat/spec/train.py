@@ -22,6 +22,7 @@ class Policy(str, Enum):
     step = "step"
     cosine = "cosine"
     multistep = "multistep"
+    soft_start_annealing = "soft_start_annealing"
 
 
 class OptimizerName(str, Enum):
@@ -56,7 +57,8 @@ class OptimConfig:
     optim: OptimizerName = OptimizerName.adamw
     lr: float = 6e-5
     policy: Policy = Policy.linear
-    # step: {step_size, gamma} in epochs; multistep: {milestones, gamma} in epochs; cosine, linear: {min_lr}
+    # step: {step_size, gamma} in epochs; multistep: {milestones, gamma} in epochs; cosine, linear: {min_lr};
+    # soft_start_annealing: {soft_start, annealing, min_lr}, the first two as shares of the run
     policy_params: dict[str, Any] = field(default_factory=dict)
     momentum: float = 0.9
     weight_decay: float = 0.01
@@ -64,14 +66,27 @@ class OptimConfig:
     skip_names: list[str] = field(default_factory=list)
     warmup_epochs: float = 0.0
     sched_on_updates: bool = True
+    # (+) the rate of heads and classifiers; default lr
+    projector_lr: float | None = None
+    # (+) epochs at the beginning in which the backbone rests and the heads learn
+    head_warmup_epochs: float = 0.0
+    # (+) a factor on the rate by a pattern of parameter names; the first that fits counts
+    lr_mults: dict[str, float] = field(default_factory=dict)
+    # (+) each block of the backbone learns at this factor of the next one's rate
+    layer_decay: float = 1.0
 
 
 @dataclass
 class RegularizerConfig:
     """(+) A penalty on the weights that is part of the loss."""
 
-    type: str | None = None
+    type: str | None = None  # L1 or L2
     weight: float = 0.0
+
+    @property
+    def power(self) -> int | None:
+        """1 for L1, 2 for L2, None for no or an unknown type."""
+        return {"l1": 1, "l2": 2}.get((self.type or "").lower())
 
 
 @dataclass

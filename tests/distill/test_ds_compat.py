@@ -99,6 +99,9 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         ("fp32", 0, "sgd"),
         ("fp32", 2, "sgd"),
         ("bf16", 3, "sgd"),
+        ("fp32", 1, "adam"),
+        *((precision, stage, "lamb") for precision, stage in ALL),
+        ("fp32", 0, "fusedlamb"),
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(precision, stage, optimizer):

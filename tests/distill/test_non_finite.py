@@ -106,3 +106,11 @@ def test_training_on_labels_has_no_teacher_to_take_out(policy, student):
     guard.begin_step()
     assert not guard.check(0, batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)})
     guard.decide(0)
+
+
+def test_a_penalty_is_no_teacher(guard):
+    it = guard("quarantine_teacher")
+    it.begin_step()
+    assert not it.check(0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
+    it.decide(0)
+    assert it._module.quarantined == {"b"}

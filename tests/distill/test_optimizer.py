@@ -36,7 +36,32 @@ def test_step_and_multistep_count_epochs():
     assert found == pytest.approx([2.0] * 10 + [0.2] * 15 + [0.02] * 15)
 
 
-@pytest.mark.parametrize("policy", list(Policy))
+def test_soft_start_annealing():
+    """Straight lines in the logarithm: up, level, down."""
+    found = rates(policy=Policy.soft_start_annealing, policy_params={"soft_start": 0.25, "annealing": 0.5})
+    logs = [math.log10(rate / 2.0) for rate in found]
+    assert logs[:10] == pytest.approx([-2 + 2 * step / 10 for step in range(10)])
+    assert logs[10:21] == pytest.approx([0.0] * 11)
+    assert logs[20:] == pytest.approx([-2 * step / 20 for step in range(20)])
+    config = OptimConfig(lr=2.0, policy=Policy.soft_start_annealing, policy_params={"min_lr": 0.5})
+    assert learning_rate(config, 0, 40, 10) == pytest.approx(0.5) == learning_rate(config, 40, 40, 10)
+    assert [rate == pytest.approx(2.0) for rate in rates(policy=config.policy)] == [
+        4 <= step <= 28 for step in range(40)
+    ]
+
+
+@pytest.mark.parametrize("params", [{"soft_start": 0, "annealing": 1}, {"soft_start": 0.5, "annealing": 0.5}])
+def test_soft_start_annealing_at_its_edges(params):
+    found = rates(policy=Policy.soft_start_annealing, policy_params=params)
+    assert found[20] == pytest.approx(2.0) and all(0 < rate <= 2.0 + 1e-9 for rate in found)
+    if not params["soft_start"]:
+        assert found == pytest.approx([2.0] * 40)
+
+
+WITH_WARM_UP = [policy for policy in Policy if policy is not Policy.soft_start_annealing]
+
+
+@pytest.mark.parametrize("policy", WITH_WARM_UP)
 def test_warm_up(policy):
     found = rates(policy=policy, warmup_epochs=0.5)
     assert found[:5] == pytest.approx([2.0 * (step + 1) / 5 for step in range(5)])
@@ -51,7 +76,7 @@ def test_between_epochs_only():
     assert found == pytest.approx([rates(policy=Policy.cosine)[step // 10 * 10] for step in range(40)])
 
 
-@given(st.sampled_from(list(Policy)), st.integers(1, 60), st.integers(1, 20), st.floats(0, 3), st.floats(0, 1))
+@given(st.sampled_from(WITH_WARM_UP), st.integers(1, 60), st.integers(1, 20), st.floats(0, 3), st.floats(0, 1))
 def test_never_above_the_peak_nor_below_the_floor(policy, total, per_epoch, warmup, low):
     curved = policy in (Policy.linear, Policy.cosine)
     low, params = (low, {"min_lr": low}) if curved else (0.0, {})
@@ -72,7 +97,7 @@ STUDENT = StudentArchitecture(
 )
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd])
+@pytest.mark.parametrize("optimizer", list(OptimizerName))
 def test_every_trainable_parameter_once(optimizer):
     student = Student(STUDENT)
     student.backbone.blocks.requires_grad_(False)

@@ -73,6 +73,18 @@ def test_one_micro_batch_is_what_torch_does():
     torch.testing.assert_close(buffers(ours), buffers(plain))
 
 
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d])
+def test_backward_is_torchs(kind):
+    torch.manual_seed(0)
+    ours, plain = kind(3), kind(3)
+    running, inputs = RunningState(ours), [torch.randn(6, 3, *[2] * (kind is nn.BatchNorm2d) * 2) for _ in range(2)]
+    for layer in (ours, plain):
+        running.micro_batch(True)
+        sum(layer(x).pow(3).sum() for x in inputs).backward()
+    assert float(plain.weight.grad.norm()) > 1
+    assert torch.equal(ours.weight.grad, plain.weight.grad) and torch.equal(ours.bias.grad, plain.bias.grad)
+
+
 def test_a_cumulative_average():
     ours, plain = nn.BatchNorm2d(3, momentum=None), nn.BatchNorm2d(3, momentum=None)
     running = RunningState(ours)

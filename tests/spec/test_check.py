@@ -53,12 +53,18 @@ def test_the_published_example_has_no_problem():
         ("train.optim.betas=[0.9, 1.0]", "train.optim.betas"),
         ("train.optim.policy_params.gamma=2", "train.optim.policy_params.gamma"),
         ("train.optim.policy_params.min_lr=low", "train.optim.policy_params.min_lr"),
-        ("train.optim.optim=lamb", "train.optim.optim"),
+        ("train.optim.projector_lr=0", "train.optim.projector_lr"),
+        ("train.optim.layer_decay=1.5", "train.optim.layer_decay"),
+        ("train.optim.lr_mults={heads: -1}", "train.optim.lr_mults.heads"),
+        ("train.optim.head_warmup_epochs=-1", "train.optim.head_warmup_epochs"),
+        ("train.optim.head_warmup_epochs=1000", "train.optim.head_warmup_epochs"),
+        ("train.ema_decay=1", "train.ema_decay"),
         ("train.precision=fp16", "train.precision"),
-        ("train.enable_ema=true", "train.enable_ema"),
         ("train.offload=true", "train.offload"),
         ("train.min_workers=1", "train.min_workers"),
-        ("train.regularizer.weight=1", "train.regularizer"),
+        ("train.regularizer.weight=1", "train.regularizer.type"),
+        ("train.regularizer={type: L3, weight: 1}", "train.regularizer.type"),
+        ("train.regularizer={type: L2, weight: -1}", "train.regularizer.weight"),
         ("train.tensorboard.enabled=true", "train.tensorboard"),
         ("distill.vitdet.prob=1.5", "distill.vitdet.prob"),
         ("distill.vitdet.window_sizes=[8, 1]", "distill.vitdet.window_sizes[1]"),
@@ -115,6 +121,40 @@ def test_what_zero_3_takes_apart():
     found = check(load_spec(EXAMPLE, overrides))
     assert [p.where for p in found] == ["model.backbone.spectral_reparam", "train.compile"]
     assert check(load_spec(EXAMPLE, ["train.zero_stage=2", *overrides[1:], "model.backbone.freeze_norm=true"])) == []
+
+
+OPTIM, SOFT = "train.optim", "train.optim.policy=soft_start_annealing"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["train.regularizer={type: L2, weight: 1e-5}", "train.zero_stage=3"], "train.regularizer"),
+        (["distill.then=[evaluate]", "evaluate.use_ema=true"], "evaluate.use_ema"),
+        (["distill.then=[export]", "export.use_ema=true"], "export.use_ema"),
+        ([SOFT, f"{OPTIM}.warmup_epochs=1"], f"{OPTIM}.warmup_epochs"),
+        ([SOFT, f"{OPTIM}.policy_params={{soft_start: 0.8}}"], f"{OPTIM}.policy_params.soft_start"),
+        ([SOFT, f"{OPTIM}.policy_params={{annealing: 1.5}}"], f"{OPTIM}.policy_params.annealing"),
+        ([SOFT, f"{OPTIM}.policy_params={{min_lr: 0}}"], f"{OPTIM}.policy_params.min_lr"),
+    ],
+)
+def test_pairs_that_cannot_be(overrides, where):
+    assert [p.where for p in check(load_spec(EXAMPLE, overrides))] == [where]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{OPTIM}.optim=lamb", "train.zero_stage=3"],
+        [f"{OPTIM}.optim=fusedlamb", "train.precision=bf16"],
+        ["train.enable_ema=true", "train.zero_stage=3", "distill.then=[evaluate]", "evaluate.use_ema=true"],
+        ["train.regularizer={type: L1, weight: 1e-5}", "train.zero_stage=2"],
+        [SOFT, f"{OPTIM}.policy_params={{soft_start: 0.1, annealing: 0.8, min_lr: 1e-6}}"],
+        [f"{OPTIM}.lr_mults={{blocks.0.*: 0.1}}", f"{OPTIM}.layer_decay=0.9", f"{OPTIM}.projector_lr=1e-3"],
+    ],
+)
+def test_pairs_that_can(overrides):
+    assert check(load_spec(EXAMPLE, overrides)) == []
 
 
 NAMES = ["c_radio_v3_vit_huge_patch16_reg4_dinov2", "vit_h_14_siglip_clipa_224"]
