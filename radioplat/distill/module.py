@@ -61,12 +61,12 @@ class DistillModule(nn.Module):
                 continue
             factor = batch.factors.get(teacher.name, 1.0)
             weight = batch.weight if factor else torch.zeros_like(batch.weight)
-            mine = self.student.head(teacher.name, features)
+            mine = self.student.heads[teacher.name](features, raw=False)
             theirs = batch.targets[teacher.name].map(lambda t, weight=weight: _living(t, weight))
             for term in teacher.terms:
                 head = self.student.heads[teacher.name]
-                pair = (head.standardize(term.kind, x) for x in _pair(term.kind, mine, theirs))
-                value = factor * masked_mean(LOSSES[term.loss](*pair), weight)
+                ours, its = _pair(term.kind, mine, theirs)
+                value = factor * masked_mean(LOSSES[term.loss](ours, head.standardize(term.kind, its)), weight)
                 losses[f"loss/{teacher.name}/{term.kind}"] = value
                 total = total + teacher.loss_lambda * term.weight * value
         return {"loss": total, **losses}

@@ -12,6 +12,7 @@ from radioplat.distill import ds_compat, group
 from radioplat.distill.checkpoint import RunState, newest, read_checkpoint, verified_state, write_checkpoint
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.prepare import Run
+from radioplat.distill.running_norm import saved_state
 from radioplat.errors import WeightsError
 from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
@@ -30,6 +31,7 @@ class Persistence:
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
         self._optimizer_state: dict[str, torch.Tensor] = {}
+        self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
         self._path, self.state = group.agree(self._choose() if rank == 0 else None)
         self.state.world_size = world_size
 
@@ -38,6 +40,7 @@ class Persistence:
         if self._path is not None:
             tensors, self._optimizer_state = read_checkpoint(self._path)
             load_into(module.student, tensors, self._path, "results_dir")
+            self.target_norm = saved_state(self._optimizer_state)
             self._weights = tensors
 
     def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
@@ -55,11 +58,19 @@ class Persistence:
             every *= self._run.steps_per_epoch
         return steps % every == 0 or steps == self._run.total_steps
 
-    def save(self, engine: Any, module: nn.Module, state: RunState, exact: dict[str, torch.Tensor]) -> Path:
+    def save(
+        self,
+        engine: Any,
+        module: nn.Module,
+        state: RunState,
+        exact: dict[str, torch.Tensor],
+        more: dict[str, torch.Tensor],
+    ) -> Path:
         """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link.
 
         Args:
             exact: buffers in fp32, by the module's names, where the engine's own are rounded.
+            more: running state to keep beside the moments, by names that no parameter has.
         """
         whole = ds_compat.full_state(engine, trainable(module), self._moments)
         folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
@@ -71,7 +82,7 @@ class Persistence:
             tensors.update({k: whole[k] for k in names})
             tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
             moments = {k: v for k, v in whole.items() if k not in names}
-            write_checkpoint(self._run.folder, name, module.student, tensors, moments, state)
+            write_checkpoint(self._run.folder, name, module.student, tensors, moments | more, state)
             folder.point_latest(name)
         group.barrier()
         return self._run.folder / name

@@ -10,11 +10,15 @@ import numpy as np
 from radioplat.data.index import build_index
 from radioplat.data.run_data import RunData
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.distill.norm_file import problems as file_problems
 from radioplat.distill.partitions import Partitions
-from radioplat.distill.prepare import Models, design_models, steps_per_epoch
+from radioplat.distill.prepare import Models, design_models, steps_per_epoch, target_widths
+from radioplat.distill.target_norm import normed
 from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.losses.hadamard import has_hadamard
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
+from radioplat.spec.distill import TargetNormFit, TargetNormType
 from radioplat.spec.resolve import ResolvedTeacher, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
@@ -103,6 +107,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
                 check_weights(teacher)
             except RadioplatError as error:
                 result.problems += error.problems
+    _target_norm(spec, models, result)
     for name in (
         "model.backbone.pretrained_backbone_path",
         "train.pretrained_model_path",
@@ -115,6 +120,31 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
         if value and not Path(value).exists():
             result.problems.append(Problem(f"no such file: {value}", name))
     return models
+
+
+def _target_norm(spec: Spec, models: Models, result: Plan) -> None:
+    """How targets are transformed, and whether statistics that others took are of these teachers."""
+    config, widths = spec.distill.target_norm, target_widths(models.infos)
+    kinds = normed(models.teachers)
+    for key, norm in kinds.items():
+        if norm is TargetNormType.phi_s and not has_hadamard(widths[key]):
+            result.warnings.append(
+                f"distill.target_norm: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of {key[0]}; "
+                "an orthogonal one from random signs, turned until all variances are 1, takes its place"
+            )
+    if not kinds:
+        return
+    names = ", ".join(dict.fromkeys(norm.value for norm in kinds.values()))
+    how = f"measured over {config.fit_batches} global batches before the first step"
+    if config.fit is TargetNormFit.running:
+        how = f"measured anew every {config.refresh_steps} steps until step {config.freeze_after}"
+    elif config.path is not None and Path(config.path).exists():
+        how = f"from {config.path}"
+        try:
+            result.problems += file_problems(config.path, models.teachers, widths)
+        except RadioplatError as error:
+            result.problems += error.problems
+    result.facts["targets"] = f"{names}, {how}"
 
 
 def _data(spec: Spec, result: Plan) -> RunData | None:

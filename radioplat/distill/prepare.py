@@ -16,6 +16,7 @@ from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.distill.partitions import Partitions
+from radioplat.distill.target_norm import FORMS
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.heads import HeadArchitecture
@@ -79,6 +80,11 @@ class Run:
         return self.folder / "data"
 
     @property
+    def target_widths(self) -> dict[tuple[str, str], int]:
+        """Dimensions of each teacher's summary and map, by name and kind."""
+        return target_widths(self.infos)
+
+    @property
     def reader_arguments(self) -> tuple[str, str, tuple[tuple, ...]]:
         """For :func:`radioplat.data.run_data.open_reader`."""
         return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple(map(tuple, self.views))
@@ -94,6 +100,12 @@ class Models:
     architecture: StudentArchitecture
     student_stride: int
     student_parameters: int
+
+
+def target_widths(infos: dict[str, TeacherInfo]) -> dict[tuple[str, str], int]:
+    """See :attr:`Run.target_widths`."""
+    kinds = ("summary", "spatial")
+    return {(name, kind): getattr(info, f"{kind}_dim") for name, info in infos.items() for kind in kinds}
 
 
 def design_models(spec: Spec, task: str) -> Models:
@@ -272,6 +284,8 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchite
         token_slot=slot,
         hidden=teacher.hidden,
         num_inner=teacher.num_inner,
+        summary_norm=FORMS[teacher.summary_norm],
+        spatial_norm=FORMS[teacher.spatial_norm],
     )
 
 

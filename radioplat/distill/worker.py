@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -24,16 +24,18 @@ from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
+from radioplat.distill.norm_file import share_moments, shared_moments
 from radioplat.distill.optimizer import learning_rate
 from radioplat.distill.persist import Persistence
 from radioplat.distill.prepare import Run, build_student
 from radioplat.distill.reporter import Reporter, StepRecord
+from radioplat.distill.running_norm import RunningNorm
 from radioplat.distill.running_state import RunningState
-from radioplat.distill.target_norm import fit_target_norm
+from radioplat.distill.target_norm import fit_target_norm, normed, set_transforms
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TeacherSilent, TrainingError
 from radioplat.models.features import Features
-from radioplat.spec.distill import TargetNormType
+from radioplat.spec.distill import TargetNormFit
 from radioplat.teachers.client import Pending, TeacherClient
 from radioplat.teachers.transport import unpack
 
@@ -63,8 +65,9 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     start, stop = persistence.state.global_step, run.total_steps
     norm = run.spec.distill.target_norm
-    measures = bool(run.teachers) and norm.type is not TargetNormType.none and start == 0
-    measured = min(norm.fit_batches, stop) if measures else 0
+    measures = bool(normed(run.teachers)) and norm.fit is TargetNormFit.before and start == 0
+    shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures else None
+    measured = min(norm.fit_batches, stop) if measures and shared is None else 0
     count = measured * run.grains(seat.world_size).per_rank
     keeps = count * _micro_batch_bytes(run) <= KEPT_BYTES
 
@@ -72,18 +75,24 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
         return contextlib.closing(Feeder(batches, clients, run.teachers, depth, run.partitions))
 
+    def fit(fed: Iterable[tuple[Batch, dict[str, Pending]]]) -> None:
+        found = fit_target_norm(worker.module.student, run.teachers, fed, seat.device, full=norm.path is not None)
+        share_moments(norm.path, run.teachers, found)
+
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(stop if keeps else measured))
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence, meter)))
         feeder.without = worker.module.quarantined
         fed = iter(feeder)
-        if measured and keeps:
+        if shared is not None:
+            set_transforms(worker.module.student, run.teachers, shared)
+        elif measured and keeps:
             first = deque(islice(fed, count))
-            fit_target_norm(worker.module.student, run.teachers, first, seat.device)
+            fit(first)
             fed = chain(_drained(first), fed)
         elif measured:
-            fit_target_norm(worker.module.student, run.teachers, _charged(fed, meter, seat.device), seat.device)
+            fit(_charged(fed, meter, seat.device))
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
             fed = iter(feeder)
@@ -137,6 +146,9 @@ class _Worker:
         self.persistence, self.state = persistence, persistence.state
         persistence.restore_weights(self.module)
         self.running = RunningState(self.module)
+        config, start = self.spec.distill.target_norm, self.state.global_step
+        saved = persistence.target_norm
+        self.targets = RunningNorm(student, run.teachers, config, seat.device, saved, start)
         self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
         persistence.restore_optimizer(self.engine, self.module)
         self.running.sync()
@@ -164,7 +176,9 @@ class _Worker:
             validates = validation_due(self.run, step + 1)
             if validates or self.persistence.due(step + 1):
                 self.ledger.flush()
-                path = self.persistence.save(self.engine, self.module, self.state, self.running.exact())
+                path = self.persistence.save(
+                    self.engine, self.module, self.state, self.running.exact(), self.targets.state()
+                )
                 self.reporter.checkpoint(path, step + 1, self.meter.bill)
                 if validates:
                     self._validate(path, step + 1)
@@ -240,6 +254,7 @@ class _Worker:
             self.state.optimizer_steps += 1
             self.guard.passed()
         self.running.step(commit=not self.guard.tripped)
+        self.targets.end_step(step, commit=not self.guard.tripped)
 
     def _set_learning_rate(self, step: int) -> float:
         rate = learning_rate(self.spec.train.optim, step, self.run.total_steps, self.run.steps_per_epoch)
@@ -293,6 +308,7 @@ class _Worker:
                 continue
             record.answered(teacher.name, packed)
             micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
+            self.targets.see(teacher.name, micro.targets[teacher.name], micro.weight)
         return micro
 
     def _no_features(self, name: str, size: int) -> Features:

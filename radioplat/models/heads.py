@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from radioplat.models.features import Features
+from radioplat.models.target_space import SCALAR, TargetSpaces
 
 
 class MLP2(nn.Module):
@@ -36,6 +37,7 @@ class HeadArchitecture:
     Attributes:
         token_slot: which class token feeds the summary head.
         hidden: hidden width of the MLP; 0 for a single linear layer.
+        summary_norm, spatial_norm: what the transform of its targets can be: scalar, channels or matrix.
     """
 
     name: str
@@ -45,14 +47,16 @@ class HeadArchitecture:
     token_slot: int = 0
     hidden: int = 0
     num_inner: int = 0
+    summary_norm: str = SCALAR
+    spatial_norm: str = SCALAR
 
 
-class TeacherHead(nn.Module):
+class TeacherHead(TargetSpaces):
     """The heads of one teacher.
 
-    What the layers give is standardized; times ``<kind>_scale`` plus ``<kind>_mean`` it is in the teacher's raw space.
-    Both are buffers, 1 and 0 unless a run has measured them (``distill.target_norm``), so that a checkpoint's heads
-    speak raw features whatever the losses saw.
+    What the layers give is in the space of the losses, which a run measures (``distill.target_norm``); the transform
+    that leads from there to the teacher's raw space is held here, so that a checkpoint's heads speak raw features
+    whatever the losses saw.
 
     Args:
         architecture: widths wanted.
@@ -72,30 +76,24 @@ class TeacherHead(nn.Module):
         self.summary = head(token_dim, a.summary_dim)
         self.spatial = head(spatial_dim, a.spatial_dim)
         self.logits = nn.Linear(token_dim, a.logits_dim) if a.logits_dim else None
-        for kind, width in (("summary", a.summary_dim), ("spatial", a.spatial_dim)):
+        for kind, width, form in (
+            ("summary", a.summary_dim, a.summary_norm),
+            ("spatial", a.spatial_dim, a.spatial_norm),
+        ):
             if width is not None:
-                self.register_buffer(f"{kind}_mean", torch.zeros(width))
-                self.register_buffer(f"{kind}_scale", torch.ones(()))
+                self.hold(kind, width, form)
 
-    def standardize(self, kind: str, features: torch.Tensor) -> torch.Tensor:
-        """Raw features ``[..., Dt]`` of the teacher, or of this head, as the losses compare them; fp32."""
-        if kind == "logits":
-            return features.float()
-        return (features.float() - getattr(self, f"{kind}_mean").float()) / getattr(self, f"{kind}_scale").float()
+    def forward(self, features: Features, raw: bool = True) -> Features:
+        """To the teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``.
 
-    def forward(self, features: Features) -> Features:
-        """To the teacher's space: summary ``[B, Dt]``, spatial ``[B, h, w, Dt]``, logits ``[B, C]``."""
+        With ``raw`` false, to the space of the losses: what :meth:`standardize` makes of the teacher's features.
+        """
         tokens = features.named.get("tokens")
         token = features.summary if tokens is None else tokens[:, self.architecture.token_slot]
+        summary = None if self.summary is None else self.summary(token)
+        spatial = None if self.spatial is None or features.spatial is None else self.spatial(features.spatial)
         return Features(
-            None if self.summary is None else self._raw("summary", self.summary(token)),
-            None
-            if self.spatial is None or features.spatial is None
-            else self._raw("spatial", self.spatial(features.spatial)),
+            self.raw("summary", summary) if raw and summary is not None else summary,
+            self.raw("spatial", spatial) if raw and spatial is not None else spatial,
             {} if self.logits is None else {"logits": self.logits(token)},
         )
-
-    def _raw(self, kind: str, standardized: torch.Tensor) -> torch.Tensor:
-        # In fp32: a mean that is large beside the spread would swallow it in bf16.
-        scale, mean = getattr(self, f"{kind}_scale").float(), getattr(self, f"{kind}_mean").float()
-        return standardized.float() * scale + mean

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.check_target_norm import target_norm_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import DistillConfig, LossType, Mode, SummaryLoss, TeacherConfig
@@ -34,6 +35,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
     ]
     if task == "distill":
         problems += [*_teachers(spec), *upsampled_teachers(spec), *partition_problems(spec), *_chain(spec)]
+        problems += target_norm_problems(spec)
     if task == "train_upsampler":
         problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
@@ -260,8 +262,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
             "train.gpu_ids",
             "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
         )
-    if distill.target_norm.fit_batches < 1:
-        yield Problem("must be at least 1", "distill.target_norm.fit_batches")
     if train.precision.value == "fp16":
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
     if train.optim.optim.value in ("lamb", "fusedlamb"):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.distill import LossType, Mode, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import LossType, Mode, SpatialNormType, SummaryLoss, TargetNormType, TeacherConfig
 from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
 from radioplat.spec.upsampling import FACTORS, FEATSHARP
@@ -22,6 +22,12 @@ _AUTO = {
     LossType.CS: Mode.summary,
 }
 
+
+_SPATIAL_NORM = {
+    SpatialNormType.phi: TargetNormType.phi_s,
+    SpatialNormType.zca: TargetNormType.zca,
+    SpatialNormType.pca: TargetNormType.pca,
+}
 
 MATCHED = "matched"  # the view of drawn size that the student shares with the teachers that match its resolution
 
@@ -49,6 +55,7 @@ class ResolvedTeacher:
         sizes: the (size, probability) pairs of :func:`drawn_sizes` where it matches the student, else empty.
         upsample_factor: how many times finer than its backbone's its map is made; 1: as it is.
         upsampler_checkpoint: what makes it so, None for nothing.
+        summary_norm, spatial_norm: how targets are transformed.
     """
 
     name: str
@@ -68,6 +75,8 @@ class ResolvedTeacher:
     sizes: tuple[tuple[int, float], ...] = ()
     upsample_factor: int = 1
     upsampler_checkpoint: str | None = None
+    summary_norm: TargetNormType = TargetNormType.none
+    spatial_norm: TargetNormType = TargetNormType.none
 
     @property
     def view(self) -> str:
@@ -87,6 +96,12 @@ class ResolvedTeacher:
     def wanted(self) -> frozenset[str]:
         """What its losses need: of summary, spatial and logits."""
         return frozenset(term.kind for term in self.terms)
+
+    @property
+    def norms(self) -> dict[str, TargetNormType]:
+        """How what its losses need is transformed, by kind; what stays as it is, is left out."""
+        types = {"summary": self.summary_norm, "spatial": self.spatial_norm}
+        return {k: t for k, t in types.items() if k in self.wanted and t is not TargetNormType.none}
 
 
 def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
@@ -162,4 +177,6 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         sizes=drawn_sizes(spec) if match else (),
         upsample_factor=teacher.upsample_factor if upsampled else 1,
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
+        summary_norm=common.target_norm.type,
+        spatial_norm=_SPATIAL_NORM.get(teacher.spatial_norm_type, common.target_norm.type),
     )
