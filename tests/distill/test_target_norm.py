@@ -156,7 +156,6 @@ def test_permuted_data_give_the_same_transform(kind, order, size):
 def _rank(rank: int, port: int, folder: str) -> None:
     """One of four workers: every fourth sample, taken from the end."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=4)
     summary, spatial = (values.flip(0)[rank::4] for values in told())
     for kind in MATRICES:
@@ -165,11 +164,16 @@ def _rank(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def _four(_: int, port: int, folder: str) -> None:
+    """A fresh process that forks four: torch is imported once, and this one has no process group yet."""
+    torch.multiprocessing.start_processes(_rank, (port, folder), nprocs=4, start_method="fork")
+
+
 def test_four_workers_find_what_one_finds(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, str(tmp_path)), nprocs=4)
+    torch.multiprocessing.spawn(_four, (port, str(tmp_path)))
     for kind in MATRICES:
         expected = dict(alone(kind, *told()).named_buffers())
         for rank in range(4):
