@@ -129,8 +129,8 @@ def _target_norm(spec: Spec, models: Models, result: Plan) -> None:
     for key, norm in kinds.items():
         if norm is TargetNormType.phi_s and not has_hadamard(widths[key]):
             result.warnings.append(
-                f"distill.target_norm: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of {key[0]}; "
-                "an orthogonal one from random signs, turned until all variances are 1, takes its place"
+                f"distill.target_norm: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of "
+                f"{key[0]}; an orthogonal one from random signs, turned until all variances are 1, takes its place"
             )
     if not kinds:
         return

@@ -23,6 +23,7 @@ from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.teachers.transport import pack
 
+
 def teachers(kind: str = "standardize", **more):
     """One teacher whose summary and map are transformed."""
     return resolve_teachers(
