@@ -16,6 +16,11 @@ def alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
+def is_first() -> bool:
+    """Whether this is rank 0, or alone."""
+    return alone() or dist.get_rank() == 0
+
+
 def agree(value, channel: dist.ProcessGroup | None = None):
     """Rank 0's ``value`` (picklable) on every rank.
 

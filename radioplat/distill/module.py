@@ -150,15 +150,17 @@ class DistillModule(nn.Module):
         """The terms of one teacher; puts each into ``losses`` as it is logged."""
         weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         head = self.student.heads[teacher.name]
-        mine = self.student.head(teacher.name, features)
+        mine = head(features, raw=False)
         theirs = batch.targets[teacher.name].map(lambda t: living(t, weight))
         share = label_share(batch.label, self.config.alpha)
         parts = []
         for term in teacher.terms:
             compare = self.criteria[f"{teacher.name}/{term.name}"]
             *pair, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
-            if not compare.raw:
-                pair = [head.standardize(term.kind, x) for x in pair]
+            if compare.raw:
+                pair[0] = head.raw(term.kind, pair[0])
+            else:
+                pair[1] = head.standardize(term.kind, pair[1])
             values, counts = compare(*pair, weight, seen)
             losses[f"loss/{teacher.name}/{term.name}"] = factor * weighted_mean(values, counts)
             if term.kind == "logits" and self.config.alpha:

@@ -21,6 +21,7 @@ from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.prepare import Run
+from radioplat.distill.running_norm import saved_state
 from radioplat.errors import WeightsError
 from radioplat.models.checkpoint import read_average
 from radioplat.models.weights import load_into
@@ -40,6 +41,7 @@ class Persistence:
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
         self._optimizer_state: dict[str, torch.Tensor] = {}
+        self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
         self._path, self.state = group.agree(self._choose() if rank == 0 else None)
         self.state.world_size = world_size
 
@@ -48,6 +50,7 @@ class Persistence:
         if self._path is not None:
             tensors, self._optimizer_state = read_checkpoint(self._path)
             load_into(module.student, tensors, self._path, "results_dir")
+            self.target_norm = saved_state(self._optimizer_state)
             self._weights = tensors
             losses.load(read_losses(self._path))
 
@@ -79,6 +82,7 @@ class Persistence:
         exact: dict[str, torch.Tensor],
         losses: dict[str, torch.Tensor],
         average: dict[str, torch.Tensor] | None = None,
+        more: dict[str, torch.Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link.
 
@@ -86,6 +90,7 @@ class Persistence:
             exact: buffers in fp32, by the module's names, where the engine's own are rounded.
             losses: the losses' statistics.
             average: the EMA of weights and buffers, by the student's names; empty where there is none.
+            more: running state to keep beside the moments, by names that no parameter has.
         """
         whole = ds_compat.full_state(engine, trainable(module), self._moments)
         folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
@@ -97,7 +102,7 @@ class Persistence:
             tensors.update({k: whole[k] for k in names})
             tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
             moments = {k: v for k, v in whole.items() if k not in names}
-            parts = (module.student, tensors, moments, state, losses, average)
+            parts = (module.student, tensors, moments | (more or {}), state, losses, average)
             write_checkpoint(self._run.folder, name, *parts)
             folder.point_latest(name)
         group.barrier()

@@ -15,15 +15,19 @@ from radioplat.data.run_data import RunData
 from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.labels import label_problems
+from radioplat.distill.norm_file import problems as file_problems
 from radioplat.distill.partitions import Partitions
-from radioplat.distill.prepare import Models, design_models, steps_per_epoch
+from radioplat.distill.prepare import Models, design_models, steps_per_epoch, target_widths
 from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import total_steps
+from radioplat.distill.target_norm import normed
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.needs import missing, not_asked
+from radioplat.losses.hadamard import has_hadamard
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
+from radioplat.spec.distill import TargetNormFit, TargetNormType
 from radioplat.spec.resolve import ResolvedTeacher, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import stages_of, without_teaching
@@ -148,6 +152,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
                 check_weights(teacher)
             except RadioplatError as error:
                 result.problems += error.problems
+    _target_norm(spec, models, result)
     for name in (
         "model.backbone.pretrained_backbone_path",
         "train.pretrained_model_path",
@@ -164,6 +169,31 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
     except RadioplatError as error:
         result.problems += error.problems
     return models
+
+
+def _target_norm(spec: Spec, models: Models, result: Plan) -> None:
+    """How targets are transformed, and whether statistics that others took are of these teachers."""
+    config, widths = spec.distill.target_norm, target_widths(models.infos)
+    kinds = normed(models.teachers)
+    for key, norm in kinds.items():
+        if norm is TargetNormType.phi_s and not has_hadamard(widths[key]):
+            result.warnings.append(
+                f"distill.target_norm: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of "
+                f"{key[0]}; an orthogonal one from random signs, turned until all variances are 1, takes its place"
+            )
+    if not kinds:
+        return
+    names = ", ".join(dict.fromkeys(norm.value for norm in kinds.values()))
+    how = f"measured over {config.fit_batches} global batches before the first step"
+    if config.fit is TargetNormFit.running:
+        how = f"measured anew every {config.refresh_steps} steps until step {config.freeze_after}"
+    elif config.path is not None and Path(config.path).exists():
+        how = f"from {config.path}"
+        try:
+            result.problems += file_problems(config.path, models.teachers, widths)
+        except RadioplatError as error:
+            result.problems += error.problems
+    result.facts["targets"] = f"{names}, {how}"
 
 
 def _data(spec: Spec, result: Plan) -> RunData | None:

@@ -20,6 +20,7 @@ from radioplat.distill.partitions import Partitions
 from radioplat.distill.run_views import mosaic_problems, run_views, where_sized
 from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.distill.student_design import build_on_meta, equip, student_problems
+from radioplat.distill.target_norm import FORMS
 from radioplat.errors import Problem, SpecError
 from radioplat.export.weights import format_problems
 from radioplat.models.heads import HeadArchitecture
@@ -86,6 +87,11 @@ class Run:
         return self.folder / "data"
 
     @property
+    def target_widths(self) -> dict[tuple[str, str], int]:
+        """Dimensions of each teacher's summary and map, by name and kind."""
+        return target_widths(self.infos)
+
+    @property
     def reader_arguments(self) -> tuple[str, str, tuple[tuple, ...]]:
         """For :func:`radioplat.data.run_data.open_reader`."""
         return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple(map(tuple, self.views))
@@ -101,6 +107,12 @@ class Models:
     architecture: StudentArchitecture
     student_stride: int
     student_parameters: int
+
+
+def target_widths(infos: dict[str, TeacherInfo]) -> dict[tuple[str, str], int]:
+    """See :attr:`Run.target_widths`."""
+    kinds = ("summary", "spatial")
+    return {(name, kind): getattr(info, f"{kind}_dim") for name, info in infos.items() for kind in kinds}
 
 
 def design_models(spec: Spec, task: str) -> Models:
@@ -294,6 +306,8 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchite
         spatial_version=teacher.spatial_version,
         spatial_num_inner=teacher.spatial_num_inner,
         upsample=teacher.head_upsample,
+        summary_norm=FORMS[teacher.summary_norm],
+        spatial_norm=FORMS[teacher.spatial_norm],
     )
 
 

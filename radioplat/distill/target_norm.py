@@ -1,24 +1,61 @@
-"""Statistics of the teachers' features, taken before the first step and frozen into the heads.
+"""Transforms of the teachers' targets: measured over batches of their features, and set into the heads.
 
-``standardize``: y' = (y - mean) / sqrt(mean over dimensions of the variance). One scale for all dimensions keeps their
-proportions, as PHI-S does (Ranzinger et al. 2024), without its rotation.
+Formulas: ``radioplat.losses.phi_s`` and ``whitening``; where they are applied: ``radioplat.models.target_space``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from radioplat.data.batch import Batch
+from radioplat.data.batch import Batch, View
 from radioplat.distill import group
 from radioplat.distill.overlap import shown_positions
+from radioplat.errors import TrainingError
+from radioplat.losses.moments import Moments
+from radioplat.losses.phi_s import phi_s
+from radioplat.losses.transform import Transform
+from radioplat.losses.whitening import channel_scales, global_scale, pca, zca
 from radioplat.models.student import Student
+from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.spec.distill import TargetNormType
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.client import Pending
 from radioplat.teachers.transport import unpack
 
-_SPREAD_FLOOR = 1e-6
+Key = tuple[str, str]  # a teacher's name, and summary or spatial
+
+FORMS = {
+    TargetNormType.none: SCALAR,
+    TargetNormType.standardize: SCALAR,
+    TargetNormType.standardize_channels: CHANNELS,
+    TargetNormType.phi_s: MATRIX,
+    TargetNormType.zca: MATRIX,
+    TargetNormType.pca: MATRIX,
+}
+_MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Transform]] = {
+    TargetNormType.phi_s: phi_s,
+    TargetNormType.zca: lambda covariance, _: zca(covariance),
+    TargetNormType.pca: pca,
+}
+
+
+def normed(teachers: list[ResolvedTeacher]) -> dict[Key, TargetNormType]:
+    """What is transformed, and how."""
+    return {(t.name, kind): norm for t in teachers for kind, norm in sorted(t.norms.items())}
+
+
+def empty_moments(
+    student: Student, teachers: list[ResolvedTeacher], device: torch.device, full: bool = False
+) -> dict[Key, Moments]:
+    """Nothing seen yet of what is transformed; ``full``: with products even where a variance is enough."""
+    return {
+        (name, kind): Moments.empty(
+            len(getattr(student.heads[name], f"{kind}_mean")), full or FORMS[norm] == MATRIX, device
+        )
+        for (name, kind), norm in normed(teachers).items()
+    }
 
 
 def fit_target_norm(
@@ -26,36 +63,85 @@ def fit_target_norm(
     teachers: list[ResolvedTeacher],
     fed: Iterable[tuple[Batch, dict[str, Pending]]],
     device: torch.device,
-) -> None:
-    """Measure mean and spread of every teacher's summary and map over the ``fed`` batches of all ranks.
+    full: bool = False,
+) -> dict[Key, Moments]:
+    """Measure every teacher's summary and map over the ``fed`` batches of all ranks, and set the transforms.
 
-    Sums are float64 and added over the ranks, so any cut of the same batches gives the same figures. Values are
-    rounded to bf16, which all precisions of the student hold exactly. A teacher is measured on what it saw, a map only
-    where every pixel shows the image.
+    Sums are float64 and added over the ranks, so any cut of the same batches gives the same figures. A teacher is
+    measured on what it saw, at the grid that the losses compare, a map only where every pixel shows the image.
+
+    Args:
+        device: where sums are kept and taken.
+        full: measure covariances even where a variance is enough.
+
+    Returns:
+        What was measured, by all ranks together, on the CPU.
+
+    Raises:
+        TrainingError: a teacher said NaN of a sample that counts.
     """
-    sums = {(t.name, kind): None for t in teachers for kind in sorted(t.wanted & {"summary", "spatial"})}
+    sums = empty_moments(student, teachers, device, full)
     views = {t.name: t.view for t in teachers}
     for batch, answers in fed:
-        alive = torch.tensor(batch.weight) > 0
+        weight = torch.tensor(batch.weight)
+        features = {}
         for name, kind in sums:
             if name not in answers:
                 continue  # padding, or a micro-batch that other teachers see
-            features = unpack(answers[name]())
-            found, counts = features.summary, alive
-            if kind == "spatial":
-                found = features.spatial
-                counts = alive.view(-1, 1, 1) & shown_positions(batch.views.get(views[name]), found.shape[:3])
-            rows = found[counts].double()
-            moments = torch.stack([rows.sum(0), rows.square().sum(0), torch.full((rows.shape[1],), float(len(rows)))])
-            sums[name, kind] = moments if sums[name, kind] is None else sums[name, kind] + moments
-    for (name, kind), moments in sums.items():
-        head = student.heads[name]
-        mean = getattr(head, f"{kind}_mean")
-        if moments is None:  # a rank that saw only padding
-            moments = torch.zeros(3, len(mean), dtype=torch.float64)
-        total = group.total(moments.to(device)).cpu()
-        count = total[2].clamp(min=1)
-        centre = total[0] / count
-        spread = (total[1] / count - centre.square()).clamp(min=0).mean().sqrt().clamp(min=_SPREAD_FLOOR)
-        mean.copy_(centre.to(torch.bfloat16))
-        getattr(head, f"{kind}_scale").copy_(spread.to(torch.bfloat16))
+            if name not in features:
+                features[name] = unpack(answers[name]())
+            told = getattr(features[name], kind)
+            sums[name, kind].add(told, counting(kind, told, weight, batch.views.get(views[name])))
+    found = {key: moments.reduced(group.total) for key, moments in sums.items()}
+    set_transforms(student, teachers, found)
+    return found
+
+
+def counting(kind: str, told: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
+    """What of a teacher's answer of ``kind`` counts: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
+    if kind != "spatial":
+        return weight
+    return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(told.shape[:3]))
+
+
+def set_transforms(
+    student: Student,
+    teachers: list[ResolvedTeacher],
+    measured: dict[Key, Moments],
+    previous: dict[Key, torch.Tensor] | None = None,
+) -> dict[Key, torch.Tensor]:
+    """Set the transforms that follow from ``measured``, the same on all ranks, into the heads.
+
+    Args:
+        previous: the bases of the transforms that stand there now, see :func:`radioplat.losses.eigenbasis.matched`.
+
+    Returns:
+        The bases of the new ones, where they have one.
+
+    Raises:
+        TrainingError: what was measured is not finite.
+    """
+    bases = dict(previous or {})
+    for (name, kind), norm in normed(teachers).items():
+        moments = measured[name, kind]
+        if not float(moments.count):
+            continue  # nobody asked it yet
+        with group.deciding():
+            if not all(bool(torch.isfinite(part).all()) for part in moments.parts()):
+                message = f"teacher {name} gave a {kind} that is not finite while its targets were measured"
+                raise TrainingError(message, where="distill.target_norm")
+        head, mean = student.heads[name], moments.mean()
+        if FORMS[norm] == SCALAR:
+            # Rounded to bf16, as ever: runs that were made before go on with the same figures.
+            scale = global_scale(moments.variance())
+            head.set_space(kind, mean=mean.to(torch.bfloat16), scale=scale.to(torch.bfloat16))
+        elif FORMS[norm] == CHANNELS:
+            head.set_space(kind, mean=mean, scale=channel_scales(moments.variance()))
+        else:
+            # LAPACK may round differently on another machine: one rank decides.
+            old = bases.get((name, kind))
+            found = group.agree(_MATRICES[norm](moments.covariance(), old) if group.is_first() else None)
+            head.set_space(kind, mean=mean, rotation=found.forward, inverse=found.inverse)
+            if found.basis is not None:
+                bases[name, kind] = found.basis
+    return bases

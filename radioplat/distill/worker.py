@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -26,20 +26,22 @@ from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.loss_state import LossState
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
+from radioplat.distill.norm_file import share_moments, shared_moments
 from radioplat.distill.optimizer import set_rates
 from radioplat.distill.overlap import overlap_of
 from radioplat.distill.persist import Persistence, trainable
 from radioplat.distill.prepare import Run, build_student
 from radioplat.distill.regularizer import regularize
 from radioplat.distill.reporter import Reporter, StepRecord
+from radioplat.distill.running_norm import RunningNorm
 from radioplat.distill.running_state import RunningState
 from radioplat.distill.stages import schedule_at
-from radioplat.distill.target_norm import fit_target_norm
+from radioplat.distill.target_norm import fit_target_norm, normed, set_transforms
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TeacherSilent, TrainingError
 from radioplat.models import spectral
 from radioplat.models.features import Features
-from radioplat.spec.distill import TargetNormType
+from radioplat.spec.distill import TargetNormFit
 from radioplat.teachers.client import Pending, TeacherClient
 from radioplat.teachers.transport import unpack
 
@@ -69,8 +71,9 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     start, stop = persistence.state.global_step, run.total_steps
     norm = run.spec.distill.target_norm
-    measures = bool(run.teachers) and norm.type is not TargetNormType.none and start == 0
-    measured = min(norm.fit_batches, stop) if measures else 0
+    measures = bool(normed(run.teachers)) and norm.fit is TargetNormFit.before and start == 0
+    shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures else None
+    measured = min(norm.fit_batches, stop) if measures and shared is None else 0
     count = measured * run.grains(seat.world_size).per_rank
     keeps = count * _micro_batch_bytes(run) <= KEPT_BYTES
 
@@ -78,18 +81,24 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
         return contextlib.closing(Feeder(batches, clients, run.teachers, depth, run.partitions))
 
+    def fit(fed: Iterable[tuple[Batch, dict[str, Pending]]]) -> None:
+        found = fit_target_norm(worker.module.student, run.teachers, fed, seat.device, full=norm.path is not None)
+        share_moments(norm.path, run.teachers, found)
+
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(stop if keeps else measured))
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence, meter)))
         feeder.without = worker.module.quarantined
         fed = iter(feeder)
-        if measured and keeps:
+        if shared is not None:
+            set_transforms(worker.module.student, run.teachers, shared)
+        elif measured and keeps:
             first = deque(islice(fed, count))
-            fit_target_norm(worker.module.student, run.teachers, first, seat.device)
+            fit(first)
             fed = chain(_drained(first), fed)
         elif measured:
-            fit_target_norm(worker.module.student, run.teachers, _charged(fed, meter, seat.device), seat.device)
+            fit(_charged(fed, meter, seat.device))
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
             fed = iter(feeder)
@@ -146,6 +155,9 @@ class _Worker:
         persistence.restore_weights(self.module, self.loss_state)
         self.running = RunningState(self.module)
         regularize(self.module, self.spec.train)
+        config, start = self.spec.distill.target_norm, self.state.global_step
+        saved = persistence.target_norm
+        self.targets = RunningNorm(student, run.teachers, config, seat.device, saved, start)
         self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
         persistence.restore_optimizer(self.engine, self.module)
         self.running.sync()
@@ -179,7 +191,8 @@ class _Worker:
                 self.ledger.flush()
                 exact, losses = self.running.exact(), self.loss_state.tensors()
                 average = self.ema.whole() if self.ema else {}
-                path = self.persistence.save(self.engine, self.module, self.state, exact, losses, average)
+                kept = (self.state, exact, losses, average, self.targets.state())
+                path = self.persistence.save(self.engine, self.module, *kept)
                 self.reporter.checkpoint(path, step + 1, self.meter.bill)
                 if validates:
                     self._validate(path, step + 1)
@@ -257,6 +270,7 @@ class _Worker:
             spectral.follow(self.module)
         self.running.step(commit=not self.guard.tripped)
         self.loss_state.step(commit=not self.guard.tripped)
+        self.targets.end_step(step, commit=not self.guard.tripped)
         # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight.
         if not self.guard.tripped and self.engine.was_step_applied():
             self.state.optimizer_steps += 1
@@ -320,6 +334,7 @@ class _Worker:
             overlap = overlap_of(view, batch.views[teacher.view]) if "spatial" in teacher.wanted else None
             if overlap is not None:
                 micro.overlaps[teacher.name] = overlap.to(device)
+            self.targets.see(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
         return micro
 
     def _no_features(self, name: str, size: int) -> Features:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
 from radioplat.models.features import Features
+from radioplat.models.heads import TeacherHead
+from radioplat.models.norm_fold import fold_head
 
 INPUT = "images"
 
@@ -42,6 +44,9 @@ class FlatStudent(nn.Module):
         super().__init__()
         module = copy.deepcopy(typing.cast(nn.Module, student))
         self.student = module.to(device="cpu", dtype=torch.float32).requires_grad_(False)
+        for head in self.student.modules():
+            if isinstance(head, TeacherHead):
+                fold_head(head, mean=False)
         self.adaptors = adaptors
         self.eval()
 

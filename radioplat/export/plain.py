@@ -48,8 +48,8 @@ def folded(head: TeacherHead, kind: str) -> dict[str, torch.Tensor] | None:
     weight, bias = f"{last}.weight", f"{last}.bias"
     # A finer map's layer gives several positions one behind the other, each as wide as the teacher.
     out, hidden = tensors[weight].shape
-    tensors[bias] = head._raw(kind, tensors[bias].reshape(-1, width)).reshape(out)
-    columns = linear._raw(kind, tensors[weight].T.reshape(hidden, -1, width))
+    tensors[bias] = head.raw(kind, tensors[bias].reshape(-1, width)).reshape(out)
+    columns = linear.raw(kind, tensors[weight].T.reshape(hidden, -1, width))
     tensors[weight] = columns.reshape(hidden, out).T.contiguous()
     return tensors
 

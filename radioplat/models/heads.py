@@ -10,6 +10,7 @@ from torch import nn
 
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
+from radioplat.models.target_space import SCALAR, TargetSpaces
 
 ATTENTION_HEADS = 16  # of an `attn` head's two blocks (spec_fields, section 7)
 
@@ -70,6 +71,7 @@ class HeadArchitecture:
         spatial_version: ``v2`` for :class:`MLP2`, ``attn`` for :class:`AttentionHead`.
         spatial_num_inner: of the map's head, where it is not ``num_inner``.
         upsample: how many times finer than the student's map the head's is, by pixel shuffle.
+        summary_norm, spatial_norm: what the transform of its targets can be: scalar, channels or matrix.
     """
 
     name: str
@@ -83,17 +85,19 @@ class HeadArchitecture:
     spatial_version: str = "v2"
     spatial_num_inner: int | None = None
     upsample: int = 1
+    summary_norm: str = SCALAR
+    spatial_norm: str = SCALAR
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bindings", tuple((n, int(a), int(b)) for n, a, b in self.bindings))  # JSON has lists
 
 
-class TeacherHead(nn.Module):
+class TeacherHead(TargetSpaces):
     """The heads of one teacher.
 
-    What the layers give is standardized; times ``<kind>_scale`` plus ``<kind>_mean`` it is in the teacher's raw space.
-    Both are buffers, 1 and 0 unless a run has measured them (``distill.target_norm``), so that a checkpoint's heads
-    speak raw features whatever the losses saw.
+    What the layers give is in the space of the losses, which a run measures (``distill.target_norm``); the transform
+    that leads from there to the teacher's raw space is held here, so that a checkpoint's heads speak raw features
+    whatever the losses saw.
 
     Args:
         architecture: widths wanted.
@@ -126,33 +130,27 @@ class TeacherHead(nn.Module):
                 self.spatial = AttentionHead(spatial_dim, self.spatial)
         self.logits = nn.Linear(token_dim, a.logits_dim) if a.logits_dim else None
         self.bindings = nn.ModuleDict({name: nn.Linear(mine, theirs) for name, mine, theirs in a.bindings})
-        for kind, width in (("summary", a.summary_dim), ("spatial", a.spatial_dim)):
+        for kind, width, form in (
+            ("summary", a.summary_dim, a.summary_norm),
+            ("spatial", a.spatial_dim, a.spatial_norm),
+        ):
             if width is not None:
-                self.register_buffer(f"{kind}_mean", torch.zeros(width))
-                self.register_buffer(f"{kind}_scale", torch.ones(()))
+                self.hold(kind, width, form)
 
-    def standardize(self, kind: str, features: torch.Tensor) -> torch.Tensor:
-        """Raw features ``[..., Dt]`` of the teacher, or of this head, as the losses compare them; fp32."""
-        if kind == "logits":
-            return features.float()
-        return (features.float() - getattr(self, f"{kind}_mean").float()) / getattr(self, f"{kind}_scale").float()
-
-    def forward(self, features: Features) -> Features:
+    def forward(self, features: Features, raw: bool = True) -> Features:
         """To the teacher's space: summary ``[B, Dt]``, spatial ``[B, h * u, w * u, Dt]``, logits ``[B, C]``.
 
-        ``u`` is the architecture's ``upsample``.
+        ``u`` is the architecture's ``upsample``. With ``raw`` false, to the space of the losses: what
+        :meth:`standardize` makes of the teacher's features.
         """
         tokens = features.named.get("tokens")
         token = features.summary if tokens is None else tokens[:, self.architecture.token_slot]
+        summary = None if self.summary is None else self.summary(token)
+        spatial = None
+        if self.spatial is not None and features.spatial is not None:
+            spatial = shuffle_up(self.spatial(features.spatial), self.architecture.upsample)
         return Features(
-            None if self.summary is None else self._raw("summary", self.summary(token)),
-            None
-            if self.spatial is None or features.spatial is None
-            else self._raw("spatial", shuffle_up(self.spatial(features.spatial), self.architecture.upsample)),
+            self.raw("summary", summary) if raw and summary is not None else summary,
+            self.raw("spatial", spatial) if raw and spatial is not None else spatial,
             {} if self.logits is None else {"logits": self.logits(token)},
         )
-
-    def _raw(self, kind: str, standardized: torch.Tensor) -> torch.Tensor:
-        # In fp32: a mean that is large beside the spread would swallow it in bf16.
-        scale, mean = getattr(self, f"{kind}_scale").float(), getattr(self, f"{kind}_mean").float()
-        return standardized.float() * scale + mean

@@ -12,6 +12,7 @@ from radioplat.spec.check_losses import loss_problems
 from radioplat.spec.check_optimizer import optimizer_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_student import student_structure
+from radioplat.spec.check_target_norm import target_norm_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import LossType
@@ -42,7 +43,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
     if task == "distill":
         problems += [*_teachers(spec), *loss_problems(spec), *_bindings(spec), *upsampled_teachers(spec)]
         problems += [*partition_problems(spec), *_chain(spec)]
-        problems += [*stage_problems(spec), *mosaic_problems(spec)]
+        problems += [*stage_problems(spec), *mosaic_problems(spec), *target_norm_problems(spec)]
     if task == "train_upsampler":
         problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1:
@@ -252,8 +253,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
             "train.gpu_ids",
             "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
         )
-    if distill.target_norm.fit_batches < 1:
-        yield Problem("must be at least 1", "distill.target_norm.fit_batches")
     if train.precision.value == "fp16":
         yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
 

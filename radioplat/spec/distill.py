@@ -121,15 +121,42 @@ class TargetNormType(str, Enum):
 
     none = "none"
     standardize = "standardize"
+    standardize_channels = "standardize_channels"
+    phi_s = "phi_s"
+    zca = "zca"
+    pca = "pca"
+
+
+class TargetNormFit(str, Enum):
+    """When a teacher's statistics are taken."""
+
+    before = "before"
+    running = "running"
+
+
+class SpatialNormType(str, Enum):
+    """TAO's names of the transforms of a map."""
+
+    phi = "phi"
+    zca = "zca"
+    pca = "pca"
 
 
 @dataclass
 class TargetNormConfig:
-    """(+) ``standardize`` takes the mean away and divides by the spread, measured over ``fit_batches`` global batches
-    of teacher features before the first step, then frozen."""
+    """(+) The transform of teachers' features (``radioplat.losses.phi_s``, ``whitening``); heads still speak raw ones.
+
+    ``standardize`` has one scale for all dimensions, ``standardize_channels`` one for each. ``fit: before`` measures
+    over ``fit_batches`` global batches before the first step, then all is frozen; ``running`` measures the targets of
+    training itself, anew after the first step and after each ``refresh_steps``, until ``freeze_after``.
+    """
 
     type: TargetNormType = TargetNormType.none
+    fit: TargetNormFit = TargetNormFit.before
     fit_batches: int = 100
+    refresh_steps: int = 100
+    freeze_after: int = 3000
+    path: str | None = None  # of statistics: read where the file is there, else written once they are measured
 
 
 @dataclass
@@ -180,6 +207,7 @@ class TeacherConfig:
     spatial_mlp_version: str = "v2"  # or attn
     spatial_num_inner: int | None = None
     fd_upsample_factor: int = 1  # (+) the map's head is so many times finer than the student's map, by pixel shuffle
+    spatial_norm_type: SpatialNormType | None = None  # of the map; unset: target_norm.type
     adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
     upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
     do_upsample: bool = True

@@ -6,7 +6,16 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.distill import DistillConfig, LossType, Mode, SpatialLoss, SummaryLoss, TeacherConfig
+from radioplat.spec.distill import (
+    DistillConfig,
+    LossType,
+    Mode,
+    SpatialLoss,
+    SpatialNormType,
+    SummaryLoss,
+    TargetNormType,
+    TeacherConfig,
+)
 from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import sizes_seen_with, student_sizes, views_differ
@@ -33,6 +42,12 @@ _AUTO = {
 _OF_SUMMARIES = {SummaryLoss.cosine: LossType.CS}  # the others have one name everywhere
 _OF_MAPS = {SpatialLoss.mse: LossType.MSE, SpatialLoss.balanced: LossType.BALANCED, SpatialLoss.cosine: LossType.CS}
 
+
+_SPATIAL_NORM = {
+    SpatialNormType.phi: TargetNormType.phi_s,
+    SpatialNormType.zca: TargetNormType.zca,
+    SpatialNormType.pca: TargetNormType.pca,
+}
 
 # The view of a size that changes, which the student shares with the teachers that match its resolution; and its own
 # view where each model has one.
@@ -108,6 +123,7 @@ class ResolvedTeacher:
         upsampler_checkpoint: what makes it so, None for nothing.
         mosaic: how many of the student's images lie side by side in what it sees, along either axis.
         own_view: name of its view where sizes do not tell it.
+        summary_norm, spatial_norm: how targets are transformed.
     """
 
     name: str
@@ -134,6 +150,8 @@ class ResolvedTeacher:
     spatial_version: str = "v2"
     head_upsample: int = 1
     token_slot: int | None = None
+    summary_norm: TargetNormType = TargetNormType.none
+    spatial_norm: TargetNormType = TargetNormType.none
 
     @property
     def view(self) -> str:
@@ -158,6 +176,12 @@ class ResolvedTeacher:
     def modules(self) -> list[str]:
         """Names of the modules whose outputs its losses need."""
         return sorted({bound.teacher_module for bound in self.bindings})
+
+    @property
+    def norms(self) -> dict[str, TargetNormType]:
+        """How what its losses need is transformed, by kind; what stays as it is, is left out."""
+        types = {"summary": self.summary_norm, "spatial": self.spatial_norm}
+        return {k: t for k, t in types.items() if k in self.wanted and t is not TargetNormType.none}
 
 
 def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
@@ -233,6 +257,8 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         spatial_version=teacher.spatial_mlp_version,
         head_upsample=teacher.fd_upsample_factor,
         token_slot=teacher.summary_token_idx,
+        summary_norm=common.target_norm.type,
+        spatial_norm=_SPATIAL_NORM.get(teacher.spatial_norm_type, common.target_norm.type),
     )
 
 
