@@ -163,7 +163,7 @@ def folder(tmp_path):
     torch.manual_seed(0)
     student = Student(ARCHITECTURE)
     average = {n: p.detach() + 1 for n, p in student.named_parameters()}
-    return write_checkpoint(tmp_path, "model_epoch_001", student, student.state_dict(), {}, RunState(3), average)
+    return write_checkpoint(tmp_path, "model_epoch_001", student, student.state_dict(), {}, RunState(3), average=average)
 
 
 def test_a_checkpoint_holds_both(folder):
@@ -187,7 +187,7 @@ def test_a_damaged_average_is_a_damaged_checkpoint(folder):
 
 def test_without_an_average(tmp_path):
     student = Student(ARCHITECTURE)
-    made = write_checkpoint(tmp_path, "model_epoch_001", student, student.state_dict(), {}, RunState(), {})
+    made = write_checkpoint(tmp_path, "model_epoch_001", student, student.state_dict(), {}, RunState(), average={})
     assert not has_average(made) and read_average(made) == {}
     assert dataclasses.asdict(load_student(made).architecture) == dataclasses.asdict(student.architecture)
     with pytest.raises(WeightsError, match="holds no EMA") as caught:
