@@ -40,7 +40,7 @@ class Moments:
         return self.outer.ndim == 2
 
     def add(self, features: torch.Tensor, weight: torch.Tensor) -> None:
-        """Sum ``features`` ``[B, ..., D]`` where ``weight`` ``[B]``, or by position, is over 0; others may be NaN."""
+        """Sum up ``features`` ``[B, ..., D]``; what has no ``weight``, ``[B]`` or by position, may be NaN."""
         rows = features.detach()[(weight > 0).to(features.device)].flatten(0, -2)
         self.count += len(rows)
         for block in rows.split(_BLOCK):

@@ -163,7 +163,8 @@ def folder(tmp_path):
     torch.manual_seed(0)
     student = Student(ARCHITECTURE)
     average = {n: p.detach() + 1 for n, p in student.named_parameters()}
-    return write_checkpoint(tmp_path, "model_epoch_001", student, student.state_dict(), {}, RunState(3), average=average)
+    parts = (student, student.state_dict(), {}, RunState(3))
+    return write_checkpoint(tmp_path, "model_epoch_001", *parts, average=average)
 
 
 def test_a_checkpoint_holds_both(folder):
