@@ -111,6 +111,7 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
     """The checkpoint in ``folder`` with the most steps whose manifest verifies."""
 
     def step(path: Path) -> int:
+        """Its global step; -1 where that cannot be read."""
         try:
             return int(json.loads((path / STATE).read_text())["global_step"])
         except (OSError, ValueError, KeyError, TypeError):

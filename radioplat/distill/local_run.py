@@ -37,6 +37,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     threads = decode_threads(dataset.workers)
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
+        """The micro-batches of steps ``start`` to ``stop``."""
         wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, stop))
         reader = open_reader(*run.reader_arguments)
         return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))

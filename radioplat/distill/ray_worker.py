@@ -73,6 +73,7 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
     grains, dataset = run.grains(seat.world_size), run.spec.dataset
 
     def part(first: int, last: int) -> Iterator[Batch]:
+        """One dataset of the stream: steps ``first`` to ``last``."""
         iterators = None
         if seat.rank == 0:
             iterators = open_stream(

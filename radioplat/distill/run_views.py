@@ -60,6 +60,7 @@ def _view(
 
 def _stretch(spec: Spec, stage: Stage, sizes: Draw, size: int, seers: Sequence[ResolvedTeacher] | None) -> tuple:
     def draw(partition: PartitionConfig | None) -> Draw:
+        """Sizes in ``partition``; none where nobody looks at the view there."""
         wanted = seers is None or any(stage.has(t.name) and sees(spec, partition, t.name) for t in seers)
         return () if not wanted else draw_at(spec, stage, partition) if sizes else ((size, 1.0),)
 

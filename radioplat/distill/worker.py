@@ -78,10 +78,12 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     keeps = count * _micro_batch_bytes(run) <= KEPT_BYTES
 
     def feed(stop: int) -> contextlib.closing[Feeder]:
+        """This rank's batches up to step ``stop``, asked of the teachers ahead."""
         batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
         return contextlib.closing(Feeder(batches, clients, run.teachers, depth, run.partitions))
 
     def fit(fed: Iterable[tuple[Batch, dict[str, Pending]]]) -> None:
+        """Measure the targets, and share what was found where the spec says so."""
         found = fit_target_norm(worker.module.student, run.teachers, fed, seat.device, full=norm.path is not None)
         share_moments(norm.path, run.teachers, found)
 

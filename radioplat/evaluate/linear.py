@@ -94,6 +94,7 @@ def fit(
     )
 
     def loss() -> Tensor:
+        """The objective, with its gradient taken, as L-BFGS asks for it."""
         optimizer.zero_grad()
         entropy = -(targets * F.log_softmax(x @ weight.T + bias, dim=1)).sum() / total
         value = entropy + weight_decay / 2 * weight.square().sum()

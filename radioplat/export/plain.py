@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from radioplat.models.heads import TeacherHead
+from radioplat.models.norm_fold import fold_head
 from radioplat.models.student import Student
 
 LAST = "final.2"  # the last linear of an MLP2
@@ -28,30 +29,23 @@ def plain_copy(student: Student) -> Student:
     return copied
 
 
-def folded(head: TeacherHead, kind: str) -> dict[str, torch.Tensor] | None:
-    """Tensors of the head's ``kind`` (``summary`` or ``spatial``), what brings it to raw features in the last linear.
+def has_mlp(head: TeacherHead, kind: str) -> bool:
+    """Whether the head's ``kind`` (``summary`` or ``spatial``) is there and ends in an ``MLP2``."""
+    module = getattr(head, kind, None)
+    return isinstance(module, nn.Module) and any(name.endswith(f"{LAST}.weight") for name in module.state_dict())
 
-    ``raw`` is affine, ``raw(y) = A y + m``: the last layer ``W h + b`` becomes ``(A W) h + (A b + m)``.
+
+def folded(head: TeacherHead, kind: str) -> dict[str, torch.Tensor] | None:
+    """Tensors of the head's ``kind``, what brings it to raw features in the last linear.
 
     Returns:
         By the names of an ``MLP2``; None where this kind is absent or no MLP.
     """
-    module = getattr(head, kind, None)
-    if not isinstance(module, nn.Module):
+    if not has_mlp(head, kind):
         return None
-    tensors = {k: v.detach().clone() for k, v in module.state_dict().items()}
-    last = next((k.removesuffix(".weight") for k in tensors if k.endswith(f"{LAST}.weight")), None)
-    if last is None:
-        return None
-    linear, width = copy.deepcopy(head), getattr(head, f"{kind}_mean").numel()
-    getattr(linear, f"{kind}_mean").zero_()  # apart, so that a large mean cannot swallow the weights
-    weight, bias = f"{last}.weight", f"{last}.bias"
-    # A finer map's layer gives several positions one behind the other, each as wide as the teacher.
-    out, hidden = tensors[weight].shape
-    tensors[bias] = head.raw(kind, tensors[bias].reshape(-1, width)).reshape(out)
-    columns = linear.raw(kind, tensors[weight].T.reshape(hidden, -1, width))
-    tensors[weight] = columns.reshape(hidden, out).T.contiguous()
-    return tensors
+    plain = copy.deepcopy(head)
+    fold_head(plain)
+    return {name: tensor.detach() for name, tensor in getattr(plain, kind).state_dict().items()}
 
 
 def finer(head: TeacherHead, tensors: dict[str, torch.Tensor]) -> int:
@@ -62,7 +56,7 @@ def finer(head: TeacherHead, tensors: dict[str, torch.Tensor]) -> int:
 
 def is_linear(head: TeacherHead, kind: str) -> bool:
     """Whether the head's ``kind`` is there and ends in no MLP."""
-    return isinstance(getattr(head, kind, None), nn.Module) and folded(head, kind) is None
+    return isinstance(getattr(head, kind, None), nn.Module) and not has_mlp(head, kind)
 
 
 def silent_head(width: int) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from radioplat.errors import EngineError
-from radioplat.export.plain import finer, folded, is_linear, plain_copy, silent_head
+from radioplat.export.plain import finer, folded, has_mlp, is_linear, plain_copy, silent_head
 from radioplat.models import names
 from radioplat.models.heads import TeacherHead
 from radioplat.models.radio_vit import RadioViT
@@ -133,7 +133,7 @@ def _choose(student: Student, adaptors: Sequence[str]) -> tuple[list[str], list[
             why = "RADIO takes a number for a place in its list"
         elif any(is_linear(head, kind) for kind in ("summary", "spatial")):
             why = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
-        elif folded(head, "summary") is None and folded(head, "spatial") is None:
+        elif not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
             why = "it has neither summary nor map"
         if why and adaptors:
             raise EngineError(f"head {name!r} cannot be in this format: {why}", where="export.adaptors")

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from radioplat.models.heads import HeadArchitecture, TeacherHead
-from radioplat.models.student import Student
 from radioplat.models.target_space import MATRIX
-
-
-def fold_target_norm(student: Student) -> Student:
-    """A copy of ``student`` whose heads' own layers give raw features; its architecture has plain heads.
-
-    With z = A h + b from the last linear layer and raw = V z + mu: A' = V A and b' = V b + mu, in float64,
-    rounded once.
-    """
-    folded = copy.deepcopy(student)
-    heads = tuple(fold_head(folded.heads[head.name]) for head in folded.architecture.heads)
-    folded.architecture = replace(folded.architecture, heads=heads)
-    return folded
 
 
 def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
     """Fold ``head`` in place, and give the architecture that it has now.
+
+    With z = A h + b from the last linear layer and raw = V z + mu: A' = V A and b' = V b + mu, in float64,
+    rounded once.
 
     Args:
         mean: fold everything. False leaves a mean, and a single scale, to be applied in fp32 after the layers (in half
