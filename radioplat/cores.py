@@ -49,8 +49,7 @@ def give_way() -> None:
     """Compute in this thread only while nobody else wants its core, as far as the kernel knows such threads.
 
     A teacher that shares cores with a student works ahead while that waits, with a thread of its own, and the student
-    then has all cores. Side by side the one with the most to do would hold up the others: with two ViT-S teachers of
-    a ViT-S on two cores that was 0.68 of a loop in one process, against 0.9.
+    then has all cores. Side by side the one with the most to do would hold up the others.
     """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 19))
