@@ -23,24 +23,25 @@ PYTEST_ARGS ?=
 quickstart: $(STAMP)
 	$(VENV)/bin/radioplat quickstart
 
-# Unit tests in two processes, file by file (tests/conftest.py). Each end-to-end file in a process of its own, as users
-# run them: one that has trained many times holds so much address space that the kernel refuses the fork with which Ray
-# starts a cluster. Files that start Ray (they take its environment) one after another: a run joins the cluster that it
-# finds on the machine. The others two at a time.
+# Files that start Ray run one after another, for a run joins the cluster that it finds on the machine, and each in a
+# process of its own: one that has done other work holds so much address space that the kernel refuses the fork with
+# which Ray starts a cluster. The other unit tests run in two processes, file by file; the other end-to-end files, each
+# in its own process as users run them, two at a time.
+STARTS_RAY := grep -rlE --include='test_*.py' 'ray_environment|ray\.init\('
 test: lint
-	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadgroup --ignore=tests/end_to_end $(PYTEST_ARGS)
-	for file in $$(grep -l ray_environment tests/end_to_end/test_*.py); do
+	with_ray=$$($(STARTS_RAY) tests | sort)
+	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadfile --ignore=tests/end_to_end $${with_ray//tests\//--ignore=tests/} $(PYTEST_ARGS)
+	for file in $$with_ray; do
 		$(RUN) $(VENV)/bin/python -m pytest $$file $(PYTEST_ARGS)
 	done
-	grep -L ray_environment tests/end_to_end/test_*.py | $(RUN) xargs -P 2 -I FILE \
+	ls tests/end_to_end/test_*.py | grep -vxF "$$with_ray" | $(RUN) xargs -P 2 -I FILE \
 		$(VENV)/bin/python -m pytest FILE $(PYTEST_ARGS)
 
-lint: $(STAMP)
-	$(VENV)/bin/ruff check .
-
-# Long measurements and chaos tests, marked `proof`.
+# Long measurements and chaos tests, marked `proof`: each file in a process of its own, as above.
 proof: $(STAMP)
-	$(RUN) $(VENV)/bin/python -m pytest -m proof $(PYTEST_ARGS)
+	for file in $$(grep -rl --include='test_*.py' 'mark.proof' tests | sort); do
+		$(RUN) $(VENV)/bin/python -m pytest -m proof $$file $(PYTEST_ARGS)
+	done
 
 $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"

@@ -3,76 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from radioplat.data.equivariance import SLACK, room
 from radioplat.data.index import build_index
-from radioplat.data.recipe import Equivariance
 from radioplat.data.run_data import RunData
 from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.distill.design import Models, design_models
+from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import label_problems
-from radioplat.distill.norm_file import problems as file_problems
-from radioplat.distill.partitions import Partitions
-from radioplat.distill.prepare import Models, design_models, steps_per_epoch, target_widths
-from radioplat.distill.run_views import run_views
+from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
+from radioplat.distill.prepare import steps_per_epoch
 from radioplat.distill.stages import total_steps
-from radioplat.distill.target_norm import normed
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.needs import missing, not_asked
-from radioplat.losses.hadamard import has_hadamard
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.cluster import TeacherServiceConfig
-from radioplat.spec.distill import TargetNormFit, TargetNormType
-from radioplat.spec.resolve import ResolvedTeacher, teacher_names
+from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
-from radioplat.spec.sizes import stages_of, without_teaching
+from radioplat.spec.sizes import without_teaching
 from radioplat.spec.train import Precision
 from radioplat.teachers.teacher import check_weights, compute_dtype, oddities
-
-
-@dataclass(frozen=True)
-class ModelLine:
-    """One model: parameters, what its weights (and optimizer) take in bytes, where it runs."""
-
-    name: str
-    role: str
-    parameters: int
-    memory: int
-    placement: str
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """One source: images indexed and kept, its share of the mixture and what that means in an epoch."""
-
-    path: str
-    images: int
-    kept: int
-    rejected: dict[str, int]
-    share: float
-    samples_per_epoch: int
-
-
-@dataclass
-class Plan:
-    """What `plan` found.
-
-    Attributes:
-        problems: what must be mended; empty if the run can start.
-        warnings: what is odd but runs.
-    """
-
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    models: list[ModelLine] = field(default_factory=list)
-    sources: list[SourceLine] = field(default_factory=list)
-    facts: dict[str, str] = field(default_factory=dict)
 
 
 def plan(spec: Spec, task: str = "distill") -> Plan:
@@ -80,8 +34,8 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     result = Plan(problems=check(spec, task))
     spec = spec if task == "distill" else without_teaching(spec)
     if task == "distill" and not result.problems:
-        _partitions(spec, result)
-        _stages(spec, result)
+        partitions_found(spec, result)
+        stages_found(spec, result)
     models = _models(spec, task, result)
     data = _data(spec, result)
     held_out = _validation(spec, data, result)
@@ -90,7 +44,7 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
         result.facts["evaluation"] = "; ".join(["kNN where there are labels, fidelity", *not_asked(spec)])
     if models is not None:
-        _moves(spec, models, result)
+        moves_found(spec, models, result)
         _placement(spec, models, result)
     if data is not None:
         _length(spec, data, result)
@@ -98,46 +52,6 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         result.problems += label_problems(spec, models.teachers, models.infos, data)
     result.problems = list(dict.fromkeys(result.problems))
     return result
-
-
-def _partitions(spec: Spec, result: Plan) -> None:
-    """Who sees what."""
-    config, names = spec.distill.partitions, teacher_names(spec.distill.teacher)
-    if not config:
-        return
-    whole = spec.global_batch_size // spec.dataset.batch_size
-    partitions = Partitions.of(config, spec.train.seed, whole)
-    parts = zip(partitions.counts, partitions.teachers, config, strict=True)
-    lines = [
-        f"{count}{f' at {part.img_size} px' if part.img_size else ''} "
-        f"seen by {', '.join(n for n in names if n in who) or 'none of them'}"
-        for count, who, part in parts
-    ]
-    everywhere = [name for name in names if not any(name in who for who in partitions.teachers)]
-    lines += [f"all seen by {', '.join(everywhere)}"] if everywhere else []
-    result.facts["partitions"] = f"of the {whole} micro-batches of a step {'; '.join(lines)}"
-
-
-def _stages(spec: Spec, result: Plan) -> None:
-    """What is when."""
-    names, optim = teacher_names(spec.distill.teacher), spec.train.optim
-    for stage in stages_of(spec) if spec.distill.stages else ():
-        size = f"{stage.img_size} px" if stage.img_size else "sizes as elsewhere"
-        who = ", ".join(name for name in names if stage.has(name))
-        rate = f"lr {optim.lr if stage.lr is None else stage.lr:g}"
-        fact = f"steps {stage.first} to {stage.stop}, {size}, {rate} ({optim.policy.value}), taught by {who}"
-        result.facts[f"stage {stage.index + 1}"] = fact
-
-
-def _moves(spec: Spec, models: Models, result: Plan) -> None:
-    """Views that shift equivariance cannot move."""
-    if Equivariance.of(spec.dataset.train_dataset) is Equivariance.shift:
-        for view in run_views(spec, models.teachers, models.infos, models.student_stride):
-            if not room(view, view.size):
-                result.warnings.append(
-                    f"the {view.name}'s view of {view.size} px is never shifted: its patches have {view.patch} px, "
-                    f"and there is room for {SLACK / (1 - SLACK):.0%} of its side"
-                )
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:
@@ -152,7 +66,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
                 check_weights(teacher)
             except RadioplatError as error:
                 result.problems += error.problems
-    _target_norm(spec, models, result)
+    target_norm_found(spec, models, result)
     for name in (
         "model.backbone.pretrained_backbone_path",
         "train.pretrained_model_path",
@@ -169,31 +83,6 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
     except RadioplatError as error:
         result.problems += error.problems
     return models
-
-
-def _target_norm(spec: Spec, models: Models, result: Plan) -> None:
-    """How targets are transformed, and whether statistics that others took are of these teachers."""
-    config, widths = spec.distill.target_norm, target_widths(models.infos)
-    kinds = normed(models.teachers)
-    for key, norm in kinds.items():
-        if norm is TargetNormType.phi_s and not has_hadamard(widths[key]):
-            result.warnings.append(
-                f"distill.target_norm: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of "
-                f"{key[0]}; an orthogonal one from random signs, turned until all variances are 1, takes its place"
-            )
-    if not kinds:
-        return
-    names = ", ".join(dict.fromkeys(norm.value for norm in kinds.values()))
-    how = f"measured over {config.fit_batches} global batches before the first step"
-    if config.fit is TargetNormFit.running:
-        how = f"measured anew every {config.refresh_steps} steps until step {config.freeze_after}"
-    elif config.path is not None and Path(config.path).exists():
-        how = f"from {config.path}"
-        try:
-            result.problems += file_problems(config.path, models.teachers, widths)
-        except RadioplatError as error:
-            result.problems += error.problems
-    result.facts["targets"] = f"{names}, {how}"
 
 
 def _data(spec: Spec, result: Plan) -> RunData | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radioplat import terminal
-from radioplat.distill.plan import Plan
+from radioplat.distill.findings import Plan
 from radioplat.errors import SpecError
 
 

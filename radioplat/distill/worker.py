@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +24,6 @@ from radioplat.distill.feeder import Feeder, prefetch_depth
 from radioplat.distill.loss_state import LossState
 from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
-from radioplat.distill.norm_file import share_moments, shared_moments
 from radioplat.distill.optimizer import set_rates
 from radioplat.distill.overlap import overlap_of
 from radioplat.distill.persist import Persistence, trainable
@@ -36,12 +33,11 @@ from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_norm import RunningNorm
 from radioplat.distill.running_state import RunningState
 from radioplat.distill.stages import schedule_at
-from radioplat.distill.target_norm import fit_target_norm, normed, set_transforms
+from radioplat.distill.target_pass import TargetPass
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TeacherSilent, TrainingError
 from radioplat.models import spectral
 from radioplat.models.features import Features
-from radioplat.spec.distill import TargetNormFit
 from radioplat.teachers.client import Pending, TeacherClient
 from radioplat.teachers.transport import unpack
 
@@ -55,7 +51,6 @@ class Seat:
     device: torch.device
 
 
-KEPT_BYTES = 2**30  # of batches that the targets' statistics are taken of, kept for the steps that they belong to
 OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
 
 
@@ -70,71 +65,24 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
     persistence = Persistence(run, seat.rank, seat.world_size)
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     start, stop = persistence.state.global_step, run.total_steps
-    norm = run.spec.distill.target_norm
-    measures = bool(normed(run.teachers)) and norm.fit is TargetNormFit.before and start == 0
-    shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures else None
-    measured = min(norm.fit_batches, stop) if measures and shared is None else 0
-    count = measured * run.grains(seat.world_size).per_rank
-    keeps = count * _micro_batch_bytes(run) <= KEPT_BYTES
+    targets = TargetPass(run, seat.world_size, seat.device, start, meter)
 
     def feed(stop: int) -> contextlib.closing[Feeder]:
         """This rank's batches up to step ``stop``, asked of the teachers ahead."""
         batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
         return contextlib.closing(Feeder(batches, clients, run.teachers, depth, run.partitions))
 
-    def fit(fed: Iterable[tuple[Batch, dict[str, Pending]]]) -> None:
-        """Measure the targets, and share what was found where the spec says so."""
-        found = fit_target_norm(worker.module.student, run.teachers, fed, seat.device, full=norm.path is not None)
-        share_moments(norm.path, run.teachers, found)
-
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.
-        feeder = stack.enter_context(feed(stop if keeps else measured))
+        feeder = stack.enter_context(feed(targets.first_stop))
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence, meter)))
         feeder.without = worker.module.quarantined
-        fed = iter(feeder)
-        if shared is not None:
-            set_transforms(worker.module.student, run.teachers, shared)
-        elif measured and keeps:
-            first = deque(islice(fed, count))
-            fit(first)
-            fed = chain(_drained(first), fed)
-        elif measured:
-            fit(_charged(fed, meter, seat.device))
+        fed = targets.measure(worker.module.student, iter(feeder))
+        if targets.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
             fed = iter(feeder)
         worker.train(fed)
-
-
-def _drained(queue: deque) -> Iterator:
-    """What is in ``queue``; nothing stays in memory once it is taken."""
-    while queue:
-        yield queue.popleft()
-
-
-def _charged(
-    fed: Iterator[tuple[Batch, dict[str, Pending]]], meter: CostMeter, device: torch.device
-) -> Iterator[tuple[Batch, dict[str, Pending]]]:
-    """What is ``fed``, with its answers on the bill: they are asked for again when the student sees them."""
-    record = StepRecord(0, 0.0)
-    for batch, answers in fed:
-        yield batch, answers
-        for name, answer in answers.items():
-            record.answered(name, answer())
-    # Every rank comes here, however many batches it had.
-    record.reduce(1, device, skipped=False)
-    meter.charge(record)
-
-
-def _micro_batch_bytes(run: Run) -> int:
-    """What a micro-batch and the answers to it take in memory, bytes."""
-    pixels = sum(3 * view.size**2 for view in run.views)
-    numbers = 0
-    for teacher in run.teachers:
-        info, (rows, columns) = run.infos[teacher.name], run.grids[teacher.name]
-        numbers += info.summary_dim + rows * columns * info.spatial_dim
-    return run.spec.dataset.batch_size * (pixels + 2 * numbers)  # uint8 and bf16
 
 
 class _Worker:

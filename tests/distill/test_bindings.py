@@ -7,8 +7,8 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from radioplat.distill.design import design_models
 from radioplat.distill.module import DistillModule, MicroBatch
-from radioplat.distill.prepare import design_models
 from radioplat.errors import SpecError
 from radioplat.models.student import Student
 from radioplat.spec.check import check

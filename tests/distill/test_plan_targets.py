@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from radioplat.distill.plan import Plan, _target_norm
+from radioplat.distill.findings import Plan
+from radioplat.distill.plan_teaching import target_norm_found
 from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
 
@@ -15,7 +16,7 @@ def planned(width: int, **target_norm) -> Plan:
     teacher = {"name": "t", "mode": "spatial", "loss_type": "MSE", "model": {"backbone": {"type": "test_vit"}}}
     spec = load_spec({"distill": {"target_norm": target_norm, "teacher": [teacher]}})
     infos, result = {"t": SimpleNamespace(summary_dim=3, spatial_dim=width)}, Plan()
-    _target_norm(spec, SimpleNamespace(infos=infos, teachers=resolve_teachers(spec)), result)
+    target_norm_found(spec, SimpleNamespace(infos=infos, teachers=resolve_teachers(spec)), result)
     return result
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from radioplat.data.equivariance import drawn_size
 from radioplat.data.views import ViewSpec
-from radioplat.distill.prepare import design_models
+from radioplat.distill.design import design_models
 from radioplat.distill.run_views import run_views, where_sized
 from radioplat.errors import SpecError
 from radioplat.spec.load import load_spec

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.distill import ds_compat
+from radioplat.distill.design import Models, design_models
 from radioplat.distill.engine import build_engine
 from radioplat.distill.module import DistillModule, MicroBatch
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.persist import trainable
-from radioplat.distill.prepare import Models, design_models
 from radioplat.distill.running_state import RunningState
 from radioplat.distill.student_design import compile_backbone, equip
 from radioplat.errors import SpecError

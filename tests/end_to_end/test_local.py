@@ -14,7 +14,7 @@ import yaml
 from radioplat import cli
 from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
-from radioplat.distill import worker
+from radioplat.distill import target_pass
 from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.prove import prove_run
 from radioplat.errors import SpecError
@@ -262,7 +262,7 @@ def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(ma
         return distil(spec, "train.max_steps=4")
 
     kept = run("kept")
-    monkeypatch.setattr(worker, "KEPT_BYTES", 0)
+    monkeypatch.setattr(target_pass, "KEPT_BYTES", 0)
     again = run("again")
     assert len(kept.losses) == 4 and kept.losses == again.losses
     assert prove_run(kept.folder).holds and prove_run(again.folder).holds

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from radioplat import cli
-from radioplat.distill.prepare import design_models
+from radioplat.distill.design import design_models
 from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.spec.load import load_spec
 from radioplat.upsample.run import train_upsampler

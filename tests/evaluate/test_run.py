@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from radioplat.data.index import build_index
+from radioplat.distill.design import design_models
 from radioplat.distill.plan import plan
-from radioplat.distill.prepare import design_models
 from radioplat.errors import SpecError
 from radioplat.evaluate.needs import missing
 from radioplat.evaluate.run import evaluate

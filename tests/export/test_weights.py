@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import radioplat
 from radioplat.cli import main
-from radioplat.distill.prepare import design_models
+from radioplat.distill.design import design_models
 from radioplat.errors import EngineError, SpecError
 from radioplat.export.run import export
 from radioplat.export.weights import export_weights

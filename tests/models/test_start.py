@@ -10,7 +10,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from radioplat.distill.prepare import design_models
+from radioplat.distill.design import design_models
 from radioplat.errors import SpecError, WeightsError
 from radioplat.export.hf_checkpoint import write_hf
 from radioplat.export.radio_checkpoint import write_radio
