@@ -132,11 +132,14 @@ def quickstart(args: argparse.Namespace) -> None:
 
 
 def weights_inspect(args: argparse.Namespace) -> None:
-    """Say whose checkpoint a file is, and which type it fits."""
-    from radioplat.models.layouts import inspect_weights
-    from radioplat.show_weights import show
+    """Say whose checkpoint each file is and which type it fits; and of several, whether they can be one ensemble."""
+    from radioplat.models.layouts import inspect_weights, unlike
+    from radioplat.show_weights import show, show_ensemble
 
-    show(inspect_weights(args.file))
+    for file in args.files:
+        show(inspect_weights(file))
+    if len(args.files) > 1:
+        show_ensemble(args.files, unlike(args.files))
 
 
 def weights_convert(args: argparse.Namespace) -> None:
@@ -222,9 +225,12 @@ def _add_groups(subparsers) -> None:
         for verb, task in verbs.items():
             sub = inner.add_parser(verb, help=task.__doc__, description=task.__doc__)
             if group == "weights":
-                sub.add_argument("file", help="a .safetensors, .pth, .pt or .bin file")
+                kinds = "a .safetensors, .pth, .pt or .bin file"
                 if verb == "convert":
+                    sub.add_argument("file", help=kinds)
                     sub.add_argument("out", nargs="?", help="default: beside it, ending in .safetensors")
+                else:
+                    sub.add_argument("files", nargs="+", metavar="FILE", help=kinds)
             elif group == "show":
                 _add_spec(sub, "N | key=value", "how many batches (2), and overrides")
             elif verb in ("status", "stop"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from radioplat import terminal
@@ -21,3 +22,11 @@ def show(found: Inspection, written: Path | None = None) -> None:
         terminal.say(f"dropped {name}: {why}")
     if written:
         terminal.say(f"written: {written}")
+
+
+def show_ensemble(files: Sequence[str | Path], unlike: Mapping[str, str]) -> None:
+    """Print whether ``files`` can teach as one (``distill.teacher[].ensemble``), and which differ from the first."""
+    for path, why in unlike.items():
+        terminal.say(f"{path}: {why}")
+    together = "cannot be one ensemble" if unlike else "can be one ensemble: equal tensors, name by name"
+    terminal.say(f"{len(files)} files {together}")

@@ -1,8 +1,8 @@
 """Where each view lies inside the crop that the views of one image share.
 
 Without equivariance every view shows the whole crop. With ``shift_equivariance`` each view shows a window of its own,
-moved by whole patches; with ``full_equivariance`` a quadrilateral of its own. The homographies tell the losses which
-positions are common.
+moved by whole patches; with ``full_equivariance`` a quadrilateral of its own. A view may also be shifted alone: that of
+the student's moving average. The homographies tell the losses which positions are common.
 """
 
 from __future__ import annotations

@@ -63,10 +63,10 @@ class Recipe:
         matrices = []
         for view, size in shown:
             window = None
-            if drawn and self.equivariance is Equivariance.shift:
-                window = shift_windows(view, size, self.seed, position)
-            elif drawn and self.equivariance is Equivariance.full:
+            if drawn and self.equivariance is Equivariance.full:
                 window = warp_windows(view, self.seed, position)
+            elif drawn and (view.shifted or self.equivariance is Equivariance.shift):
+                window = shift_windows(view, size, self.seed, position)
             matrices.append(view_matrix(whole, size, window))
         light = plan_photometry(self.augmentation, self.seed, position)
         return Plan([view.name for view, _ in shown], [size for _, size in shown], matrices, light)

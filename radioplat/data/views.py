@@ -33,6 +33,7 @@ class ViewSpec(NamedTuple):
         sizes: (size, probability) pairs; one is drawn for each micro-batch, the same for all views with equal pairs.
         plan: the fields of each :class:`radioplat.data.assignment.Stretch` of the run: what is drawn from at which
             micro-batch in place of ``sizes``, or that the view is left out there; empty: the same everywhere.
+        shifted: whether it shows a shifted window of the crop also where other views show all of it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ViewSpec(NamedTuple):
     patch: int = 1
     sizes: tuple[tuple[int, float], ...] = ()
     plan: tuple[tuple, ...] = ()
+    shifted: bool = False
 
 
 def view_matrix(crop: np.ndarray, size: int, window: np.ndarray | None = None) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from radioplat.distill.bindings import with_projections
+from radioplat.distill.inside_design import describe_inside, peer_problems
 from radioplat.distill.parameter_groups import pattern_problems
 from radioplat.distill.run_views import mosaic_problems, where_sized
 from radioplat.distill.student_design import build_on_meta, student_problems
@@ -17,6 +18,7 @@ from radioplat.models.heads import HeadArchitecture
 from radioplat.models.probe import probe
 from radioplat.models.start import known_architecture
 from radioplat.models.student import Student, StudentArchitecture
+from radioplat.spec.distill import Source
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import TeacherInfo, describe
@@ -50,11 +52,18 @@ def design_models(spec: Spec, task: str) -> Models:
     teachers = resolve_teachers(spec) if task == "distill" else []
     infos: dict[str, TeacherInfo] = {}
     for teacher in teachers:
+        if teacher.source in (Source.ema, Source.deeper):
+            continue
         try:
             infos[teacher.name] = _describe(teacher, where_sized(spec))
         except SpecError as error:
             problems += error.problems
     try:
+        if any(teacher.source in (Source.ema, Source.deeper) for teacher in teachers):
+            bare = _student_architecture(spec, task, [], {})
+            largest = max(size for size in (spec.dataset.img_size, *where_sized(spec)))
+            infos |= describe_inside(teachers, bare, largest)
+        problems += peer_problems(spec, teachers, infos)
         architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
         architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
         student = build_on_meta(architecture)

@@ -131,6 +131,15 @@ def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torc
         return {name: _whole(inner, p, _BESIDE).float().cpu().clone() for name, p in names.items()}
 
 
+def copy_beside(
+    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: dict[str, torch.Tensor]
+) -> None:
+    """As :func:`gather_beside`, straight into the tensors of ``into``, where they lie."""
+    with _beside(engine, values) as inner:
+        for name, parameter in names.items():
+            into[name].copy_(_whole(inner, parameter, _BESIDE))
+
+
 def scatter_beside(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:

@@ -43,6 +43,18 @@ class Ema:
         statistics = {name: value.cpu().clone() for name, value in self._statistics.items()}
         return {**ds_compat.gather_beside(self._engine, self._names, self._average), **statistics}
 
+    @torch.no_grad()
+    def copy_into(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copy the averages into those of ``tensors``, by the student's names, that have one; every rank must call it.
+
+        Rounded to their dtype, and on their device.
+        """
+        names = {name: parameter for name, parameter in self._names.items() if name in tensors}
+        ds_compat.copy_beside(self._engine, names, self._average, tensors)
+        for name, value in self._statistics.items():
+            if name in tensors:
+                tensors[name].copy_(value)
+
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Inverse of :meth:`whole`, at any world size and stage; what ``state`` lacks is left as it is."""
         ds_compat.scatter_beside(self._engine, self._names, self._average, state)

@@ -44,7 +44,7 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
     optimizer = build_optimizer(module, train.optim)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     if bf16:
-        _round_statistics(module)
+        round_statistics(module)
     if isinstance(optimizer, Lamb):
         optimizer.layouts = ds_compat.layouts(engine)
     if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
@@ -53,7 +53,7 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
     return engine
 
 
-def _round_statistics(module: nn.Module) -> None:
+def round_statistics(module: nn.Module) -> None:
     """DeepSpeed leaves buffers in fp32, and torch's batch_norm takes none beside bf16 weights."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) and layer.track_running_stats:

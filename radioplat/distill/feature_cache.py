@@ -33,7 +33,7 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
     """
     config = run.spec.feature_cache
     # What is said of an image in a mosaic depends on those beside it.
-    cached = [t for t in run.teachers if t.service.cache and t.mosaic == 1] if config.dir else []
+    cached = [t for t in run.asked if t.service.cache and t.mosaic == 1] if config.dir else []
     if not cached:
         yield clients
         return

@@ -30,7 +30,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     if device.type == "cpu":
         say("this machine has no GPU: the run takes one CPU worker")
     ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
-    clients = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in run.teachers}
+    clients = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in run.asked}
     grains = run.grains(1)
     dataset = run.spec.dataset
 
@@ -52,7 +52,8 @@ def _is_heavy(run: Run) -> bool:
     A parameter is used once for each place of the map, in two operations; for a CNN, whose early maps are finer, that
     is the least.
     """
-    return sum(2 * i.parameters * i.grid[0] * i.grid[1] for i in run.infos.values()) > HEAVY
+    infos = (run.infos[teacher.name] for teacher in run.asked)
+    return sum(2 * i.parameters * i.grid[0] * i.grid[1] for i in infos) > HEAVY
 
 
 def _alone_in_the_world() -> None:

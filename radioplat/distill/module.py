@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from radioplat.distill.average import AverageStudent
+from radioplat.distill.inside import answers_inside, with_answers
+from radioplat.distill.mesa import mesa_loss
+from radioplat.distill.peers import Peer
 from radioplat.losses.balance import TeacherBalance
 from radioplat.losses.grid import Overlap, on_common_grid
 from radioplat.losses.hard_labels import label_loss, label_share
@@ -18,7 +22,7 @@ from radioplat.losses.teacher_dropping import kept
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student import Student
-from radioplat.spec.distill import DistillConfig
+from radioplat.spec.distill import DistillConfig, Source
 from radioplat.spec.resolve import ResolvedTeacher, Term
 
 
@@ -35,6 +39,7 @@ class MicroBatch:
             targets may be any finite numbers: its head runs all the same, so that ranks whose micro-batches are seen by
             other teachers meet in the same collectives, and gets a gradient of zero.
         overlaps: how a teacher's view lies to the student's, where they differ or a mask hides part of one.
+        inner_overlaps: the same by view, for teachers inside the module.
     """
 
     views: dict[str, torch.Tensor]
@@ -43,6 +48,7 @@ class MicroBatch:
     targets: dict[str, Features] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
     overlaps: dict[str, Overlap] = field(default_factory=dict)
+    inner_overlaps: dict[str, Overlap] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,22 +76,35 @@ class DistillModule(nn.Module):
     Args:
         view: name of the view that the student sees.
         config: temperatures, labels, balance and dropping; without one there is nothing of them.
+        peers: networks that train with the student, by name; see :mod:`radioplat.distill.peers`.
 
     Attributes:
+        average: the student's moving average, where it teaches.
+        step: the global step at hand, by which MESA begins.
         regularizer: a penalty on the weights, added to ``loss`` and given as ``loss/regularizer``.
     """
 
     def __init__(
-        self, student: Student, teachers: list[ResolvedTeacher], view: str, config: DistillConfig | None = None
+        self,
+        student: Student,
+        teachers: list[ResolvedTeacher],
+        view: str,
+        config: DistillConfig | None = None,
+        peers: Mapping[str, Peer] | None = None,
     ) -> None:
         super().__init__()
+        self.peers = nn.ModuleDict(dict(peers or {}))
+        self.average: AverageStudent | None = None
+        self.step = 0
         self.student, self.teachers, self.view = student, teachers, view
         self.config = config = DistillConfig() if config is None else config
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
         self.regularizer: Callable[[], torch.Tensor] | None = None
-        wants_map = any("spatial" in t.wanted for t in teachers)
+        wants_map = bool(config.mesa.weight) or any("spatial" in t.wanted for t in teachers)
         self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
         self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
+        deeper = {b.teacher_module for t in teachers if t.source is Source.deeper for b in t.bindings}
+        self._captures = sorted({*self._captures, *deeper})
         self.criteria = nn.ModuleDict()
         for teacher in teachers:
             architecture = student.heads[teacher.name].architecture
@@ -95,7 +114,13 @@ class DistillModule(nn.Module):
             for bound in teacher.bindings:
                 term = Term("module", bound.loss, bound.weight, bound.where)
                 self.criteria[f"{teacher.name}/{bound.name}"] = criterion(term, 0, config)
-        self.balance = TeacherBalance([t.name for t in teachers], config.balance)
+        self.balance = TeacherBalance([t.name for t in teachers if t.terms], config.balance)
+
+    def asks_average(self, step: int | None = None) -> bool:
+        """Whether the student's moving average teaches at global ``step``; at any, for None."""
+        mesa = self.config.mesa
+        late = step is not None and step < mesa.start_step
+        return bool(mesa.weight and not late) or any(t.source is Source.ema for t in self.teachers)
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
@@ -105,7 +130,10 @@ class DistillModule(nn.Module):
         grid = images.shape[-2] // self.student.stride, images.shape[-1] // self.student.stride
         losses: dict[str, torch.Tensor] = {}
         parts: dict[str, list[_Part]] = {}
-        active = [teacher for teacher in self.teachers if teacher.name not in self.quarantined]
+        listened = [teacher for teacher in self.teachers if teacher.name not in self.quarantined]
+        inside = answers_inside(self, listened, batch, outputs, grid)
+        batch = with_answers(batch, listened, inside)
+        active = [teacher for teacher in listened if teacher.terms]
         for teacher in active:
             parts[teacher.name] = self._parts(teacher, features, batch, losses)
         balance = self.balance.factors(list(parts))
@@ -117,8 +145,15 @@ class DistillModule(nn.Module):
             total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
         for name, mine in parts.items():
             self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
-        for teacher in active:
+        for teacher in listened:
             total = total + self._bound(teacher, outputs, grid, batch, losses)
+        for teacher in listened:
+            if teacher.name in inside.peers:
+                total = total + self._peer_learns(teacher, inside.peers, features, batch, losses)
+        if inside.average is not None:
+            overlap = batch.inner_overlaps.get(inside.average_view)
+            losses["loss/mesa"] = mesa_loss(features.spatial, inside.average, batch.weight, overlap)
+            total = total + self.config.mesa.weight * losses["loss/mesa"]
         return _regularized({"loss": total, **losses}, self.regularizer)
 
     def _bound(
@@ -171,6 +206,36 @@ class DistillModule(nn.Module):
             losses[f"loss/{teacher.name}/labels"] = factor * weighted_mean(hard, weight * (batch.label >= 0))
             parts.append(_Part(1.0, share * hard, weight))
         return parts
+
+    def _peer_learns(
+        self,
+        teacher: ResolvedTeacher,
+        peers: Mapping[str, Features],
+        features: Features,
+        batch: MicroBatch,
+        losses: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """What a peer's own weights learn by, see :mod:`radioplat.distill.peers`; puts each term into ``losses``."""
+        weight, name = _seen(batch, teacher.name), teacher.name
+        mine = self.student.heads[name](features, raw=False).map(torch.Tensor.detach)
+        theirs = peers[name].map(lambda t: living(t, weight))
+        share = label_share(batch.label, self.config.alpha)
+        total = torch.zeros((), device=weight.device)
+        for term in teacher.terms:
+            compare = self.criteria[f"{name}/{term.name}"]
+            if term.kind == "logits":
+                others = [mine, *(said.map(torch.Tensor.detach) for other, said in peers.items() if other != name)]
+                heard = [compare(theirs.named["logits"], o.named["logits"].float(), weight) for o in others]
+                values, counts = torch.stack([values for values, _ in heard]).mean(0), heard[0][1]
+            else:
+                a, b, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(name))
+                values, counts = compare(b, a, weight, seen)
+            losses[f"loss/{name}/peer_{term.name}"] = weighted_mean(values, counts)
+            values = (1 - share) * values if term.kind == "logits" else values
+            total = total + term.weight * weighted_mean(values, counts)
+        hard = label_loss(theirs.named["logits"], batch.label)
+        losses[f"loss/{name}/peer_labels"] = weighted_mean(hard, weight * (batch.label >= 0))
+        return total + weighted_mean(share * hard, weight)
 
     def _kept(
         self,

@@ -35,7 +35,8 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
         if parameter.requires_grad:
             bare, decays = _bare(name), takes_decay(name, parameter, config)
             head = bare.startswith(heads)
-            factor = 1.0 if head else config.layer_decay ** (depth - _layer(bare, depth))
+            apart = head or bare.startswith("peers.")  # a network of its own, that no layer of the student counts
+            factor = 1.0 if apart else config.layer_decay ** (depth - _layer(bare, depth))
             if head and config.projector_lr is not None:
                 factor = config.projector_lr / config.lr
             factor *= next((f for pattern, f in config.lr_mults.items() if _matches(bare, pattern)), 1.0)

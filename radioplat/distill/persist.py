@@ -20,6 +20,7 @@ from radioplat.distill.checkpoint import (
 from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
 from radioplat.distill.optimizer import MOMENTS
+from radioplat.distill.peers import PREFIX, peer_buffers, peer_parameters, restore_peers
 from radioplat.distill.prepare import Run
 from radioplat.distill.running_norm import saved_state
 from radioplat.errors import WeightsError
@@ -51,14 +52,15 @@ class Persistence:
             tensors, self._optimizer_state = read_checkpoint(self._path)
             load_into(module.student, tensors, self._path, "results_dir")
             self.target_norm = saved_state(self._optimizer_state)
-            self._weights = tensors
+            self._weights = {**tensors, **restore_peers(module, self._optimizer_state)}
             losses.load(read_losses(self._path))
 
     def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
         """Put fp32 weights and moments back, after the engine has cut them up."""
         if self.state.global_step:
             state = {**self._optimizer_state, **self._weights}
-            ds_compat.load_full_state(engine, trainable(module), self._moments, state, self.state.optimizer_steps)
+            names = {**trainable(module), **peer_parameters(module)}
+            ds_compat.load_full_state(engine, names, self._moments, state, self.state.optimizer_steps)
             self._optimizer_state, self._weights = {}, {}
 
     def restore_average(self, ema: Ema) -> None:
@@ -92,7 +94,10 @@ class Persistence:
             average: the EMA of weights and buffers, by the student's names; empty where there is none.
             more: running state to keep beside the moments, by names that no parameter has.
         """
-        whole = ds_compat.full_state(engine, trainable(module), self._moments)
+        # A peer's weights lie beside the moments: who opens the student has no use for them.
+        whole = ds_compat.full_state(engine, {**trainable(module), **peer_parameters(module)}, self._moments)
+        whole |= {k: v.detach().cpu() for k, v in peer_buffers(module).items()}
+        whole |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
         folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
         inside = state.global_step % self._run.steps_per_epoch
         name = folder.checkpoint_name(state.epoch, state.global_step if inside else None)
@@ -100,7 +105,7 @@ class Persistence:
             names = trainable(module)
             tensors = {k: v.detach().cpu() for k, v in module.student.state_dict().items()}
             tensors.update({k: whole[k] for k in names})
-            tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
+            tensors.update({k.removeprefix("student."): v for k, v in exact.items() if not k.startswith(PREFIX)})
             moments = {k: v for k, v in whole.items() if k not in names}
             parts = (module.student, tensors, moments | (more or {}), state, losses, average)
             write_checkpoint(self._run.folder, name, *parts)

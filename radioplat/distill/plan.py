@@ -14,6 +14,7 @@ from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_
 from radioplat.distill.design import Models, design_models
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import label_problems
+from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
 from radioplat.distill.prepare import steps_per_epoch
 from radioplat.distill.stages import total_steps
@@ -160,7 +161,8 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
     gpus = there.gpus > 0
     world = spec.world_size
     if on_ray:
-        result.problems += shortages(demand_of(spec, models.teachers, gpus), there)
+        asked = [teacher for teacher in models.teachers if not teacher.inside]
+        result.problems += shortages(demand_of(spec, asked, gpus), there)
     device = "GPU" if gpus else "CPU"
     average = 4 if spec.train.enable_ema else 0
     master = 4 + (8 + average) // (world if spec.train.zero_stage else 1)
@@ -175,7 +177,11 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
             f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}, stride {models.student_stride}",
         )
     )
+    scheme_found(spec, models, result)
     for teacher in models.teachers:
+        if teacher.inside:
+            result.models += inside_lines(spec, models, teacher, world)
+            continue
         result.warnings += [f"{teacher.where}: {oddity}" for oddity in oddities(teacher, models.infos[teacher.name])]
         info, service = models.infos[teacher.name], teacher.service
         size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
@@ -189,9 +195,11 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
                 info.parameters * size,
                 where,
                 f"{'+'.join(sorted(teacher.wanted))} at {_pixels(teacher)} px, map {info.grid[0]}x{info.grid[1]} "
-                f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}; {info.needs}",
+                f"sent at {models.grids[teacher.name][0]}x{models.grids[teacher.name][1]}; {info.needs}"
+                + (f"; the mean of {len(teacher.ensemble)}" if teacher.ensemble else ""),
             )
         )
+    result.models += mesa_lines(spec, models)
     if not gpus:
         result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
     _feature_cache(spec, models, result)
@@ -209,6 +217,8 @@ def _feature_cache(spec: Spec, models: Models, result: Plan) -> None:
     cache = spec.feature_cache
     numbers = 0
     for teacher in models.teachers if cache.dir else ():
+        if teacher.inside:
+            continue
         info, (rows, columns) = models.infos[teacher.name], models.grids[teacher.name]
         sizes = {"summary": info.summary_dim, "spatial": rows * columns * info.spatial_dim, "logits": info.logits_dim}
         sizes |= {key: math.prod(shape) for key, shape in info.named.items()}

@@ -50,10 +50,12 @@ def stages_found(spec: Spec, result: Plan) -> None:
 
 
 def moves_found(spec: Spec, models: Models, result: Plan) -> None:
-    """Views that shift equivariance cannot move."""
-    if Equivariance.of(spec.dataset.train_dataset) is Equivariance.shift:
+    """Views that are to be shifted, and cannot be."""
+    equivariance = Equivariance.of(spec.dataset.train_dataset)
+    if equivariance is not Equivariance.full:
         for view in run_views(spec, models.teachers, models.infos, models.student_stride):
-            if not room(view, view.size):
+            moves = view.shifted or equivariance is Equivariance.shift
+            if moves and not room(view, view.size):
                 result.warnings.append(
                     f"the {view.name}'s view of {view.size} px is never shifted: its patches have {view.patch} px, "
                     f"and there is room for {SLACK / (1 - SLACK):.0%} of its side"

@@ -15,6 +15,7 @@ from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
 from radioplat.distill.labels import label_problems
 from radioplat.distill.partitions import Partitions
+from radioplat.distill.peers import Peer
 from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.distill.student_design import equip
@@ -22,7 +23,8 @@ from radioplat.errors import SpecError
 from radioplat.models.start import start_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check import check
-from radioplat.spec.resolve import ResolvedTeacher, student_view
+from radioplat.spec.distill import Source
+from radioplat.spec.resolve import ResolvedTeacher, average_view, student_view
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import without_teaching
 from radioplat.teachers.teacher import TeacherInfo
@@ -52,6 +54,19 @@ class Run:
     steps_per_epoch: int
     total_steps: int
     order_fields: dict[str, str]
+
+    @property
+    def asked(self) -> list[ResolvedTeacher]:
+        """The teachers that are asked, in actors or inline; the others answer inside the student's module."""
+        return [teacher for teacher in self.teachers if not teacher.inside]
+
+    @property
+    def inner_views(self) -> tuple[str, ...]:
+        """Names of the views that the student's module sees: its own, and those of teachers inside it."""
+        names = [self.student_view, *(teacher.view for teacher in self.teachers if teacher.inside)]
+        if self.spec.distill.mesa.weight:
+            names.append(average_view(self.spec, self.spec.distill.mesa.view))
+        return tuple(dict.fromkeys(names))
 
     @property
     def micro_batches(self) -> int:
@@ -161,3 +176,8 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
 def build_student(run: Run) -> Student:
     """The student as it enters training; equal on every rank, because seeded."""
     return equip(start_student(run.spec, run.architecture), run.spec, run.task)
+
+
+def build_peers(run: Run) -> dict[str, Peer]:
+    """The networks that train with the student, by name, as they enter training; equal on every rank."""
+    return {t.name: Peer(t, run.spec.train.seed) for t in run.teachers if t.source is Source.peer}

@@ -24,7 +24,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         PlacementError: the cluster can never hold the run.
         TrainingError, WeightsError: as raised in a worker or a teacher.
     """
-    with joined(run.spec, run.teachers) as gpus, _pools(run, gpus) as pools:
+    with joined(run.spec, run.asked) as gpus, _pools(run, gpus) as pools:
         spec = run.spec
         if not gpus:
             say(f"this cluster has no GPU: the run takes {spec.world_size} CPU worker(s)")
@@ -61,7 +61,7 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     """The pools of the run. They load their weights while the workers start, and those wait for them."""
     pools: dict[str, RemoteTeacher] = {}
     try:
-        for teacher in run.teachers:
+        for teacher in run.asked:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
                 pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards)

@@ -37,12 +37,12 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     status = StatusLog(run.folder / "status.json")
     for pool in pools.values():
         pool.say = lambda line: status.write(line, verbosity="WARNING")
-    for teacher in run.teachers:
+    for teacher in run.asked:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
     channel = group.open_channel()
     _await_pools(pools, seat.rank)
-    for teacher in run.teachers:
+    for teacher in run.asked:
         if teacher.name in pools:
             cached = run.spec.feature_cache.dir is not None and teacher.service.cache
             pools[teacher.name].choose_transport(device.type, cached)

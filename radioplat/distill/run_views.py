@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from radioplat.data.assignment import Draw, Stretch
 from radioplat.data.views import ViewSpec
 from radioplat.errors import Problem
-from radioplat.spec.distill import PartitionConfig
+from radioplat.spec.distill import AverageView, PartitionConfig
 from radioplat.spec.partitions import counts
-from radioplat.spec.resolve import ResolvedTeacher, student_view
+from radioplat.spec.resolve import AVERAGE, ResolvedTeacher, student_view
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import (
     Stage,
@@ -36,7 +36,7 @@ def run_views(
     own = student_view(spec)
     seers: dict[str, list[ResolvedTeacher]] = {}
     for teacher in teachers:
-        if teacher.view != own:
+        if teacher.view not in (own, AVERAGE):
             seers.setdefault(teacher.view, []).append(teacher)
     apart = views_differ(spec.dataset.train_dataset)
     views = []
@@ -44,8 +44,20 @@ def run_views(
         first = mine[0]
         patch = _patch(first, infos[first.name]) if apart else 1
         views.append(_view(spec, name, first.sizes, first.view_size, patch, mine))
-    views.append(_view(spec, own, student_sizes(spec), spec.dataset.img_size, student_stride if apart else 1, None))
+    sizes = student_sizes(spec)
+    views.append(_view(spec, own, sizes, spec.dataset.img_size, student_stride if apart else 1, None))
+    if average_moves(spec, teachers):
+        # Whoever sees it, the student's average does, in every micro-batch.
+        moved = _view(spec, AVERAGE, sizes, spec.dataset.img_size, student_stride, None)
+        views.append(moved._replace(shifted=True))
     return tuple(sorted(views, key=lambda view: (bool(view.sizes), view.size, view.name)))
+
+
+def average_moves(spec: Spec, teachers: Sequence[ResolvedTeacher]) -> bool:
+    """Whether the student's average is shown a crop of its own."""
+    mesa = spec.distill.mesa
+    moved = bool(mesa.weight) and mesa.view is AverageView.shifted
+    return moved or any(teacher.view == AVERAGE for teacher in teachers)
 
 
 def _view(

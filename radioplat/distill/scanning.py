@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from radioplat.data.scan import ScanBatch, Scanner, ScanResult, is_little, scan_here
 from radioplat.distill.cluster import joined, wants_ray
-from radioplat.spec.resolve import resolve_teachers
+from radioplat.spec.resolve import asked_teachers
 from radioplat.spec.root import Spec
 
 
@@ -32,7 +32,7 @@ def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
                 return
             from radioplat.data.ray_scan import scan_on_ray
 
-            stack.enter_context(joined(spec, resolve_teachers(spec)))
+            stack.enter_context(joined(spec, asked_teachers(spec)))
             yield from scan_on_ray(batches, spec.cluster.cpus_per_decode)
 
         yield scan if wants_ray(spec) else here

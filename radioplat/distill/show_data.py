@@ -20,6 +20,7 @@ from radioplat.data.run_data import RunData, open_reader
 from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.spec.load import to_yaml
+from radioplat.spec.resolve import average_view
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.report import write_page
@@ -80,6 +81,8 @@ class _Page:
         who = {name: ["student"] if name == run.student_view else [] for name in names}
         for teacher in run.teachers:
             who[teacher.view].append(teacher.name)
+        if run.spec.distill.mesa.weight:
+            who[average_view(run.spec, run.spec.distill.mesa.view)].append("MESA")
         self.seen_by = {name: ", ".join(models) for name, models in who.items()}
 
     def micro_batches(self, loaded: Iterator[Batch]) -> Iterator[dict[str, Any]]:

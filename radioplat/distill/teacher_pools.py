@@ -9,7 +9,7 @@ from radioplat.distill.cluster import attached, teacher_gpus
 from radioplat.errors import SpecError
 from radioplat.spec.check import check
 from radioplat.spec.load import load_spec
-from radioplat.spec.resolve import resolve_teachers
+from radioplat.spec.resolve import asked_teachers
 
 
 def start(spec_path: str | Path, overrides: list[str]) -> None:
@@ -23,7 +23,7 @@ def start(spec_path: str | Path, overrides: list[str]) -> None:
     spec = load_spec(spec_path, overrides)
     if problems := check(spec):
         raise SpecError(*problems)
-    teachers = resolve_teachers(spec)
+    teachers = asked_teachers(spec)
     with attached(spec.cluster.address) as gpus:
         start_pools(teachers, {t.name: teacher_gpus(t.service.num_gpus, gpus) for t in teachers})
         _show()

@@ -16,6 +16,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData
 from radioplat.distill import ds_compat, group
+from radioplat.distill.average import AverageStudent
 from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
 from radioplat.distill.ema import Ema
@@ -27,7 +28,7 @@ from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import set_rates
 from radioplat.distill.overlap import overlap_of
 from radioplat.distill.persist import Persistence, trainable
-from radioplat.distill.prepare import Run, build_student
+from radioplat.distill.prepare import Run, build_peers, build_student
 from radioplat.distill.regularizer import regularize
 from radioplat.distill.reporter import Reporter, StepRecord
 from radioplat.distill.running_norm import RunningNorm
@@ -98,11 +99,16 @@ class _Worker:
         view = run.student_view
         distils = run.task == "distill"
         config = self.spec.distill
-        self.module = DistillModule(student, run.teachers, view, config) if distils else ClassifyModule(student, view)
+        peers = build_peers(run)
+        self.module = (
+            DistillModule(student, run.teachers, view, config, peers) if distils else ClassifyModule(student, view)
+        )
         self.module.to(seat.device).train()
         self.persistence, self.state = persistence, persistence.state
         self.loss_state = LossState(self.module)
         persistence.restore_weights(self.module, self.loss_state)
+        if distils and self.module.asks_average():
+            self.module.average = AverageStudent(student)
         self.running = RunningState(self.module)
         regularize(self.module, self.spec.train)
         config, start = self.spec.distill.target_norm, self.state.global_step
@@ -158,6 +164,7 @@ class _Worker:
         scale = self.seat.world_size * self.grains.per_rank / self.run.micro_batches
         expected = self.grains.of_rank(step, self.seat.rank)
         self.guard.begin_step()
+        self._look_at_average(step)
         used: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
         for place, grain in enumerate(expected):
             waited = time.perf_counter()
@@ -184,6 +191,14 @@ class _Worker:
         with group.deciding():
             self.bad.judge(step)
         return record
+
+    def _look_at_average(self, step: int) -> None:
+        """Show the module the student's average as the previous step left it, where it teaches at ``step``."""
+        module = self.module
+        if isinstance(module, DistillModule) and module.average is not None:
+            module.step = step
+            if module.asks_average(step):
+                module.average.follow(self.ema, module.student)
 
     def _learn(self, step: int, batch: Batch, micro: MicroBatch, record: StepRecord, scale: float, last: bool) -> None:
         real = batch.grain >= 0
@@ -229,7 +244,8 @@ class _Worker:
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm statistics in fp32 by the student's names."""
-        return {name.removeprefix("student."): value for name, value in self.running.exact().items()}
+        mine = {name: value for name, value in self.running.exact().items() if name.startswith("student.")}
+        return {name.removeprefix("student."): value for name, value in mine.items()}
 
     def _set_learning_rate(self, step: int) -> float:
         schedule = schedule_at(self.spec, step, self.run.total_steps)
@@ -258,15 +274,16 @@ class _Worker:
 
     def _micro_batch(self, batch: Batch, answers: dict[str, Pending], record: StepRecord) -> MicroBatch:
         device = self.seat.device
-        # Only the student's view is needed here; the teachers' went to the teachers.
+        # What teachers elsewhere see went to them.
         view = batch.views[self.run.student_view]
         micro = MicroBatch(
-            {self.run.student_view: torch.tensor(view.shown).to(device)},
+            {name: torch.tensor(batch.views[name].shown).to(device) for name in self.run.inner_views},
             torch.tensor(batch.weight).to(device),
             torch.tensor(batch.label).to(device),
             factors=self.partitions.factors(batch.grain) if batch.grain >= 0 else {},
         )
-        for teacher in self.run.teachers:
+        self._overlap_inside(batch, micro)
+        for teacher in self.run.asked:
             if batch.grain < 0 or micro.factors.get(teacher.name) == 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
                 continue
@@ -281,11 +298,19 @@ class _Worker:
                 continue
             record.answered(teacher.name, packed)
             micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
-            overlap = overlap_of(view, batch.views[teacher.view]) if "spatial" in teacher.wanted else None
+            maps = "spatial" in teacher.wanted or teacher.bindings
+            overlap = overlap_of(view, batch.views[teacher.view]) if maps else None
             if overlap is not None:
                 micro.overlaps[teacher.name] = overlap.to(device)
             self.targets.see(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
         return micro
+
+    def _overlap_inside(self, batch: Batch, micro: MicroBatch) -> None:
+        """How the views of teachers inside the module lie to the student's."""
+        for name in self.run.inner_views if batch.grain >= 0 else ():
+            overlap = overlap_of(batch.views[self.run.student_view], batch.views[name])
+            if overlap is not None:
+                micro.inner_overlaps[name] = overlap.to(self.seat.device)
 
     def _no_features(self, name: str, size: int) -> Features:
         """Zeros in the shapes of a teacher's answer, for padding and for what other teachers see."""

@@ -25,7 +25,7 @@ from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import has_average, load_student
 from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
-from radioplat.spec.resolve import resolve_teachers
+from radioplat.spec.resolve import asked_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import FrozenTeacher
 from radioplat.track.diary import keep_diary
@@ -87,7 +87,7 @@ def _evaluate(
     subjects = {TRAINED: Subject(encode, size, student)}
     for other in sorted(set(spec.evaluate.resolutions) - {size}):
         subjects[f"{TRAINED} at {other}"] = Subject(encode, other, student, TRAINED)
-    teachers = [t for t in resolve_teachers(spec) if t.name in student.head_names]
+    teachers = [t for t in asked_teachers(spec) if t.name in student.head_names]
     sizes = {size} | {t.view_size for t in teachers}
     bank, queries, classes = open_images(spec, sizes, set(spec.evaluate.resolutions))
     # Before the teachers' weights are loaded, and anything is encoded.

@@ -13,7 +13,7 @@ import torch
 from radioplat.errors import SpecError
 from radioplat.evaluate.images import sample_images
 from radioplat.spec.load import load_spec
-from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
+from radioplat.spec.resolve import ResolvedTeacher, asked_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import FrozenTeacher, describe, oddities
 
@@ -68,9 +68,9 @@ def check_teachers(
     from radioplat.evaluate.teacher_report import write
 
     spec = load_spec(spec, overrides)
-    teachers = resolve_teachers(spec)
+    teachers = asked_teachers(spec)
     if not teachers:
-        raise SpecError("at least one teacher is needed", where="distill.teacher")
+        raise SpecError("at least one teacher with weights is needed", where="distill.teacher")
     images = sample_images(spec, {t.view_size for t in teachers}, IMAGES)
     found = []
     for teacher in teachers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +65,24 @@ def inspect_weights(path: str | Path) -> Inspection:
         WeightsError: it cannot be read safely, or holds no tensors.
     """
     return _look(Path(path), read_checkpoint(path, str(path), shapes_only=True))[0]
+
+
+def unlike(paths: Sequence[str | Path]) -> dict[str, str]:
+    """Which of several files cannot be weights of the first one's model, each with the first difference.
+
+    Raises:
+        WeightsError: as :func:`inspect_weights`.
+    """
+    first, *others = (read_checkpoint(path, str(path), shapes_only=True).tensors for path in paths)
+    found = {}
+    for path, tensors in zip(paths[1:], others, strict=True):
+        names = [*first, *(name for name in tensors if name not in first)]
+        for name in names:
+            here, there = (list(t[name].shape) if name in t else "missing" for t in (tensors, first))
+            if here != there:
+                found[str(path)] = f"{name} is {here} there, and {there} in {paths[0]}"
+                break
+    return found
 
 
 def convert_weights(path: str | Path, out: str | Path | None = None) -> tuple[Inspection, Path]:

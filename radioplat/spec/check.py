@@ -10,12 +10,13 @@ from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_losses import loss_problems
 from radioplat.spec.check_optimizer import optimizer_problems
+from radioplat.spec.check_scheme import scheme_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_target_norm import target_norm_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.distill import LossType
+from radioplat.spec.distill import LossType, Source
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
@@ -41,7 +42,8 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *equivariance_problems(spec),
     ]
     if task == "distill":
-        problems += [*_teachers(spec), *loss_problems(spec), *_bindings(spec), *upsampled_teachers(spec)]
+        problems += [*_teachers(spec), *scheme_problems(spec), *loss_problems(spec), *_bindings(spec)]
+        problems += upsampled_teachers(spec)
         problems += [*partition_problems(spec), *_chain(spec)]
         problems += [*stage_problems(spec), *mosaic_problems(spec), *target_norm_problems(spec)]
     if task == "train_upsampler":
@@ -150,7 +152,9 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
         if key not in names:
             yield Problem("no teacher has this name", f"teachers.{key}", f"Teachers: {', '.join(names)}.")
     for teacher in resolve_teachers(spec):
-        if not teacher.weights:
+        if teacher.source in (Source.ema, Source.deeper):
+            continue
+        if not teacher.weights and not teacher.inside:
             yield Problem(
                 "a teacher needs trained weights",
                 f"{teacher.where}.pretrained_teacher_model_path",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.distill import Balance, KLForm, LossType, TeacherConfig
+from radioplat.spec.distill import Balance, KLForm, LossType, Source, TeacherConfig
 from radioplat.spec.resolve import ResolvedTeacher, Term, resolve_teachers
 from radioplat.spec.root import Spec
 
@@ -103,7 +103,9 @@ def _class_scores(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Probl
 
 
 def _balance(spec: Spec) -> Iterator[Problem]:
-    distill, alone = spec.distill, len(spec.distill.teacher) == 1
+    # Deeper layers of the student itself are not weighed.
+    distill = spec.distill
+    alone = sum(teacher.source is not Source.deeper for teacher in distill.teacher) == 1
     if distill.balance is Balance.adaloss and alone:
         yield Problem("there is one teacher, and nothing to balance", "distill.balance", "Take fixed.")
     if not 0 <= distill.teacher_drop_prob <= 1:

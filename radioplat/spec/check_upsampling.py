@@ -57,6 +57,9 @@ def upsampler_training(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"no teacher is called {config.teacher!r}", f"{section}.teacher", hint)
     elif config.teacher is None and len(names) > 1:
         yield Problem("there is more than one teacher", f"{section}.teacher", f"Name one of {', '.join(names)}.")
+    elif any(t.inside or t.ensemble for t in resolve_teachers(spec) if config.teacher in (None, t.name)):
+        hint = "Name a teacher with pretrained_teacher_model_path."
+        yield Problem("an upsampler is trained for one set of frozen weights", f"{section}.teacher", hint)
     for name in ("steps", "batch_size", "views", "fit_images", "held_out", "width", "heads", "window", "log_interval"):
         if (value := getattr(config, name)) < 1:
             yield Problem(f"must be at least 1, not {value}", f"{section}.{name}")

@@ -86,6 +86,31 @@ class Kind(str, Enum):
     logits = "logits"
 
 
+class Scheme(str, Enum):
+    """Who learns beside the student: nobody, its teachers, or it is its own teacher; see the user guide."""
+
+    offline = "offline"
+    online = "online"
+    self = "self"
+    reverse = "reverse"
+
+
+class Source(str, Enum):
+    """Where a teacher comes from: trained weights, the student's average, its deeper layers, or a network beside it."""
+
+    weights = "weights"
+    ema = "ema"
+    deeper = "deeper"
+    peer = "peer"
+
+
+class AverageView(str, Enum):
+    """What the student's average looks at: what the student sees, or another crop of the image."""
+
+    same = "same"
+    shifted = "shifted"
+
+
 @dataclass
 class ExtraLossConfig:
     """(+) A loss term beside those of ``mode``; its weight multiplies it inside the teacher."""
@@ -179,12 +204,24 @@ class StageConfig:
 
 
 @dataclass
+class MesaConfig:
+    """(+) MESA: the student's map against that of its moving average on another crop, both layer-normalised."""
+
+    weight: float = 0.0
+    start_step: int = 0  # the first global step at which it counts
+    view: AverageView = AverageView.shifted
+
+
+@dataclass
 class TeacherConfig:
     """One teacher; an unset field inherits the global ``distill`` one."""
 
     name: str | None = None  # (+) default: from the backbone's type
+    source: Source = Source.weights  # (+) see distill.scheme
+    view: AverageView = AverageView.same  # (+) of source ema
     model: ModelConfig = field(default_factory=ModelConfig)
     pretrained_teacher_model_path: str | None = None
+    ensemble: list[str] = field(default_factory=list)  # (+) several weights of one backbone: their mean teaches
     loss_type: LossType | None = None
     loss_lambda: float | None = None
     mode: Mode | None = None
@@ -219,6 +256,8 @@ class DistillConfig:
     """Spec section ``distill``."""
 
     teacher: list[TeacherConfig] = field(default_factory=list)
+    scheme: Scheme = Scheme.offline  # (+)
+    mesa: MesaConfig = field(default_factory=MesaConfig)  # (+)
     loss_type: LossType = LossType.KL
     loss_lambda: float = 0.5
     kl_form: KLForm = KLForm.tao  # (+)

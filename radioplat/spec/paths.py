@@ -54,6 +54,8 @@ def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
     for i, teacher in enumerate(spec.distill.teacher):
         yield f"distill.teacher[{i}].pretrained_teacher_model_path", teacher.pretrained_teacher_model_path
         yield f"distill.teacher[{i}].upsampler_checkpoint", teacher.upsampler_checkpoint
+        for j, path in enumerate(teacher.ensemble):
+            yield f"distill.teacher[{i}].ensemble[{j}]", path
     for name in ("images_dir", "masks_dir", "val_images_dir", "val_masks_dir"):
         yield f"evaluate.segmentation.{name}", getattr(spec.evaluate.segmentation, name)
     yield "evaluate.zero_shot.text_tower", spec.evaluate.zero_shot.text_tower

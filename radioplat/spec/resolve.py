@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.distill import (
+    AverageView,
     DistillConfig,
     LossType,
     Mode,
+    Source,
     SpatialLoss,
     SpatialNormType,
     SummaryLoss,
@@ -52,6 +54,8 @@ _SPATIAL_NORM = {
 # The view of a size that changes, which the student shares with the teachers that match its resolution; and its own
 # view where each model has one.
 MATCHED, STUDENT = "matched", "student"
+# The view of the student's moving average where it is another crop than the student's.
+AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,9 @@ class ResolvedTeacher:
         mosaic: how many of the student's images lie side by side in what it sees, along either axis.
         own_view: name of its view where sizes do not tell it.
         summary_norm, spatial_norm: how targets are transformed.
+        source: where it comes from.
+        ensemble: several weights whose mean teaches, ``weights`` the first of them; empty for one.
+        member: which of an ensemble this is, None for a whole teacher.
     """
 
     name: str
@@ -152,6 +159,21 @@ class ResolvedTeacher:
     token_slot: int | None = None
     summary_norm: TargetNormType = TargetNormType.none
     spatial_norm: TargetNormType = TargetNormType.none
+    source: Source = Source.weights
+    ensemble: tuple[str, ...] = ()
+    member: int | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether it answers inside the student's own module: there are no frozen weights to ask."""
+        return self.source is not Source.weights
+
+    @property
+    def members(self) -> list[ResolvedTeacher]:
+        """Each of its ensemble as a teacher of its own; itself where there is none."""
+        if not self.ensemble:
+            return [self]
+        return [replace(self, weights=path, ensemble=(), member=i) for i, path in enumerate(self.ensemble)]
 
     @property
     def view(self) -> str:
@@ -190,6 +212,11 @@ def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
     return [_resolve(spec, teachers[i], i, name) for i, name in enumerate(teacher_names(teachers))]
 
 
+def asked_teachers(spec: Spec) -> list[ResolvedTeacher]:
+    """Those of :func:`resolve_teachers` that have frozen weights, wherever they run."""
+    return [teacher for teacher in resolve_teachers(spec) if not teacher.inside]
+
+
 def student_view(spec: Spec) -> str:
     """Name of the view that the student sees."""
     if views_differ(spec.dataset.train_dataset):
@@ -198,10 +225,11 @@ def student_view(spec: Spec) -> str:
 
 
 def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
-    """Given names, else the backbone's type; a repeated name gets a number."""
+    """Given names, else the backbone's type, else where it comes from; a repeated name gets a number."""
     names: list[str] = []
     for teacher in teachers:
-        base = re.sub(r"[^A-Za-z0-9_-]+", "_", teacher.name or teacher.model.backbone.type or "teacher")
+        usual = "teacher" if teacher.source is Source.weights else teacher.source.value
+        base = re.sub(r"[^A-Za-z0-9_-]+", "_", teacher.name or teacher.model.backbone.type or usual)
         name, n = base, 2
         while name in names:
             name, n = f"{base}_{n}", n + 1
@@ -209,8 +237,15 @@ def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
     return names
 
 
-def _own_view(spec: Spec, mosaic: int, name: str) -> str:
-    if mosaic > 1:
+def average_view(spec: Spec, view: AverageView) -> str:
+    """Name of the view that the student's average sees."""
+    return AVERAGE if view is AverageView.shifted else student_view(spec)
+
+
+def _own_view(spec: Spec, teacher: TeacherConfig, name: str) -> str:
+    if teacher.source is Source.ema:
+        return average_view(spec, teacher.view)
+    if teacher.mosaic > 1 or teacher.source is Source.deeper:
         return student_view(spec)
     return f"teacher {name}" if views_differ(spec.dataset.train_dataset) else ""
 
@@ -232,13 +267,16 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         match = teacher.input_size is None
     upsampled = teacher.adaptor == FEATSHARP and teacher.do_upsample and teacher.upsample_factor in FACTORS
     own_size = teacher.input_size or spec.dataset.img_size
+    inside = teacher.source is not Source.weights
+    one = teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path
     return ResolvedTeacher(
         name=name,
         where=f"distill.teacher[{index}]",
         backbone=teacher.model.backbone,
-        weights=teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path,
+        weights=teacher.ensemble[0] if teacher.ensemble else one,
         mode=mode,
-        terms=_terms(teacher, loss, mode, f"distill.teacher[{index}]"),
+        # What lies deeper in the student teaches by bindings alone.
+        terms=() if teacher.source is Source.deeper else _terms(teacher, loss, mode, f"distill.teacher[{index}]"),
         loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
         input_size=spec.dataset.img_size if match else own_size,
         patch_size=teacher.patch_size,
@@ -251,14 +289,19 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         upsample_factor=teacher.upsample_factor if upsampled else 1,
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
         mosaic=max(1, teacher.mosaic),
-        own_view=_own_view(spec, teacher.mosaic, name),
+        own_view=_own_view(spec, teacher, name),
         bindings=_bindings(common, name),
         spatial_num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
         spatial_version=teacher.spatial_mlp_version,
         head_upsample=teacher.fd_upsample_factor,
         token_slot=teacher.summary_token_idx,
-        summary_norm=common.target_norm.type,
-        spatial_norm=_SPATIAL_NORM.get(teacher.spatial_norm_type, common.target_norm.type),
+        # What a teacher that moves says has no statistics to go by.
+        summary_norm=TargetNormType.none if inside else common.target_norm.type,
+        spatial_norm=TargetNormType.none
+        if inside
+        else _SPATIAL_NORM.get(teacher.spatial_norm_type, common.target_norm.type),
+        source=teacher.source,
+        ensemble=tuple(teacher.ensemble),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from radioplat.spec.dataset import SplitConfig
-from radioplat.spec.distill import PartitionConfig
+from radioplat.spec.distill import MesaConfig, PartitionConfig
 from radioplat.spec.root import Spec
 
 Draw = tuple[tuple[int, float], ...]  # (size, probability) by size; the probabilities add up to 1
@@ -121,5 +121,6 @@ def views_differ(split: SplitConfig) -> bool:
 
 
 def without_teaching(spec: Spec) -> Spec:
-    """``spec`` for a task that has no teachers: without what says which of them teaches when, and at what size."""
-    return replace(spec, distill=replace(spec.distill, partitions=[], stages=[]))
+    """``spec`` for a task that has no teachers: without what says which of them teaches when, and at what size, and
+    without the student's average as one."""
+    return replace(spec, distill=replace(spec.distill, partitions=[], stages=[], mesa=MesaConfig()))

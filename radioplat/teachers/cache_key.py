@@ -32,14 +32,15 @@ _PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
 
 
 def weights_hash(teacher: ResolvedTeacher) -> str:
-    """sha256 (hex) of the teacher's weights, and of its upsampler's where it has one.
+    """sha256 (hex) of the teacher's weights, of all members of an ensemble, and of its upsampler's where it has one.
 
     Of a file it is that of the bytes, of a folder that of its files' names and bytes.
 
     Raises:
         WeightsError: they cannot be read.
     """
-    own = _path_hash(weights_of(teacher), weights_field(teacher))
+    each = [_path_hash(weights_of(member), weights_field(member)) for member in teacher.members]
+    own = hashlib.sha256(json.dumps(each).encode()).hexdigest() if teacher.ensemble else each[0]
     if not teacher.upsampler_checkpoint:
         return own
     both = [own, _path_hash(Path(teacher.upsampler_checkpoint), field_of(teacher))]

@@ -30,7 +30,7 @@ def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
     service = teacher.service
     backbone = json.dumps(dataclasses.asdict(teacher.backbone), sort_keys=True, default=str)
     return {
-        "weights": _file(teacher.weights),
+        "weights": ", ".join(_file(member.weights) for member in teacher.members),
         "backbone": hashlib.sha256(backbone.encode()).hexdigest()[:16],
         "input_size": str(teacher.input_size),
         "upsampler": _upsampler(teacher),

@@ -20,6 +20,7 @@ from radioplat.spec.cluster import TeacherPrecision
 from radioplat.spec.resolve import MODULE, ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
 from radioplat.teachers.adapters.registry import adapter_class
+from radioplat.teachers.ensemble import in_common, mean_of
 from radioplat.teachers.upsamplers.checkpoint import field_of, load_upsampler, upsampler_of
 from radioplat.teachers.upsamplers.featsharp import FeatSharp
 
@@ -40,7 +41,7 @@ class TeacherInfo:
         stride: pixels, of what its backbone sees, that a position of its map covers; less where it is upsampled.
         grid: rows and columns of its map at the size it is fed.
         logits_dim: classes of its classifier, 0 for none.
-        parameters: how many.
+        parameters: how many; of an ensemble, those of all members.
         adapter: which kind of model it is, see ``teachers.adapters.registry``.
         wants: the normalisation and size it was trained with, as far as they are known.
         named: shapes, for one image, of the module outputs that bindings want.
@@ -96,6 +97,8 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
             wanted of a teacher without a classifier, or another factor than its upsampler's.
         WeightsError: its upsampler cannot be read or belongs to another teacher.
     """
+    if teacher.ensemble:
+        return in_common(teacher, [describe(member) for member in teacher.members])
     model = _structure(teacher)
     if teacher.patch_size and teacher.patch_size != model.stride:
         raise SpecError(
@@ -145,14 +148,15 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
 
 
 def check_weights(teacher: ResolvedTeacher) -> None:
-    """Read the weights of the teacher and of its upsampler, and see that they fit, without keeping them.
+    """Read all weights of the teacher and of its upsampler, and see that they fit, without keeping them.
 
     Raises:
         WeightsError: none are named, they cannot be read, or they belong to another architecture.
     """
     if not teacher.weights:
         raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
-    _structure(teacher).check(teacher)
+    for member in teacher.members:
+        _structure(member).check(member)
     if teacher.upsampler_checkpoint:
         load_upsampler(teacher.upsampler_checkpoint, field_of(teacher))
 
@@ -165,7 +169,7 @@ def _structure(teacher: ResolvedTeacher) -> Adapter:
 
 
 class FrozenTeacher(nn.Module):
-    """A teacher with its weights loaded.
+    """A teacher with its weights loaded; of an ensemble the first member, with the others beside it.
 
     Args:
         teacher: what to build; weights are read from its local path.
@@ -179,6 +183,8 @@ class FrozenTeacher(nn.Module):
     def __init__(self, teacher: ResolvedTeacher, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.name, self.wanted = teacher.name, teacher.wanted
+        teacher, *others = teacher.members
+        self.others = nn.ModuleList(FrozenTeacher(other, device) for other in others)
         if not teacher.weights:
             raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
         model = adapter_class(teacher).build(teacher)
@@ -200,8 +206,9 @@ class FrozenTeacher(nn.Module):
 
     def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Take another normalisation of images in [0, 1]."""
-        for buffer, values in ((self.mean, mean), (self.std, std)):
-            buffer.copy_(torch.tensor(values).view(1, 3, 1, 1) * 255)
+        for model in (self, *self.others):
+            for buffer, values in ((model.mean, mean), (model.std, std)):
+                buffer.copy_(torch.tensor(values).view(1, 3, 1, 1) * 255)
 
     @torch.inference_mode()
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
@@ -209,16 +216,22 @@ class FrozenTeacher(nn.Module):
 
         Images of an upsampled teacher have its ``view_size``, ``upsample_factor`` times what its backbone sees.
         """
+        own = self._answer(images, wanted)
+        if self.others:
+            own = mean_of([own, *(other._answer(images, wanted) for other in self.others)])
+        return own.map(lambda t: t.to(torch.bfloat16))
+
+    def _answer(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
+        """This member's features, not rounded yet."""
         normalised = self.normalise(images)
         if self.upsampler is None:
-            features = self._with_modules(normalised, wanted)
-        else:
-            if self._enlarge:
-                normalised = enlarge(normalised, self.upsampler.config.factor)
-            features = self._with_modules(self.upsampler.shrink(normalised), wanted)
-            if features.spatial is not None:
-                features.spatial = self.upsampler(normalised, self.encode, features.spatial)
-        return features.map(lambda t: t.to(torch.bfloat16))
+            return self._with_modules(normalised, wanted)
+        if self._enlarge:
+            normalised = enlarge(normalised, self.upsampler.config.factor)
+        features = self._with_modules(self.upsampler.shrink(normalised), wanted)
+        if features.spatial is not None:
+            features.spatial = self.upsampler(normalised, self.encode, features.spatial)
+        return features
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 ``[B, 3, H, W]`` to fp32 as the backbone wants it, on its device."""

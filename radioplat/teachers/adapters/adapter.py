@@ -100,6 +100,8 @@ class Adapter(nn.Module):
 
 def weights_field(teacher: ResolvedTeacher) -> str:
     """The spec field that names the weights."""
+    if teacher.ensemble or teacher.member is not None:
+        return f"{teacher.where}.ensemble[{teacher.member or 0}]"
     return f"{teacher.where}.pretrained_teacher_model_path"
 
 
