@@ -60,9 +60,7 @@ def answers_inside(
     return found
 
 
-def _ask_average(
-    module: DistillModule, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, found: Inside
-) -> None:
+def _ask_average(module: DistillModule, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, found: Inside) -> None:
     """One forward for each view that is wanted of the average, whoever wants it."""
     mine = [teacher for teacher in teachers if teacher.source is Source.ema]
     wanted: dict[str, frozenset[str]] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.distill import LossType, MesaConfig, Scheme, Source, TeacherConfig
+from radioplat.spec.distill import LossType, MesaConfig, Scheme, Source, TargetNormType, TeacherConfig
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
 from radioplat.spec.root import Spec
 
@@ -79,6 +79,10 @@ def scheme_problems(spec: Spec) -> Iterator[Problem]:
         elif teacher.source is Source.peer:
             yield from _peer(spec, teacher)
     yield from _mesa(spec)
+    norm = spec.distill.target_norm.type
+    if teachers and norm is not TargetNormType.none and all(teacher.inside for teacher in teachers):
+        message = "what teachers that move say is never transformed, and there are no others"
+        yield Problem(message, "distill.target_norm.type", "Take none.")
     if spec.distill.mesa.weight or any(teacher.source is Source.ema for teacher in teachers):
         yield from _moving(spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.distill import TargetNormType
+from radioplat.spec.distill import Source, TargetNormType
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import Stage, drawn_sizes, sees, stages_of
@@ -54,6 +54,8 @@ def _taught(spec: Spec, names: list[str]) -> Iterator[Problem]:
             hint = "Name it in one, or remove it."
             yield Problem(f"no stage has the teacher {name!r}", f"distill.teacher[{i}]", hint)
         norm = spec.distill.target_norm
+        if spec.distill.teacher[i].source is not Source.weights:
+            continue  # what moves is never transformed
         measured = [stage for stage in stages if stage.first < norm.fit_batches]
         if norm.type is not TargetNormType.none and not any(stage.has(name) for stage in measured):
             yield Problem(

@@ -271,3 +271,32 @@ def test_what_all_workers_agree_on_ends_the_run_at_once(cluster, workers, weight
         spec = _one_teacher(workers(tmp_path, 2), tmp_path / "vit.safetensors", non_finite="fail")
         radioplat.distill(spec, say=lambda line: None)
     assert len(list((tmp_path / "distill" / "ledger").glob("consumed-a*-r00000-*"))) == 1, "it must not be restarted"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("scheme", "stage"), [("self", 1), ("self", 3), ("online", 2), ("online", 3)])
+def test_teachers_inside_the_module_say_the_same_on_two_workers(
+    cluster, workers, make_spec, distil, tmp_path, scheme, stage
+):
+    """The average, deeper layers and MESA, or a peer: three micro-batches a step, so that one rank has padding."""
+    mean = {"name": "mean", "source": "ema", "view": "shifted", "mode": "spatial", "loss_type": "MSE"}
+    deep = {"teacher": "deep", "teacher_module_name": "blocks.1", "student_module_name": "blocks.0", "criterion": "CS"}
+    backbone = {"type": "test_resnet", "output_dim": [4]}
+    peer = {"name": "peer", "source": "peer", "model": {"backbone": backbone}, "mode": "logits", "loss_type": "KL"}
+
+    def of_scheme(spec: dict) -> dict:
+        """``spec`` with the tiny ViT and the teachers of ``scheme``."""
+        own = [mean, {"name": "deep", "source": "deeper"}] if scheme == "self" else [peer]
+        more = {"bindings": [deep], "mesa": {"weight": 0.5, "start_step": 1}} if scheme == "self" else {"alpha": 0.5}
+        vit = spec["distill"]["teacher"][1]
+        spec["distill"] |= {"scheme": scheme, "teacher": [vit, *own], **more}
+        return spec | {"teachers": {"vit": {"num_cpus": 0.5}}}
+
+    size = {"max_steps": 4, "enable_ema": True, "ema_decay": 0.5}
+    alone = distil(of_scheme(make_spec(tmp_path / "local", {"train": size})))
+    both = distil(of_scheme(workers(tmp_path / "ray", 2, zero_stage=stage, **size)))
+    terms = {"loss/peer/peer_logits"} if scheme == "online" else {"loss/mean/spatial", "loss/deep/binding_0"}
+    for mine, theirs in zip(*([e for e in t.events if isinstance(e, StepEvent)] for t in (both, alone)), strict=True):
+        for name in terms | ({"loss/mesa"} if scheme == "self" and mine.step > 1 else set()) | {"loss"}:
+            assert mine.metrics[name] == pytest.approx(theirs.metrics[name], rel=1e-3), (mine.step, name)
+    assert verified_state(both.result.checkpoint).world_size == 2

@@ -69,6 +69,7 @@ def ensemble(*paths: str, more: str = "") -> str:
         ([ensemble("/a.pth", "/a.pth")], None),
         ([ensemble("/a.pth")], f"{T}.ensemble"),
         ([ensemble("/a.pth", "/b.pth", more=", pretrained_teacher_model_path: /c.pth")], f"{T}.ensemble"),
+        ([SELF, EMA, MEAN, "distill.target_norm.type=phi_s"], "distill.target_norm.type"),
         (["distill.mesa.weight=0.1", EMA], None),
         (["distill.mesa.weight=0.1"], "train.enable_ema"),
         (["distill.mesa.weight=-0.1", EMA], "distill.mesa.weight"),
