@@ -70,7 +70,12 @@ def logged(trail) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "train", [{}, {"zero_stage": 3}, {"zero_stage": 2, "precision": "bf16"}], ids=["0", "3", "bf16-2"]
+    "train",
+    [
+        pytest.param({}, id="0", marks=pytest.mark.proof),
+        pytest.param({"zero_stage": 3}, id="3", marks=pytest.mark.proof),
+        pytest.param({"zero_stage": 2, "precision": "bf16"}, id="bf16-2"),
+    ],
 )
 def test_a_student_that_teaches_itself_goes_on_as_it_was(with_teachers, distil, tmp_path, train):
     mesa = {"weight": 0.5, "start_step": 2}
@@ -130,7 +135,9 @@ def test_reverse_runs_as_offline_and_warns_of_a_large_teacher(with_teachers, mak
     assert not any("reverse" in warning for warning in plan(load_spec(spec)).warnings)
 
 
-@pytest.mark.parametrize("train", [{}, {"zero_stage": 3}], ids=["0", "3"])
+@pytest.mark.parametrize(
+    "train", [pytest.param({}, id="0", marks=pytest.mark.proof), pytest.param({"zero_stage": 3}, id="3")]
+)
 def test_a_peer_trains_with_the_student_and_goes_on_as_it_was(with_teachers, distil, tmp_path, train):
     spec = with_teachers(tmp_path / "a", "online", PEER, train=train, alpha=0.5)
     quiet = distil(spec, *EVERY_SECOND)
@@ -151,7 +158,7 @@ def test_a_peer_trains_with_the_student_and_goes_on_as_it_was(with_teachers, dis
             assert after[name] == pytest.approx(before[name], rel=1e-6), name
     found = plan(load_spec(spec))
     assert not found.problems and found.facts["scheme"] == "online: peer (peer)"
-    if not train:
+    if not train:  # a proof: evaluating takes its time
         assert all(set(by_teacher) == {"vit"} for by_teacher in evaluate(load_spec(spec)).fidelity.values())
 
 
@@ -168,17 +175,16 @@ def test_views_of_the_average(with_teachers, tmp_path):
     assert not found["64"].shifted
 
 
-def test_an_ensemble_teaches_as_one(make_spec, distil, weights, tmp_path):
+def test_an_ensemble_teaches_as_one(with_teachers, distil, weights, tmp_path):
     """Two equal members are the one that they are; another second member is another teacher."""
     torch.manual_seed(7)
     other = tmp_path / "other.safetensors"
     safetensors.torch.save_file(TimmBackbone("test_vit", num_classes=0, img_size=64).model.state_dict(), other)
 
     def run(name: str, *paths: Path):
-        spec = make_spec(
-            tmp_path / name, {"train": {"max_steps": 2}, "feature_cache": {"dir": str(tmp_path / "cache")}}
-        )
-        teacher = spec["distill"]["teacher"][1]
+        spec = with_teachers(tmp_path / name, "offline", train={"max_steps": 2})
+        spec["feature_cache"] = {"dir": str(tmp_path / "cache")}
+        teacher = spec["distill"]["teacher"][0]
         del teacher["pretrained_teacher_model_path"]
         teacher |= (
             {"ensemble": list(map(str, paths))} if len(paths) > 1 else {"pretrained_teacher_model_path": str(paths[0])}
