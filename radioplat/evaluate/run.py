@@ -12,13 +12,14 @@ import torch
 
 from radioplat.cores import torch_beside, torch_callers
 from radioplat.errors import SpecError
-from radioplat.evaluate.encoder import student_encoder, teacher_encoder
+from radioplat.evaluate.encoder import student_encoder
 from radioplat.evaluate.fidelity import FidelityResult
 from radioplat.evaluate.images import Images, open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
 from radioplat.evaluate.measure import Findings, Subject, Texts, measure
 from radioplat.evaluate.needs import missing, not_asked
+from radioplat.evaluate.remembered import teacher_encoders
 from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
@@ -27,7 +28,6 @@ from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
-from radioplat.teachers.teacher import FrozenTeacher
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder, write_atomic
 
@@ -97,15 +97,15 @@ def _evaluate(
     if spec.evaluate.baseline:
         fresh = start_student(spec, student.architecture).to(device)
         subjects[UNTRAINED] = Subject(student_encoder(fresh), size, fresh)
-    for teacher in teachers:
-        subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.view_size, None)
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    at_once = torch_callers(len(subjects)) if device == "cpu" else 1
+    at_once = torch_callers(len(subjects) + len(teachers)) if device == "cpu" else 1
     seed = spec.dataset.val_dataset.seed
-    with torch_beside(bank.threads, at_once):
-        found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed)
-    with torch_beside(bank.threads):
-        found.segmentation = _segmented(spec, subjects, bank)
+    with teacher_encoders(spec, teachers, device) as encoders:
+        subjects |= {t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}
+        with torch_beside(bank.threads, at_once):
+            found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed)
+        with torch_beside(bank.threads):
+            found.segmentation = _segmented(spec, subjects, bank)
     found.absent += not_asked(spec)
     report = write_summary(spec, folder, path, found, classes)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report, found)
