@@ -1,6 +1,6 @@
 """What parts of the recipe are worth on real images: losses, target standardization, CPE and registers.
 
-``python -m benchmarks.recipe [--seeds 1 2 3] [--steps 250] [--only VARIANT ...] [--at-once 2] [--folder DIR]
+``python -m benchmarks.recipe [--seeds 1 2 3] [--steps 200] [--only VARIANT ...] [--at-once 2] [--folder DIR]
 [--minutes M]``. The quickstart's corpora, teachers, student and hyperparameters; only what a variant's name says
 differs, and each variant has the same seeds and steps. Every run is ``radioplat.distill`` and ``radioplat.evaluate``,
 in local mode with one thread, two at a time; teachers are asked once for all (feature cache). The held-out images are
@@ -51,7 +51,7 @@ def main() -> None:
     """Run what is not there yet, then print."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    arguments.add_argument("--steps", type=int, default=250, help="of 16 images")
+    arguments.add_argument("--steps", type=int, default=200, help="of 16 images")
     arguments.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
     arguments.add_argument("--at-once", type=int, default=2, help="runs side by side, a thread each")
     arguments.add_argument("--folder", type=Path, help="keep everything here, and go on from what is here")
