@@ -84,7 +84,7 @@ class Figures:
 
     Attributes:
         trained, untrained: measure -> value; measures are ``fidelity_<teacher>_<kind>_<size>`` and ``knn_<size>``. Of
-            the untrained student there is no fidelity at the other size, and only :data:`WITH_UNTRAINED` has it.
+            the untrained student there is nothing at the other size, and only :data:`WITH_UNTRAINED` has it.
         teachers: ``knn`` of each teacher, by name.
         cpu_s: processor seconds that it took, of all threads; a run that went on counts what it did last.
         wall_s: seconds.
@@ -116,15 +116,11 @@ def run(job: Job, inputs: Inputs) -> Figures:
     distill(SPEC, overrides, say=lambda line: None)
     with_untrained = job.variant == WITH_UNTRAINED
     overrides += [f"evaluate.baseline={with_untrained}", "evaluate.pictures=0", "evaluate.cka_rows=0"]
-    own = evaluate(SPEC, (*overrides, f"evaluate.resolutions=[{OTHER}]"))
-    # kNN at the other size alone: fidelity there is known already, and the teachers need not be asked again.
-    elsewhere = [f"dataset.val_img_size={OTHER}", "distill.teacher=[]"]
-    other = evaluate(SPEC, (*overrides, *elsewhere, f"evaluate.results_dir={job.home / 'evaluate_other'}"))
-    trained = _fidelity(own, TRAINED, SIZE) | _fidelity(own, f"{TRAINED} at {OTHER}", OTHER)
+    found = evaluate(SPEC, (*overrides, f"evaluate.resolutions=[{OTHER}]"))
     figures = Figures(
-        trained | _knn(own, other, TRAINED),
-        _fidelity(own, UNTRAINED, SIZE) | _knn(own, other, UNTRAINED) if with_untrained else {},
-        {name: result.top1 for name, result in own.knn.items() if name not in (TRAINED, UNTRAINED)},
+        _measures(found, TRAINED, SIZE) | _measures(found, f"{TRAINED} at {OTHER}", OTHER),
+        _measures(found, UNTRAINED, SIZE) if with_untrained else {},
+        {name: found.knn[name].top1 for name in found.fidelity[TRAINED]},
         _cpu_seconds() - cpu,
         time.monotonic() - wall,
     )
@@ -167,16 +163,13 @@ def _overrides(job: Job, inputs: Inputs) -> list[str]:
     ]
 
 
-def _fidelity(result: EvaluateResult, student: str, size: int) -> dict[str, float]:
-    return {
+def _measures(found: EvaluateResult, student: str, size: int) -> dict[str, float]:
+    fidelity = {
         f"fidelity_{teacher}_{kind}_{size}": value.centered
-        for teacher, kinds in result.fidelity[student].items()
+        for teacher, kinds in found.fidelity[student].items()
         for kind, value in kinds.items()
     }
-
-
-def _knn(own: EvaluateResult, other: EvaluateResult, student: str) -> dict[str, float]:
-    return {f"knn_{SIZE}": own.knn[student].top1, f"knn_{OTHER}": other.knn[student].top1}
+    return fidelity | {f"knn_{size}": found.knn[student].top1}
 
 
 def _cpu_seconds() -> float:
