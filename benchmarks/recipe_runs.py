@@ -159,6 +159,8 @@ def _overrides(job: Job, inputs: Inputs) -> list[str]:
         "train.zero_stage=0",
         "train.precision=fp32",
         "dataset.batch_size=16",
+        "train.checkpoint_interval=50",
+        "train.checkpoint_interval_unit=step",
         *VARIANTS[job.variant],
     ]
 
