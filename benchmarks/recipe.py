@@ -29,11 +29,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.recipe_runs import OTHER, SIZE, VARIANTS, Figures, Inputs, Job, finished, make_index, run
+from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, Figures, Job, finished
 from radioplat import terminal
-from radioplat.quickstart.defaults import ensure_inputs
+
+if TYPE_CHECKING:
+    from benchmarks.recipe_runs import Inputs
 
 DIFFERENCES = [
     ("phi_s", "mse"),
@@ -65,9 +67,7 @@ def main() -> None:
         figures = {job: done for job in jobs if (done := finished(job))}
         waiting = [job for job in jobs if job not in figures]
         if waiting:
-            inputs = _inputs(folder)
-            make_index(waiting[0], inputs)
-            for job, done in _run_all(waiting, inputs, given.at_once, until):
+            for job, done in _run_all(waiting, given.at_once, until):
                 figures[job] = done
                 _tell(job, done, len(figures), len(jobs))
         if len(figures) < len(jobs):
@@ -85,25 +85,33 @@ def _folder(given: Path | None) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _inputs(folder: Path) -> Inputs:
-    home = folder / "inputs"
-    return Inputs(ensure_inputs([f"results_dir={home}"]), home / "weights", folder / "cache", folder / "index")
-
-
-def _run_all(jobs: list[Job], inputs: Inputs, at_once: int, until: float) -> Iterator[tuple[Job, Figures]]:
+def _run_all(jobs: list[Job], at_once: int, until: float) -> Iterator[tuple[Job, Figures]]:
     """Runs as they end. What is not begun at ``until`` (monotonic seconds) is left out."""
-    # Processes that stay: importing torch and DeepSpeed takes as long as a fifth of a run.
+    # Processes that stay: importing torch and DeepSpeed takes as long as a tenth of a run. This one does without.
     with ProcessPoolExecutor(at_once, get_context("spawn"), _all_to_stderr) as pool:
+        inputs = pool.submit(_make_inputs, jobs[0]).result()
         left = list(reversed(jobs))
         running = {}
         while left or running:
             while left and len(running) < at_once and time.monotonic() < until:
                 job = left.pop()
-                running[pool.submit(run, job, inputs)] = job
+                running[pool.submit(_run, job, inputs)] = job
             if not running:
                 return
             done = next(as_completed(running))
             yield running.pop(done), done.result()
+
+
+def _make_inputs(job: Job) -> Inputs:
+    from benchmarks.recipe_runs import make_inputs
+
+    return make_inputs(job)
+
+
+def _run(job: Job, inputs: Inputs) -> Figures:
+    from benchmarks.recipe_runs import run
+
+    return run(job, inputs)
 
 
 def _all_to_stderr() -> None:

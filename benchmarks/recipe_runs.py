@@ -1,4 +1,4 @@
-"""The variants of ``benchmarks.recipe``, and one run of one of them: distil, then evaluate at two sizes."""
+"""One run of ``benchmarks.recipe``: distil, then evaluate at two sizes."""
 
 from __future__ import annotations
 
@@ -9,41 +9,16 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, WITH_UNTRAINED, Figures, Job
 from radioplat.aside import written_aside
 from radioplat.distill.run import distill
 from radioplat.evaluate.images import open_images
 from radioplat.evaluate.run import TRAINED, UNTRAINED, EvaluateResult, evaluate
 from radioplat.quickstart.corpora import Corpora
-from radioplat.quickstart.defaults import SPEC, TEACHERS
+from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
 from radioplat.spec.load import load_spec
 
-SIZE, OTHER = 96, 192  # pixels: of training; twice as many, which no student has seen
 STEPS_PER_EPOCH = 125  # as the quickstart's sources say
-
-def _losses(maps: str, summary: str, targets: str) -> list[str]:
-    """Overrides of the quickstart's spec: as there, lite0 teaches a summary and a map, lite2 a map."""
-    return [
-        f"distill.target_norm.type={targets}",
-        *(f"distill.teacher[{i}].{field}" for i in (0, 1) for field in ("mode=spatial", f"loss_type={maps}")),
-        f"distill.teacher[0].extra_losses=[{{type: {summary}, kind: summary}}]",
-    ]
-
-
-# `angle` looks at raw summaries, whatever the targets.
-_RADIO = _losses("MSE", "angle", "phi_s")
-
-VARIANTS: dict[str, list[str]] = {
-    "mse": _losses("MSE", "MSE", "none"),
-    "phi_s": _losses("MSE", "MSE", "phi_s"),
-    "balanced": _losses("BALANCED", "BALANCED", "none"),
-    "angle": _losses("MSE", "angle", "none"),
-    "radio": _RADIO,
-    # A table of the training grid's own size, as a plain ViT has: cells that training never tells apart would be noise
-    # at the larger size.
-    "radio_without_cpe": [*_RADIO, "model.backbone.cpe=false", f"model.backbone.cpe_max_size={SIZE}"],
-    "radio_without_registers": [*_RADIO, "model.backbone.cpe_num_registers=0"],
-}
-WITH_UNTRAINED = "mse"  # its evaluations have the untrained student beside it; that of the four after it is the same
 
 
 @dataclass(frozen=True)
@@ -63,46 +38,13 @@ class Inputs:
     index: Path
 
 
-@dataclass(frozen=True)
-class Job:
-    """One student: a variant and a seed, trained for ``steps`` steps below ``folder``."""
-
-    variant: str
-    seed: int
-    steps: int
-    folder: Path
-
-    @property
-    def home(self) -> Path:
-        """Its results folder. Another number of steps is another schedule, so another folder."""
-        return self.folder / f"{self.steps}_steps" / self.variant / f"seed_{self.seed}"
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one run measured on held-out images.
-
-    Attributes:
-        trained, untrained: measure -> value; measures are ``fidelity_<teacher>_<kind>_<size>`` and ``knn_<size>``. Of
-            the untrained student there is nothing at the other size, and only :data:`WITH_UNTRAINED` has it.
-        teachers: ``knn`` of each teacher, by name.
-        cpu_s: processor seconds that it took, of all threads; a run that went on counts what it did last.
-        wall_s: seconds.
-    """
-
-    trained: dict[str, float]
-    untrained: dict[str, float]
-    teachers: dict[str, float]
-    cpu_s: float
-    wall_s: float
-
-
-def finished(job: Job) -> Figures | None:
-    """What the run measured, if an earlier call came to its end."""
-    try:
-        return Figures(**json.loads((job.home / "figures.json").read_text()))
-    except FileNotFoundError:
-        return None
+def make_inputs(job: Job) -> Inputs:
+    """Corpora, weights and the shards' index, before runs that go on side by side; what is there stays."""
+    home = job.folder / "inputs"
+    corpora = ensure_inputs([f"results_dir={home}"])
+    inputs = Inputs(corpora, home / "weights", job.folder / "cache", job.folder / "index")
+    open_images(load_spec(SPEC, _overrides(job, inputs)), {SIZE})
+    return inputs
 
 
 def run(job: Job, inputs: Inputs) -> Figures:
@@ -129,11 +71,6 @@ def run(job: Job, inputs: Inputs) -> Figures:
     for checkpoint in (job.home / "distill").glob("model_epoch_*"):  # tens of megabytes each, and used up
         shutil.rmtree(checkpoint)
     return figures
-
-
-def make_index(job: Job, inputs: Inputs) -> None:
-    """Scan the shards once, before runs that go on side by side."""
-    open_images(load_spec(SPEC, _overrides(job, inputs)), {SIZE})
 
 
 def _overrides(job: Job, inputs: Inputs) -> list[str]:
