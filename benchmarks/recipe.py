@@ -29,13 +29,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, Figures, Job, finished
 from radioplat import terminal
-
-if TYPE_CHECKING:
-    from benchmarks.recipe_runs import Inputs
 
 DIFFERENCES = [
     ("phi_s", "mse"),
@@ -89,29 +86,29 @@ def _run_all(jobs: list[Job], at_once: int, until: float) -> Iterator[tuple[Job,
     """Runs as they end. What is not begun at ``until`` (monotonic seconds) is left out."""
     # Processes that stay: importing torch and DeepSpeed takes as long as a tenth of a run. This one does without.
     with ProcessPoolExecutor(at_once, get_context("spawn"), _all_to_stderr) as pool:
-        inputs = pool.submit(_make_inputs, jobs[0]).result()
+        pool.submit(_make_inputs, jobs[0]).result()
         left = list(reversed(jobs))
         running = {}
         while left or running:
             while left and len(running) < at_once and time.monotonic() < until:
                 job = left.pop()
-                running[pool.submit(_run, job, inputs)] = job
+                running[pool.submit(_run, job)] = job
             if not running:
                 return
             done = next(as_completed(running))
             yield running.pop(done), done.result()
 
 
-def _make_inputs(job: Job) -> Inputs:
+def _make_inputs(job: Job) -> None:
     from benchmarks.recipe_runs import make_inputs
 
-    return make_inputs(job)
+    make_inputs(job)
 
 
-def _run(job: Job, inputs: Inputs) -> Figures:
+def _run(job: Job) -> Figures:
     from benchmarks.recipe_runs import run
 
-    return run(job, inputs)
+    return run(job)
 
 
 def _all_to_stderr() -> None:

@@ -38,23 +38,26 @@ class Inputs:
     index: Path
 
 
-def make_inputs(job: Job) -> Inputs:
-    """Corpora, weights and the shards' index, before runs that go on side by side; what is there stays."""
+def make_inputs(job: Job) -> None:
+    """Corpora, weights and the shards' index, before runs that go on side by side."""
+    open_images(load_spec(SPEC, _overrides(job, _inputs(job))), {SIZE})
+
+
+def _inputs(job: Job) -> Inputs:
+    """Made where they are not there yet."""
     home = job.folder / "inputs"
     corpora = ensure_inputs([f"results_dir={home}"])
-    inputs = Inputs(corpora, home / "weights", job.folder / "cache", job.folder / "index")
-    open_images(load_spec(SPEC, _overrides(job, inputs)), {SIZE})
-    return inputs
+    return Inputs(corpora, home / "weights", job.folder / "cache", job.folder / "index")
 
 
-def run(job: Job, inputs: Inputs) -> Figures:
+def run(job: Job) -> Figures:
     """Distil and evaluate; one that was interrupted goes on from its last checkpoint.
 
     Raises:
         RadioplatError: a step of it failed.
     """
     cpu, wall = _cpu_seconds(), time.monotonic()
-    overrides = _overrides(job, inputs)
+    overrides = _overrides(job, _inputs(job))
     distill(SPEC, overrides, say=lambda line: None)
     with_untrained = job.variant == WITH_UNTRAINED
     overrides += [f"evaluate.baseline={with_untrained}", "evaluate.pictures=0", "evaluate.cka_rows=0"]
