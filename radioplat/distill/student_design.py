@@ -49,6 +49,9 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
         if len(student.heads) == len(spec.distill.teacher):  # else a teacher is unknown, and numbers would be wrong
             yield from _token_slots(student)
             yield from _widths(spec, student)
+    if not spec.model.backbone.cpe and not isinstance(student.backbone, RadioViT):
+        hint = "Take a radio_vit_... or c_radio_... student, or leave it out."
+        yield Problem("only a RADIO ViT crops its positions", "model.backbone.cpe", hint)
     if spec.model.backbone.freeze_norm and not student.freeze_norm():
         yield Problem("this backbone has no normalization layers", "model.backbone.freeze_norm", "Set it to false.")
     if spec.train.grad_checkpointing:
@@ -67,6 +70,8 @@ def equip(student: Student, spec: Spec, task: str) -> Student:
         student.backbone.requires_grad_(False)
     if backbone.freeze_norm:
         student.freeze_norm()
+    if isinstance(student.backbone, RadioViT):
+        student.backbone.patch_generator.crops_positions = backbone.cpe
     if spec.train.grad_checkpointing:
         student.backbone.set_grad_checkpointing()
     if spec.train.damp:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,14 +39,11 @@ class Images:
         return load_batches(self.reader.read_rows, parts, threads=self.threads, prefetch=4)
 
 
-def open_images(
-    spec: Spec, sizes: set[int], query_sizes: Collection[int] = ()
-) -> tuple[Images, Images, list[str]]:
+def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]:
     """Bank (train split), queries (val split) and the class names.
 
     Args:
         sizes: of the views, in pixels.
-        query_sizes: of further views of the queries.
 
     Raises:
         DataError: a split cannot be read.
@@ -62,8 +59,7 @@ def open_images(
         )
         classes = index.classes if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
-        cut = sizes if name == "train" else sizes | set(query_sizes)
-        views = [ViewSpec(str(size), size) for size in sorted(cut)]
+        views = [ViewSpec(str(size), size) for size in sorted(sizes)]
         reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)
         found.append(
             Images(_at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))

@@ -34,8 +34,8 @@ class Subject:
     Attributes:
         size: side of the view it sees, in pixels.
         student: its heads are compared with the teachers; None for a teacher.
-        resolution_of: the subject of which this is another resolution. It sees held-out images alone, and takes part in
-            what is measured at each resolution only.
+        resolution_of: the subject of which this is another resolution. It takes part in what is measured at each
+            resolution only: kNN, fidelity and agreement.
     """
 
     encode: Encoder
@@ -100,15 +100,14 @@ def measure(
     """
     total = sum(math.ceil(len(i.rows) / i.batch_size) for i in (bank, queries))
     tick = _Ticker(progress, total)
-    whole = {name: subject for name, subject in subjects.items() if subject.resolution_of is None}
     means = {(teacher, kind): TeacherMean() for teacher, wanted in kinds.items() for kind in wanted}
     # The student's own mean is needed where its resolutions are compared.
     centers = {s.resolution_of: TeacherMean() for s in subjects.values() if s.resolution_of is not None}
-    bank_rows = Rows(whole)
+    bank_rows = Rows(subjects)
     with ThreadPoolExecutor(at_once, "encode") as pool:
         for batch in tick(bank.batches()):
             alive = torch.from_numpy(batch.weight > 0)
-            features = _encode(batch, whole, pool)
+            features = _encode(batch, subjects, pool)
             bank_rows.add(batch, features)
             for (teacher, kind), mean in means.items():
                 mean.update(_of(features[teacher], kind)[alive])
@@ -124,15 +123,15 @@ def measure(
             zero_shot=texts.teacher if texts else None,
             seed=seed,
         )
-        query_rows = Rows(whole)
+        query_rows = Rows(subjects)
         for batch in tick(queries.batches()):
             features = _encode(batch, subjects, pool)
-            query_rows.add(batch, {name: features[name] for name in whole})
+            query_rows.add(batch, features)
             held_out.see(batch, features)
     found = Findings()
     held_out.tell(found)
     if bank_rows.has_labels and query_rows.has_labels:
-        _labelled(found, bank_rows, query_rows, whole, config, seed)
+        _labelled(found, bank_rows, query_rows, subjects, config, seed)
     else:
         split = "train" if query_rows.has_labels else "val"
         found.absent.append(f"kNN: no label in dataset.{split}_dataset; give an `id` or `label`, or folders as classes")
@@ -147,10 +146,10 @@ def _labelled(
     found: Findings, bank: Rows, queries: Rows, subjects: dict[str, Subject], config: EvaluateConfig, seed: int
 ) -> None:
     """kNN and the linear probe of every subject."""
-    for name in subjects:
+    for name, subject in subjects.items():
         sides = (bank.summary(name), bank.label, queries.summary(name), queries.label)
         found.knn[name] = knn_accuracy(*sides, k=config.knn_k, temperature=config.knn_temperature)
-        if config.linear_probe.enable:
+        if config.linear_probe.enable and subject.resolution_of is None:
             found.linear[name] = linear_probe(*sides, config.linear_probe, seed)
 
 

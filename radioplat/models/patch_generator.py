@@ -22,6 +22,7 @@ class PatchGenerator(nn.Module):
     Position embeddings are cropped (CPE, AM-RADIO section 4.3): while training, each image takes a random crop of the
     table, of scale U(sqrt 0.1, 1) and log-aspect U(+-ln 4/3); in evaluation the table is resized to max(h, w)^2 and
     its top-left h x w is taken. Draws use torch's generator, which the worker loop seeds by step and micro-batch.
+    With ``crops_positions`` false training takes what evaluation takes: positions as a plain ViT has them.
     """
 
     def __init__(self, patch: int, width: int, max_size: int, num_class_tokens: int, num_registers: int) -> None:
@@ -29,6 +30,7 @@ class PatchGenerator(nn.Module):
         self.patch = patch
         self.num_class_tokens, self.num_registers = num_class_tokens, num_registers
         self.side = max_size // patch
+        self.crops_positions = True
         self.embedder = nn.Linear(3 * patch * patch, width, bias=False)
         self.pos_embed = nn.Parameter(torch.randn(1, self.side**2, width) * width**-0.5)
         self.cls_token = nn.ParameterDict(
@@ -53,7 +55,7 @@ class PatchGenerator(nn.Module):
     def positions(self, batch: int, h: int, w: int) -> torch.Tensor:
         """Position embeddings ``[B or 1, h * w, D]``."""
         table = self.pos_embed.reshape(1, self.side, self.side, -1).permute(0, 3, 1, 2).float()
-        if self.training:
+        if self.training and self.crops_positions:
             grid = self._random_crops(batch, h, w, table.device)
             crops = F.grid_sample(
                 table.expand(batch, -1, -1, -1), grid, mode="bilinear", padding_mode="border", align_corners=False

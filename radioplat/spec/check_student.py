@@ -9,7 +9,7 @@ from radioplat.spec.model import BackboneConfig
 from radioplat.spec.root import Spec
 
 HEAD_VERSIONS = ("v2", "attn")
-_STUDENT_ONLY = ("freeze_norm", "drop_path", "spectral_reparam")
+_STUDENT_ONLY = ("freeze_norm", "drop_path", "spectral_reparam", "cpe")
 
 
 def student_structure(spec: Spec) -> Iterator[Problem]:

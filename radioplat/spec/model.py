@@ -24,6 +24,7 @@ class BackboneConfig:
     # (+) RADIO ViT: side in pixels of the position table that CPE crops from, and how many registers follow
     # the class tokens: a number, or enough to make their sum a multiple of `register_multiple`.
     cpe_max_size: int | None = None
+    cpe: bool = True  # while a student trains; false: the whole table at every step, as in evaluation
     cpe_num_registers: int | None = None
     register_multiple: int | None = None
     # (+) of a student: DropPath, and linear layers as (gamma / sigma(W)) W

@@ -85,6 +85,7 @@ CNN, RESNET = {"type": "test_efficientnet"}, {"type": "test_resnet"}
         (["model.backbone.freeze_norm=true"], {"type": "vgg11"}, "model.backbone.freeze_norm", "no normalization"),
         (["model.backbone.drop_path=0.1"], {"type": "vgg11"}, "model.backbone.drop_path", "DropPath"),
         (["model.backbone.spectral_reparam=true"], RESNET, "model.backbone.spectral_reparam", "no ViT"),
+        (["model.backbone.cpe=false"], RESNET, "model.backbone.cpe", "RADIO ViT"),
         (["train.compile=true"], RESNET, "train.compile", "freeze_norm"),
         (["train.grad_checkpointing=true"], {"type": "dla34"}, "train.grad_checkpointing", "DLA"),
     ],
@@ -119,6 +120,14 @@ def test_windows_only_when_asked_for():
     assert student_of(spec_of()).backbone.windows is None
     asked = spec_of(f"{W}={{prob: 0.25, window_sizes: [4, 2], num_windowed: 1}}")
     assert student_of(asked).backbone.windows == Windows(0.25, (4, 2), frozenset({1, 3, 4}))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_positions_are_cropped_unless_switched_off(asked):
+    generator = student_of(spec_of(f"model.backbone.cpe={asked}")).train().backbone.patch_generator
+    first, second = (generator.positions(2, 8, 8) for _ in range(2))
+    whole = generator.eval().positions(2, 8, 8)
+    assert [torch.equal(first, second), torch.equal(first, whole)] == [not asked] * 2
 
 
 def test_compiled_only_when_asked_for():
@@ -230,7 +239,7 @@ def test_a_compiled_student_learns_the_same(backend, overrides, backbone):
 def test_noise_and_drop_path_make_a_difference():
     """Else the two tests above would show nothing."""
     plain, _ = losses_of(spec_of(), 1)
-    for override in EVERYTHING:
+    for override in (*EVERYTHING, "model.backbone.cpe=false"):
         if "spectral" not in override:  # which starts as the plain one
             assert losses_of(spec_of(override), 1)[0] != plain, override
 

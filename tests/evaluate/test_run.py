@@ -115,8 +115,9 @@ def everything(base):
 
 def test_every_metric_is_measured_for_every_model(everything):
     found = everything.found
-    for metric in (found.knn, found.linear, found.zero_shot, found.segmentation, found.correspondence):
+    for metric in (found.linear, found.zero_shot, found.segmentation, found.correspondence):
         assert set(metric) == MODELS
+    assert set(found.knn) == MODELS | {"student at 32", "student at 96"}
     assert set(found.fidelity) == {"student", "student at 32", "student at 96", "untrained student"}
     for by_teacher in found.fidelity.values():
         assert set(by_teacher["clip"]) == {"summary", "spatial"}
@@ -186,7 +187,7 @@ def test_metrics_do_not_disturb_each_other(everything, base, tmp_path):
     alone = copy.deepcopy(base) | {"results_dir": str(tmp_path)}
     alone["evaluate"] = {"checkpoint": base["evaluate"]["checkpoint"], "batch_size": 7, "cka_rows": 0}
     found = evaluate(alone)
-    assert found.knn == everything.knn
+    assert found.knn == {name: everything.knn[name] for name in MODELS}
     for student in ("student", "untrained student"):
         for kind in ("summary", "spatial"):
             one, other = (x.fidelity[student]["clip"][kind] for x in (found, everything))
@@ -194,6 +195,16 @@ def test_metrics_do_not_disturb_each_other(everything, base, tmp_path):
     assert len(found.found.absent) == 6
     page = found.report.read_text(encoding="utf-8")
     assert "linear probe: not asked for; give evaluate.linear_probe.enable" in page
+
+
+def test_knn_at_a_resolution_is_that_of_an_evaluation_there(everything, base, tmp_path):
+    alone = copy.deepcopy(base) | {"results_dir": str(tmp_path)}
+    alone["dataset"]["val_img_size"] = 96
+    alone["evaluate"] = {"checkpoint": base["evaluate"]["checkpoint"], "batch_size": 7, "cka_rows": 0}
+    found = evaluate(alone)
+    assert found.knn["student"] == everything.knn["student at 96"]
+    one, other = found.fidelity["student"]["clip"], everything.fidelity["student at 96"]["clip"]
+    assert one["summary"].centered == pytest.approx(other["summary"].centered, abs=1e-6)
 
 
 def changed(base: dict, tmp_path: Path, changes: dict) -> dict:

@@ -44,6 +44,7 @@ def test_the_published_example_has_no_problem():
         (f"{T}.model.backbone.freeze_norm=true", f"{T}.model.backbone.freeze_norm"),
         (f"{T}.model.backbone.drop_path=0.1", f"{T}.model.backbone.drop_path"),
         (f"{T}.model.backbone.spectral_reparam=true", f"{T}.model.backbone.spectral_reparam"),
+        (f"{T}.model.backbone.cpe=false", f"{T}.model.backbone.cpe"),
         ("train.damp=-0.1", "train.damp"),
         ("train.damp=.nan", "train.damp"),
         ("train.optim.lr=0", "train.optim.lr"),
