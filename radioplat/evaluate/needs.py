@@ -52,7 +52,10 @@ def not_asked(spec: Spec) -> list[str]:
 
 
 def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterator[Problem]:
-    if architecture is None or not spec.evaluate.resolutions:
+    sizes = {f"evaluate.resolutions[{i}]": size for i, size in enumerate(spec.evaluate.resolutions)}
+    if spec.dataset.val_img_size:
+        sizes = {"dataset.val_img_size": spec.dataset.val_img_size, **sizes}
+    if architecture is None or not sizes:
         return
     try:
         with torch.device("meta"):
@@ -60,8 +63,7 @@ def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterat
     except RadioplatError:
         return  # named where the student is looked at
     backbone = student.backbone
-    for i, size in enumerate(spec.evaluate.resolutions):
-        where = f"evaluate.resolutions[{i}]"
+    for where, size in sizes.items():
         if backbone.needs_multiple and size % student.stride:
             hint = f"Take {max(1, round(size / student.stride)) * student.stride}."
             yield Problem(f"{size} is not a multiple of the student's patch {student.stride}", where, hint)
