@@ -30,6 +30,7 @@ def missing(
     if problems := list(evaluation_problems(spec)):
         return problems
     return [
+        *_processes(spec),
         *_resolutions(spec, architecture),
         *_labels(spec, train, val),
         *_segmentation(spec),
@@ -49,6 +50,12 @@ def not_asked(spec: Spec) -> list[str]:
         "zero-shot classification": (bool(config.zero_shot.text_tower), "zero_shot.text_tower and teacher"),
     }
     return [f"{name}: not asked for; give evaluate.{field}" for name, (given, field) in asked.items() if not given]
+
+
+def _processes(spec: Spec) -> Iterator[Problem]:
+    asked, cards = spec.evaluate.num_gpus, torch.cuda.device_count()
+    if cards and asked > cards:
+        yield Problem(f"{asked} GPUs, and this machine has {cards}", "evaluate.num_gpus", f"Take {cards}.")
 
 
 def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -11,27 +12,24 @@ from typing import Any
 import torch
 
 from radioplat.cores import torch_beside, torch_callers
+from radioplat.data.split_images import Images
 from radioplat.errors import SpecError
-from radioplat.evaluate.encoder import student_encoder, teacher_encoder
 from radioplat.evaluate.fidelity import FidelityResult
-from radioplat.evaluate.images import Images, open_images
+from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
-from radioplat.evaluate.measure import Findings, Subject, Texts, measure
+from radioplat.evaluate.measure import Findings, Texts, measure
 from radioplat.evaluate.needs import missing, not_asked
+from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
+from radioplat.evaluate.subjects import Subject, build_subjects, size_of, teachers_of
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import has_average, load_student
-from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec, to_yaml
-from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
-from radioplat.teachers.teacher import FrozenTeacher
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder, write_atomic
-
-TRAINED, UNTRAINED = "student", "untrained student"
 
 
 @dataclass(frozen=True)
@@ -82,28 +80,19 @@ def _evaluate(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     student = load_student(path, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
-    size = spec.dataset.val_img_size or student.architecture.img_size
-    encode = student_encoder(student)
-    subjects = {TRAINED: Subject(encode, size, student)}
-    for other in sorted(set(spec.evaluate.resolutions) - {size}):
-        subjects[f"{TRAINED} at {other}"] = Subject(encode, other, student, TRAINED)
-    teachers = [t for t in resolve_teachers(spec) if t.name in student.head_names]
-    sizes = {size} | {t.view_size for t in teachers}
+    teachers = teachers_of(spec, student)
+    sizes = {size_of(spec, student)} | {t.view_size for t in teachers}
     bank, queries, classes = open_images(spec, sizes, set(spec.evaluate.resolutions))
     # Before the teachers' weights are loaded, and anything is encoded.
     if problems := missing(spec, student.architecture, bank.reader.index, queries.reader.index):
         raise SpecError(*problems)
     texts = _texts(spec, classes, device)
-    if spec.evaluate.baseline:
-        fresh = start_student(spec, student.architecture).to(device)
-        subjects[UNTRAINED] = Subject(student_encoder(fresh), size, fresh)
-    for teacher in teachers:
-        subjects[teacher.name] = Subject(teacher_encoder(FrozenTeacher(teacher, device)), teacher.view_size, None)
+    subjects = build_subjects(spec, student, device)
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     at_once = torch_callers(len(subjects)) if device == "cpu" else 1
     seed = spec.dataset.val_dataset.seed
-    with torch_beside(bank.threads, at_once):
-        found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed)
+    with torch_beside(bank.threads, at_once), _processes(spec, path) as processes:
+        found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes)
     with torch_beside(bank.threads):
         found.segmentation = _segmented(spec, subjects, bank)
     found.absent += not_asked(spec)
@@ -111,6 +100,12 @@ def _evaluate(
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report, found)
     write_atomic(folder.path / "results.json", json.dumps(_as_json(path, spec.evaluate.use_ema, found), indent=1))
     return result
+
+
+def _processes(spec: Spec, checkpoint: Path) -> contextlib.AbstractContextManager[Processes | None]:
+    """The processes that encode beside this one; None where one is enough."""
+    count = spec.evaluate.num_gpus
+    return contextlib.closing(Processes(spec, checkpoint, count)) if count > 1 else contextlib.nullcontext()
 
 
 def _texts(spec: Spec, classes: list[str], device: str) -> Texts | None:
