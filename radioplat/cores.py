@@ -45,6 +45,12 @@ def share_cores(num_cpus: float, workers: int) -> None:
         torch.set_num_threads(max(1, _cores() // workers))
 
 
+def share_among(processes: int, decoders: int) -> None:
+    """Give torch its share of the cores in one of so many processes, beside the decoders of the one they work for."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (_cores() - decoders) // processes))
+
+
 def give_way() -> None:
     """Compute in this thread only while nobody else wants its core, as far as the kernel knows such threads.
 

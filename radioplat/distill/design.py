@@ -51,11 +51,12 @@ def design_models(spec: Spec, task: str) -> Models:
     problems = []
     teachers = resolve_teachers(spec) if task == "distill" else []
     infos: dict[str, TeacherInfo] = {}
-    for teacher in teachers:
+    for i, teacher in enumerate(teachers):
         if teacher.source in (Source.ema, Source.deeper):
             continue
         try:
-            infos[teacher.name] = _describe(teacher, where_sized(spec))
+            follows = spec.distill.teacher[i].input_size is None
+            infos[teacher.name] = _describe(teacher, where_sized(spec), follows)
         except SpecError as error:
             problems += error.problems
     try:
@@ -71,6 +72,9 @@ def design_models(spec: Spec, task: str) -> Models:
         stride = student.stride
         if task == "distill" and "export" in spec.distill.then:
             problems += format_problems(student, spec.export.format, spec.export.adaptors)
+            for side in ("input_height", "input_width"):
+                if size := getattr(spec.export, side):
+                    problems += _divides(size, student, f"export.{side}")
         sizes = {spec.dataset.img_size: "dataset.img_size", **where_sized(spec)}
         for size, where in sizes.items():
             problems += _divides(size, student, where)
@@ -96,9 +100,17 @@ def design_models(spec: Spec, task: str) -> Models:
     return Models(teachers, infos, grids, architecture, stride, parameters)
 
 
-def _describe(teacher: ResolvedTeacher, where: dict[int, str]) -> TeacherInfo:
-    """Of a teacher whose sizes change, the grid is that of the largest; ``where`` names the field of each size."""
-    info, grids = describe(teacher), []
+def _describe(teacher: ResolvedTeacher, where: dict[int, str], follows: bool) -> TeacherInfo:
+    """Of a teacher whose sizes change, the grid is that of the largest.
+
+    Args:
+        where: the field of each size.
+        follows: whether its input_size is the student's.
+    """
+    try:
+        info, grids = describe(teacher), []
+    except SpecError as error:
+        raise SpecError(*(_of_the_student(p, teacher, follows) for p in error.problems)) from None
     for size, _ in teacher.sizes:
         try:
             grids.append(describe(dataclasses.replace(teacher, input_size=size)).grid)
@@ -106,6 +118,14 @@ def _describe(teacher: ResolvedTeacher, where: dict[int, str]) -> TeacherInfo:
             problems = (dataclasses.replace(p, message=f"teacher {teacher.name}: {p.message}") for p in error.problems)
             raise SpecError(*(dataclasses.replace(p, where=where[size]) for p in problems)) from None
     return dataclasses.replace(info, grid=max([info.grid, *grids]))
+
+
+def _of_the_student(problem: Problem, teacher: ResolvedTeacher, follows: bool) -> Problem:
+    """A problem of a size that was not given to the teacher but to the student."""
+    if not follows or problem.where != f"{teacher.where}.input_size":
+        return problem
+    message = f"teacher {teacher.name}: {problem.message}"
+    return dataclasses.replace(problem, message=message, where="dataset.img_size")
 
 
 def _student_architecture(

@@ -42,6 +42,7 @@ class Persistence:
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
         self._optimizer_state: dict[str, torch.Tensor] = {}
+        self._frozen: dict[str, torch.Tensor] = {}
         self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
         self._path, self.state = group.agree(self._choose() if rank == 0 else None)
         self.state.world_size = world_size
@@ -54,6 +55,12 @@ class Persistence:
             self.target_norm = saved_state(self._optimizer_state)
             self._weights = {**tensors, **restore_peers(module, self._optimizer_state)}
             losses.load(read_losses(self._path))
+        # What does not learn is kept here as it is now: ZeRO-3 cuts frozen parameters up too, and a bf16 engine rounds
+        # them for good, for they have no fp32 master.
+        if self._rank == 0:
+            self._frozen = {
+                name: p.detach().cpu().clone() for name, p in module.student.named_parameters() if not p.requires_grad
+            }
 
     def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
         """Put fp32 weights and moments back, after the engine has cut them up."""
@@ -104,7 +111,7 @@ class Persistence:
         if self._rank == 0:
             names = trainable(module)
             tensors = {k: v.detach().cpu() for k, v in module.student.state_dict().items()}
-            tensors.update({k: whole[k] for k in names})
+            tensors.update({**self._frozen, **{k: whole[k] for k in names}})
             tensors.update({k.removeprefix("student."): v for k, v in exact.items() if not k.startswith(PREFIX)})
             moments = {k: v for k, v in whole.items() if k not in names}
             parts = (module.student, tensors, moments | (more or {}), state, losses, average)

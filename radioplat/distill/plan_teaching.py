@@ -66,10 +66,13 @@ def target_norm_found(spec: Spec, models: Models, result: Plan) -> None:
     """How targets are transformed, and whether statistics that others took are of these teachers."""
     config, widths = spec.distill.target_norm, target_widths(models.infos)
     kinds = normed(models.teachers)
+    pairs = zip(models.teachers, spec.distill.teacher, strict=True)
+    own = {(teacher.name, "spatial"): teacher.where for teacher, given in pairs if given.spatial_norm_type}
     for key, norm in kinds.items():
         if norm is TargetNormType.phi_s and not has_hadamard(widths[key]):
+            where = f"{own[key]}.spatial_norm_type" if key in own else "distill.target_norm.type"
             result.warnings.append(
-                f"distill.target_norm: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of "
+                f"{where}: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of "
                 f"{key[0]}; an orthogonal one from random signs, turned until all variances are 1, takes its place"
             )
     if not kinds:

@@ -14,6 +14,7 @@ from radioplat.distill.norm_file import share_moments, shared_moments
 from radioplat.distill.prepare import Run
 from radioplat.distill.reporter import StepRecord
 from radioplat.distill.target_norm import fit_target_norm, normed, set_transforms
+from radioplat.models.norm_fold import unfold_head
 from radioplat.models.student import Student
 from radioplat.spec.distill import TargetNormFit
 from radioplat.teachers.client import Pending
@@ -45,9 +46,13 @@ class TargetPass:
         self.first_stop = run.total_steps if self._keeps else steps
 
     def measure(self, student: Student, fed: Fed) -> Fed:
-        """Set the student's target transforms; returns the batches that are left for the steps."""
+        """Set the student's target transforms; returns the batches that are left for the steps.
+
+        Before the engine is built: it may change weights.
+        """
         if self._shared is not None:
             set_transforms(student, self._run.teachers, self._shared)
+            self._unfold(student)
         elif self._count and self._keeps:
             first = deque(islice(fed, self._count))
             self._fit(student, first)
@@ -60,6 +65,13 @@ class TargetPass:
         path, teachers = self._norm.path, self._run.teachers
         found = fit_target_norm(student, teachers, fed, self._device, full=path is not None)
         share_moments(path, teachers, found)
+        self._unfold(student)
+
+    def _unfold(self, student: Student) -> None:
+        """Heads that were trained elsewhere go on saying the same of raw features."""
+        for name, kind in sorted(student.raw_heads & normed(self._run.teachers).keys()):
+            unfold_head(student.heads[name], kind)
+        student.raw_heads.clear()
 
     def _charged(self, fed: Fed) -> Fed:
         """What is ``fed``, with its answers on the bill: they are asked for again when the student sees them."""

@@ -9,7 +9,8 @@ from radioplat.cores import torch_beside
 from radioplat.distill.prepare import Run
 from radioplat.evaluate.encoder import student_encoder
 from radioplat.evaluate.images import open_images
-from radioplat.evaluate.measure import Subject, measure
+from radioplat.evaluate.measure import measure
+from radioplat.evaluate.subjects import Subject
 from radioplat.models.checkpoint import load_student
 from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig
 

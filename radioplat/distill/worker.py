@@ -79,6 +79,7 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
         worker = stack.enter_context(contextlib.closing(_Worker(run, seat, persistence, meter)))
         feeder.without = worker.module.quarantined
         fed = targets.measure(worker.module.student, iter(feeder))
+        worker.build_engine()
         if targets.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
@@ -114,17 +115,20 @@ class _Worker:
         config, start = self.spec.distill.target_norm, self.state.global_step
         saved = persistence.target_norm
         self.targets = RunningNorm(student, run.teachers, config, seat.device, saved, start)
-        self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
-        persistence.restore_optimizer(self.engine, self.module)
-        self.running.sync()
-        self.ema: Ema | None = None
-        if self.spec.train.enable_ema:
-            self.ema = Ema(self.engine, trainable(self.module), self._statistics(), self.spec.train.ema_decay)
-            persistence.restore_average(self.ema)
         self.module.quarantined = set(self.state.quarantined)
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)
         self.reporter, self.meter = Reporter(run, seat.rank), meter
+
+    def build_engine(self) -> None:
+        """Cut the weights up as ZeRO does; until then they may be changed."""
+        self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
+        self.persistence.restore_optimizer(self.engine, self.module)
+        self.running.sync()
+        self.ema: Ema | None = None
+        if self.spec.train.enable_ema:
+            self.ema = Ema(self.engine, trainable(self.module), self._statistics(), self.spec.train.ema_decay)
+            self.persistence.restore_average(self.ema)
 
     def close(self) -> None:
         """Write what the ledger and the reporter hold back."""

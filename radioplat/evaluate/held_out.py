@@ -17,7 +17,8 @@ from radioplat.models.features import Features
 from radioplat.spec.tasks import EvaluateConfig
 
 if TYPE_CHECKING:
-    from radioplat.evaluate.measure import Findings, Subject
+    from radioplat.evaluate.measure import Findings
+    from radioplat.evaluate.subjects import Subject
 
 BACKBONE = "backbone"
 

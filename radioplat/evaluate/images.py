@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from radioplat.cores import decode_threads
-from radioplat.data.batch import Batch
 from radioplat.data.index import build_index
-from radioplat.data.loader import load_batches
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import RunData
+from radioplat.data.split_images import Images
 from radioplat.data.views import ViewSpec
 from radioplat.errors import DataError
 from radioplat.spec.root import Spec
-
-
-@dataclass(frozen=True)
-class Images:
-    """Rows of one split as evaluation views.
-
-    Attributes:
-        rows: sample ids, int64.
-        reader: decodes them.
-    """
-
-    rows: np.ndarray
-    reader: GrainReader
-    batch_size: int
-    threads: int
-
-    def batches(self) -> Iterator[Batch]:
-        """In order; unreadable samples are left out by weight 0."""
-        parts = [self.rows[i : i + self.batch_size] for i in range(0, len(self.rows), self.batch_size)]
-        return load_batches(self.reader.read_rows, parts, threads=self.threads, prefetch=4)
 
 
 def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]:

@@ -9,6 +9,7 @@ piece names its own k nearest; the k nearest of all are among them, so that merg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -112,6 +113,7 @@ def knn_accuracy(
     temperature: float = 0.07,
     classes: int | None = None,
     group: dist.ProcessGroup | None = None,
+    search: Callable[[Tensor, Tensor], Callable[[Tensor, int], Nearest]] | None = None,
 ) -> KnnResult:
     """Classify each query by its k nearest bank samples; a neighbour votes with exp(cos / temperature).
 
@@ -127,6 +129,8 @@ def knn_accuracy(
         temperature: of the vote; must be positive.
         classes: number of classes; default the largest label plus one.
         group: ranks over which the bank is spread (``torch.distributed.group.WORLD``); every rank gets the result.
+        search: takes the bank and its labels, of this rank, and gives what :func:`nearest` would find for queries and
+            k; default: :func:`nearest` itself.
 
     Raises:
         RadioplatError: nothing labelled on one of the sides, a label not below ``classes``, features not finite.
@@ -149,8 +153,14 @@ def knn_accuracy(
     correct1 = correct5 = 0
     block = max(k, min(len(bank), 2**15))
     chunk = max(1, _TEMPORARY // max(block, classes))
+
+    def here(part: Tensor, k: int) -> Nearest:
+        """The nearest of this rank's bank."""
+        return nearest(bank, bank_labels, part, k, first_row, block)
+
+    find = search(bank, bank_labels) if search else here
     for part, labels in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-        found = nearest(bank, bank_labels, part, k, first_row, block)
+        found = find(part, k)
         found = found if group is None else _gathered(found, k, group)
         # The largest exponent is made 0, which scales a query's votes alike and cannot overflow at a small T.
         weight = ((found.similarity - found.similarity[:, :1]) / temperature).exp()

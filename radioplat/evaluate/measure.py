@@ -11,37 +11,22 @@ import numpy as np
 import torch
 
 from radioplat.data.batch import Batch
+from radioplat.data.split_images import Images
 from radioplat.evaluate.correspondence import CorrespondenceResult
-from radioplat.evaluate.encoder import Encoder
 from radioplat.evaluate.fidelity import FidelityResult, TeacherMean
 from radioplat.evaluate.held_out import HeldOut
-from radioplat.evaluate.images import Images
 from radioplat.evaluate.knn import KnnResult, knn_accuracy
 from radioplat.evaluate.linear import LinearProbeResult, linear_probe
+from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.resolutions import Agreement
 from radioplat.evaluate.rows import Rows
 from radioplat.evaluate.segmentation import SegmentationResult
+from radioplat.evaluate.subjects import Subject
 from radioplat.evaluate.zero_shot import ZeroShotResult, zero_shot_accuracy
 from radioplat.models.features import Features
-from radioplat.models.student import Student
 from radioplat.spec.tasks import EvaluateConfig
 
-
-@dataclass(frozen=True)
-class Subject:
-    """A model under measurement.
-
-    Attributes:
-        size: side of the view it sees, in pixels.
-        student: its heads are compared with the teachers; None for a teacher.
-        resolution_of: the subject of which this is another resolution. It takes part in what is measured at each
-            resolution only: kNN, fidelity and agreement.
-    """
-
-    encode: Encoder
-    size: int
-    student: Student | None
-    resolution_of: str | None = None
+Encoded = Callable[[Iterator[Batch], dict[str, Subject]], Iterator[tuple[Batch, dict[str, Features]]]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +73,7 @@ def measure(
     at_once: int = 1,
     texts: Texts | None = None,
     seed: int = 0,
+    processes: Processes | None = None,
 ) -> Findings:
     """Everything that training and held-out images tell of every subject; each image is read and encoded once.
 
@@ -97,6 +83,7 @@ def measure(
             threads of their own.
         texts: for zero-shot classification.
         seed: of the warps for correspondence, and of the training images that judge a linear probe.
+        processes: that encode and search in place of this one.
     """
     total = sum(math.ceil(len(i.rows) / i.batch_size) for i in (bank, queries))
     tick = _Ticker(progress, total)
@@ -105,9 +92,9 @@ def measure(
     centers = {s.resolution_of: TeacherMean() for s in subjects.values() if s.resolution_of is not None}
     bank_rows = Rows(subjects)
     with ThreadPoolExecutor(at_once, "encode") as pool:
-        for batch in tick(bank.batches()):
+        encoded = processes.encode if processes else _encoder(pool)
+        for batch, features in encoded(tick(bank.batches()), subjects):
             alive = torch.from_numpy(batch.weight > 0)
-            features = _encode(batch, subjects, pool)
             bank_rows.add(batch, features)
             for (teacher, kind), mean in means.items():
                 mean.update(_of(features[teacher], kind)[alive])
@@ -124,14 +111,13 @@ def measure(
             seed=seed,
         )
         query_rows = Rows(subjects)
-        for batch in tick(queries.batches()):
-            features = _encode(batch, subjects, pool)
+        for batch, features in encoded(tick(queries.batches()), subjects):
             query_rows.add(batch, features)
             held_out.see(batch, features)
     found = Findings()
     held_out.tell(found)
     if bank_rows.has_labels and query_rows.has_labels:
-        _labelled(found, bank_rows, query_rows, subjects, config, seed)
+        _labelled(found, bank_rows, query_rows, subjects, config, seed, processes)
     else:
         split = "train" if query_rows.has_labels else "val"
         found.absent.append(f"kNN: no label in dataset.{split}_dataset; give an `id` or `label`, or folders as classes")
@@ -143,12 +129,19 @@ def measure(
 
 
 def _labelled(
-    found: Findings, bank: Rows, queries: Rows, subjects: dict[str, Subject], config: EvaluateConfig, seed: int
+    found: Findings,
+    bank: Rows,
+    queries: Rows,
+    subjects: dict[str, Subject],
+    config: EvaluateConfig,
+    seed: int,
+    processes: Processes | None,
 ) -> None:
     """kNN and the linear probe of every subject."""
     for name, subject in subjects.items():
         sides = (bank.summary(name), bank.label, queries.summary(name), queries.label)
-        found.knn[name] = knn_accuracy(*sides, k=config.knn_k, temperature=config.knn_temperature)
+        search = processes.search if processes else None
+        found.knn[name] = knn_accuracy(*sides, k=config.knn_k, temperature=config.knn_temperature, search=search)
         if config.linear_probe.enable and subject.resolution_of is None:
             found.linear[name] = linear_probe(*sides, config.linear_probe, seed)
 
@@ -165,10 +158,19 @@ class _Ticker:
                 self._progress(self._done, self._total)
 
 
-def _encode(batch: Batch, subjects: dict[str, Subject], pool: Executor) -> dict[str, Features]:
-    views = {name: torch.from_numpy(view.pixels) for name, view in batch.views.items()}
-    found = pool.map(lambda subject: subject.encode(views[str(subject.size)]), subjects.values())
-    return dict(zip(subjects, found, strict=True))
+def _encoder(pool: Executor) -> Encoded:
+    """Encode in this process, subjects side by side in the threads of ``pool``."""
+
+    def encode(
+        batches: Iterator[Batch], subjects: dict[str, Subject]
+    ) -> Iterator[tuple[Batch, dict[str, Features]]]:
+        """Each batch with what every subject says of it."""
+        for batch in batches:
+            views = {name: torch.from_numpy(view.pixels) for name, view in batch.views.items()}
+            found = pool.map(lambda subject: subject.encode(views[str(subject.size)]), subjects.values())  # noqa: B023
+            yield batch, dict(zip(subjects, found, strict=True))
+
+    return encode
 
 
 def _of(features: Features, kind: str) -> torch.Tensor:

@@ -30,6 +30,7 @@ def missing(
     if problems := list(evaluation_problems(spec)):
         return problems
     return [
+        *_processes(spec),
         *_resolutions(spec, architecture),
         *_labels(spec, train, val),
         *_segmentation(spec),
@@ -51,8 +52,17 @@ def not_asked(spec: Spec) -> list[str]:
     return [f"{name}: not asked for; give evaluate.{field}" for name, (given, field) in asked.items() if not given]
 
 
+def _processes(spec: Spec) -> Iterator[Problem]:
+    asked, cards = spec.evaluate.num_gpus, torch.cuda.device_count()
+    if cards and asked > cards:
+        yield Problem(f"{asked} GPUs, and this machine has {cards}", "evaluate.num_gpus", f"Take {cards}.")
+
+
 def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterator[Problem]:
-    if architecture is None or not spec.evaluate.resolutions:
+    sizes = {f"evaluate.resolutions[{i}]": size for i, size in enumerate(spec.evaluate.resolutions)}
+    if spec.dataset.val_img_size:
+        sizes = {"dataset.val_img_size": spec.dataset.val_img_size, **sizes}
+    if architecture is None or not sizes:
         return
     try:
         with torch.device("meta"):
@@ -60,8 +70,7 @@ def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterat
     except RadioplatError:
         return  # named where the student is looked at
     backbone = student.backbone
-    for i, size in enumerate(spec.evaluate.resolutions):
-        where = f"evaluate.resolutions[{i}]"
+    for where, size in sizes.items():
         if backbone.needs_multiple and size % student.stride:
             hint = f"Take {max(1, round(size / student.stride)) * student.stride}."
             yield Problem(f"{size} is not a multiple of the student's patch {student.stride}", where, hint)

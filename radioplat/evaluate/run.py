@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -11,29 +12,24 @@ from typing import Any
 import torch
 
 from radioplat.cores import torch_beside, torch_callers
+from radioplat.data.split_images import Images
 from radioplat.errors import SpecError
-from radioplat.evaluate.encoder import student_encoder
 from radioplat.evaluate.fidelity import FidelityResult
-from radioplat.evaluate.images import Images, open_images
+from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
-from radioplat.evaluate.measure import Findings, Subject, Texts, measure
+from radioplat.evaluate.measure import Findings, Texts, measure
 from radioplat.evaluate.needs import missing, not_asked
-from radioplat.evaluate.remembered import teacher_encoders
+from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
+from radioplat.evaluate.subjects import Subject, size_of, subjects_of, teachers_of
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import has_average, load_student
-from radioplat.models.norm_fold import fold_head
-from radioplat.models.start import start_student
-from radioplat.models.student import Student
 from radioplat.spec.load import load_spec, to_yaml
-from radioplat.spec.resolve import asked_teachers
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder, write_atomic
-
-TRAINED, UNTRAINED = "student", "untrained student"
 
 
 @dataclass(frozen=True)
@@ -84,29 +80,20 @@ def _evaluate(
     from radioplat.evaluate.summary import write_summary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    student = _folded(load_student(path, "evaluate.checkpoint", spec.evaluate.use_ema)).to(device)
-    size = spec.dataset.val_img_size or student.architecture.img_size
-    encode = student_encoder(student)
-    subjects = {TRAINED: Subject(encode, size, student)}
-    for other in sorted(set(spec.evaluate.resolutions) - {size}):
-        subjects[f"{TRAINED} at {other}"] = Subject(encode, other, student, TRAINED)
-    teachers = [t for t in asked_teachers(spec) if t.name in student.head_names]
-    sizes = {size} | {t.view_size for t in teachers} | set(spec.evaluate.resolutions)
+    student = load_student(path, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
+    teachers = teachers_of(spec, student)
+    sizes = {size_of(spec, student)} | {t.view_size for t in teachers} | set(spec.evaluate.resolutions)
     bank, queries, classes = open_images(spec, sizes)
     # Before the teachers' weights are loaded, and anything is encoded.
     if problems := missing(spec, student.architecture, bank.reader.index, queries.reader.index):
         raise SpecError(*problems)
     texts = _texts(spec, classes, device)
-    if spec.evaluate.baseline:
-        fresh = _folded(start_student(spec, student.architecture)).to(device)
-        subjects[UNTRAINED] = Subject(student_encoder(fresh), size, fresh)
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    at_once = torch_callers(len(subjects) + len(teachers)) if device == "cpu" else 1
     seed = spec.dataset.val_dataset.seed
-    with teacher_encoders(spec, teachers, device) as encoders:
-        subjects |= {t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}
-        with torch_beside(bank.threads, at_once):
-            found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed)
+    with subjects_of(spec, student, device) as subjects:
+        at_once = torch_callers(len(subjects)) if device == "cpu" else 1
+        with torch_beside(bank.threads, at_once), _processes(spec, path) as processes:
+            found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes)
         with torch_beside(bank.threads):
             found.segmentation = _segmented(spec, subjects, bank)
     found.absent += not_asked(spec)
@@ -116,11 +103,10 @@ def _evaluate(
     return result
 
 
-def _folded(student: Student) -> Student:
-    """The same function; a matrix behind a head (PHI-S, whitening) costs more at each position than the head itself."""
-    for head in student.heads.values():
-        fold_head(head, mean=False)
-    return student
+def _processes(spec: Spec, checkpoint: Path) -> contextlib.AbstractContextManager[Processes | None]:
+    """The processes that encode beside this one; None where one is enough."""
+    count = spec.evaluate.num_gpus
+    return contextlib.closing(Processes(spec, checkpoint, count)) if count > 1 else contextlib.nullcontext()
 
 
 def _texts(spec: Spec, classes: list[str], device: str) -> Texts | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from radioplat.evaluate.fidelity import FidelityResult
+from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.measure import Findings
+from radioplat.evaluate.zero_shot import ZeroShotResult
 from radioplat.track.report import Table
 
 
@@ -54,14 +57,18 @@ def _cosines(value: FidelityResult) -> str:
 
 def knn_table(findings: Findings) -> Table:
     """Top-1 and top-5 of each model."""
-    rows = [[name, f"{100 * r.top1:.1f} %", f"{100 * r.top5:.1f} %"] for name, r in findings.knn.items()]
-    note = ""
+    rows, note = _shares(findings.knn), ""
     if findings.knn:
         any_result = next(iter(findings.knn.values()))
         note = f"{any_result.count} held-out images, {any_result.bank} labelled training images, k = {any_result.k}."
     if findings.accuracy is not None:
         rows.append(["student, its own classifier", f"{100 * findings.accuracy:.1f} %", ""])
     return Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note=note)
+
+
+def _shares(results: Mapping[str, KnnResult | ZeroShotResult]) -> list[list[str]]:
+    """Top-1 and top-5 of each model."""
+    return [[name, f"{100 * r.top1:.1f} %", f"{100 * r.top5:.1f} %"] for name, r in results.items()]
 
 
 def resolution_table(findings: Findings) -> Table:
@@ -122,8 +129,7 @@ def linear_table(findings: Findings) -> Table:
 
 def zero_shot_table(findings: Findings) -> Table:
     """Top-1 and top-5 by class names alone."""
-    rows = [[name, f"{100 * r.top1:.1f} %", f"{100 * r.top5:.1f} %"] for name, r in findings.zero_shot.items()]
-    note = ""
+    rows, note = _shares(findings.zero_shot), ""
     if findings.zero_shot:
         any_result = next(iter(findings.zero_shot.values()))
         note = f"{any_result.count} held-out images, {any_result.classes} class names; students through their head."

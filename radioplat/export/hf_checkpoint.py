@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from radioplat.errors import EngineError
 from radioplat.export.radio_checkpoint import RadioFile, radio_file
 from radioplat.models.student import Student
 
@@ -38,10 +37,9 @@ def write_hf(student: Student, folder: Path, adaptors: Sequence[str] = ()) -> Ra
     found = radio_file(student, adaptors)
     entries = {entry["name"]: entry for entry in found.args["teachers"]}
     if odd := [name for name in found.adaptors if "spatial_mlp_version" in entries[name]]:
-        raise EngineError(
-            f"the folder's config has no place for the attention head of {', '.join(odd)}",
-            where="export.adaptors",
-            hint="Name others, or take export.format=radio.",
+        found.notes.append(
+            f"the attention head of {', '.join(odd)} is computed by the folder's own code alone: the config of "
+            "NVIDIA's RADIOModel has no place for it"
         )
     save_file(_tensors(found), folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_config(student, found, entries), indent=2) + "\n")
@@ -93,6 +91,9 @@ def _adaptor(found: RadioFile, entry: dict[str, Any]) -> dict[str, Any]:
     for kind, prefix, _ in _KINDS:
         start = f"{prefix}.{entry['name']}."
         tensors = {k.removeprefix(start): v for k, v in found.state_dict.items() if k.startswith(start)}
+        attends = any(k.startswith("mlp.") for k in tensors)
+        if attends:
+            tensors = {k.removeprefix("mlp."): v for k, v in tensors.items() if k.startswith("mlp.")}
         hidden, width = tensors["fc1.weight"].shape
         inner = len({k.split(".")[1] for k in tensors if k.startswith("blocks.")})
         config[kind] = {
@@ -100,6 +101,7 @@ def _adaptor(found: RadioFile, entry: dict[str, Any]) -> dict[str, Any]:
             "hidden_dim": hidden,
             "output_dim": tensors["final.2.weight"].shape[0],
             "num_inner": inner,
+            **({"mlp_version": "attn"} if attends else {}),
         }
     config["feature"] |= {"upsample_factor": entry.get("fd_upsample_factor", 1), "upsample_rank": None}
     config["head_idx"] = entry["token_slot"]

@@ -7,6 +7,7 @@ are those of NVIDIA's RADIO models on Hugging Face.
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import Block
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -106,13 +107,26 @@ class Mlp(nn.Module):
         return x
 
 
+class AttentionMlp(nn.Module):
+    """Two ViT blocks over the positions, then the MLP."""
+
+    def __init__(self, input_dim, **config):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(input_dim, 16, init_values=1e-5) for _ in range(2)))
+        self.mlp = Mlp(input_dim, **config)
+
+    def forward(self, x, grid):
+        return self.mlp(self.blocks(x), grid)
+
+
 class Adaptor(nn.Module):
     """Backbone features in one teacher's space."""
 
     def __init__(self, config):
         super().__init__()
         self.slot = config["head_idx"]
-        self.head_mlp, self.feat_mlp = Mlp(**config["summary"]), Mlp(**config["feature"])
+        of_maps = AttentionMlp if config["feature"].get("mlp_version") == "attn" else Mlp
+        self.head_mlp, self.feat_mlp = Mlp(**config["summary"]), of_maps(**config["feature"])
 
     def forward(self, classes, patches, grid):
         return self.head_mlp(classes[:, self.slot]), self.feat_mlp(patches, grid)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 
 from radioplat.errors import WeightsError
 from radioplat.models.donor import EMBEDDER, TABLE, TOKENS, Donor, as_radio, resized
+from radioplat.models.norm_fold import form_of, raw_layers
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import Student
 from radioplat.models.weights import fit
@@ -16,10 +18,17 @@ from radioplat.models.weights import fit
 
 @dataclass
 class Match:
-    """Tensors by the student's own names, and a sentence for each thing that found no place or starts anew."""
+    """What a student takes.
+
+    Attributes:
+        tensors: by the student's own names.
+        notes: a sentence for each thing that found no place or starts anew.
+        raw_heads: teacher's name and kind of the heads whose layers speak raw features by themselves.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    raw_heads: set[tuple[str, str]] = field(default_factory=set)
 
 
 def match_backbone(student: Student, donor: Donor, path: str, where: str) -> Match:
@@ -47,8 +56,16 @@ def match_backbone(student: Student, donor: Donor, path: str, where: str) -> Mat
     return Match({f"backbone.model.{k}": v for k, v in found.items()}, _normalisation(student, donor))
 
 
-def match_heads(student: Student, donor: Donor) -> Match:
-    """Heads and feature projections of ``donor``, by teacher's name; each is taken whole or not at all."""
+def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, str]] = ()) -> Match:
+    """Heads and feature projections of ``donor``, by teacher's name; each is taken whole or not at all.
+
+    What a head says of raw features is kept whatever transform of targets it was trained under: that is folded into
+    its last layer, and the run's own is taken out of it once it is known.
+
+    Args:
+        moving: teacher's name and kind where the run measures its transform while it trains. There a head keeps the
+            transform that it was trained under, where it is of the same form, until the run's takes its place.
+    """
     found = Match()
     names = student.head_names
     for name in names:
@@ -62,7 +79,13 @@ def match_heads(student: Student, donor: Donor) -> Match:
             elif why := _unlike(group, theirs, f"{kind}."):
                 found.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, donor)}")
             else:
-                found.tensors |= {f"heads.{name}.{k}": v for k, v in theirs.items()}
+                keeps = (name, kind) in moving and form_of(kind, theirs) == form_of(kind, group)
+                taken = theirs if keeps else raw_layers(student.heads[name], kind, theirs)
+                found.tensors |= {f"heads.{name}.{k}": v for k, v in taken.items()}
+                if (name, kind) in moving:
+                    found.notes.append(f"{_moves(name, kind)}: distill.target_norm.fit=before keeps it")
+                elif kind != "logits":
+                    found.raw_heads.add((name, kind))
     if extra := [name for name in donor.heads if name not in names]:
         found.notes.append(f"left out: the heads of {', '.join(extra)}; no teacher is called so")
     return found
@@ -156,20 +179,25 @@ def _tokens(student: Student, donor: Donor, own: torch.Tensor) -> tuple[torch.Te
 def _unlike(own: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None, learned: str) -> str:
     """Why ``theirs`` cannot take the place of ``own``; empty where they can.
 
-    A file without our buffers (mean, scale) speaks raw features, as a head does whose buffers were never moved.
+    Args:
+        learned: how the names of layers begin; other tensors are a transform of targets, which needs not be alike.
     """
     if theirs is None:
         return "none"
+    own, theirs = ({k: v for k, v in tensors.items() if k.startswith(learned)} for tensors in (own, theirs))
     shapes = [k for k in own if k in theirs and own[k].shape != theirs[k].shape]
     if shapes:
         key = shapes[0]
         return f"{key} is {list(theirs[key].shape)} there and {list(own[key].shape)} here"
-    foreign = all(k.startswith(learned) for k in theirs)
-    missing = [k for k in own if k not in theirs and (k.startswith(learned) or not foreign)]
+    missing = [k for k in own if k not in theirs]
     extra = [k for k in theirs if k not in own]
     if missing or extra:
         return f"it is built otherwise ({(missing or extra)[0]} is only {'here' if missing else 'there'})"
     return ""
+
+
+def _moves(name: str, kind: str) -> str:
+    return f"what head {name}.{kind} says of raw features moves when its targets are measured while it trains"
 
 
 def _absent(name: str, kind: str, donor: Donor) -> str:

@@ -9,12 +9,14 @@ import torch
 
 from radioplat.errors import Problem, WeightsError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
-from radioplat.models.donor import Donor, read_donor
+from radioplat.models.donor import read_donor
 from radioplat.models.match import Match, match_backbone, match_classifier, match_heads
 from radioplat.models.names import VIT_SIZES
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.spectral import reparametrize
 from radioplat.models.student import Student, StudentArchitecture
+from radioplat.spec.distill import TargetNormFit
+from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
 
 BACKBONE_PATH, MODEL_PATH = "model.backbone.pretrained_backbone_path", "train.pretrained_model_path"
@@ -37,6 +39,7 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
     for where, path in _paths(spec):
         found = _match(student, spec, path, where, shapes_only=False)
         student.load_state_dict(found.tensors, strict=False)
+        student.raw_heads |= found.raw_heads
     if architecture.spectral_reparam:
         reparametrize(student.backbone)
         student.architecture = architecture
@@ -102,17 +105,21 @@ def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: boo
     donor = read_donor(path, where, shapes_only, _attention_heads(student))
     found = match_backbone(student, donor, path, where)
     if where == MODEL_PATH:
-        for part in _rest(student, donor):
+        for part in (match_heads(student, donor, _moving(spec)), match_classifier(student, donor)):
             found.tensors |= part.tensors
             found.notes += part.notes
+            found.raw_heads |= part.raw_heads
     if spec.train.pretrained_strict and found.notes:
         hint = "Mend it, or accept it with train.pretrained_strict=false."
         raise WeightsError(*[Problem(f"{path}: {note}", where, hint) for note in found.notes])
     return found
 
 
-def _rest(student: Student, donor: Donor) -> list[Match]:
-    return [match_heads(student, donor), match_classifier(student, donor)]
+def _moving(spec: Spec) -> set[tuple[str, str]]:
+    """Teacher's name and kind of the targets whose transform is measured while the student trains."""
+    if spec.distill.target_norm.fit is not TargetNormFit.running:
+        return set()
+    return {(teacher.name, kind) for teacher in resolve_teachers(spec) for kind in teacher.norms}
 
 
 def _attention_heads(student: Student) -> int | None:

@@ -116,6 +116,8 @@ class Student(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.frozen_norm = False
+        # Teacher's name and kind of heads that were trained elsewhere and speak raw features without their buffers.
+        self.raw_heads: set[tuple[str, str]] = set()
         self.backbone = build_backbone(architecture)
         if architecture.spectral_reparam:
             reparametrize(self.backbone, iterations=1)  # its weights come from elsewhere, see start_student

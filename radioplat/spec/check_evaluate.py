@@ -16,7 +16,7 @@ _LEAST_CKA = 4  # rows that the debiased estimator needs
 def evaluation_problems(spec: Spec) -> Iterator[Problem]:
     """What is wrong with the section by reading it alone; files are looked at by ``radioplat.evaluate.needs``."""
     config, path = spec.evaluate, "evaluate"
-    for name in ("batch_size", "knn_k", "max_images"):
+    for name in ("batch_size", "knn_k", "max_images", "num_gpus"):
         if (value := getattr(config, name)) is not None and value < 1:
             yield Problem(f"must be at least 1, not {value}", f"{path}.{name}")
     if not 0 < config.knn_temperature < math.inf:

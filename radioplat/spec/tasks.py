@@ -15,6 +15,7 @@ class EvaluateConfig:
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
     results_dir: str | None = None
     batch_size: int | None = None
+    num_gpus: int = 1  # processes of this machine that encode, a GPU each; without one, each has its share of cores
     knn_k: int = 20
     knn_temperature: float = 0.07
     max_images: int | None = None  # (+) per split; unset: all

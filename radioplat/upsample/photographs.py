@@ -13,9 +13,9 @@ from radioplat.cores import decode_threads
 from radioplat.data.index import build_index
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import RunData
+from radioplat.data.split_images import Images
 from radioplat.data.views import ViewSpec
 from radioplat.errors import DataError
-from radioplat.evaluate.images import Images
 from radioplat.spec.dataset import SplitConfig
 from radioplat.spec.root import Spec
 

@@ -252,9 +252,12 @@ def student_tensors() -> Callable[[Path], dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="session")
-def ray_environment() -> dict[str, str]:
+def ray_environment(tmp_path_factory) -> dict[str, str]:
     """What makes Ray quick enough for a test, for processes and clusters that the test starts."""
     return os.environ | {
+        # Ray's workers import wandb, which makes folders for temporary files, and are killed before they remove them.
+        "TMPDIR": str(tmp_path_factory.mktemp("tmp")),
+        "RAY_TMPDIR": "/tmp",  # not there: the paths of Ray's sockets would be too long
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "OMP_NUM_THREADS": "1",

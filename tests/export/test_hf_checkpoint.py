@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from radioplat.errors import EngineError
 from radioplat.export.hf_checkpoint import write_hf
 from radioplat.export.radio_checkpoint import radio_file
+from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.teachers.adapters.registry import adapter_class
@@ -43,6 +45,24 @@ def test_auto_model_says_what_the_student_says(size, radio_student, image_batch,
                 torch.testing.assert_close(summary, own.summary, rtol=0, atol=1e-4)
             else:
                 assert not summary.any()
+
+
+def test_an_attention_head_goes_into_the_folder(radio_student, image_batch, auto_model, tmp_path):
+    """With pixel shuffle behind it; a student starts from the folder with the head it had."""
+    heads = list(radio_student().architecture.heads)
+    heads[2] = dataclasses.replace(heads[2], spatial_version="attn", upsample=2)
+    student, folder = radio_student(heads=tuple(heads)), tmp_path / "hf"
+    folder.mkdir()
+    found = write_hf(student, folder)
+    assert [note for note in found.notes if "attention head of dino" in note]
+    again = start_student(load_spec(None, [f"train.pretrained_model_path={folder}"]), student.architecture).eval()
+    pixels = image_batch(24, 72)
+    with torch.no_grad():
+        features, said = student(pixels), auto_model(folder)(pixels)
+        for name in student.head_names:
+            own = student.head(name, features).spatial
+            torch.testing.assert_close(said[name][1], own.flatten(1, 2), rtol=0, atol=1e-4)
+            torch.testing.assert_close(again.head(name, features).spatial, own, rtol=0, atol=1e-4)
 
 
 def test_without_adaptors_it_gives_a_pair(radio_student, image_batch, auto_model, tmp_path):

@@ -1,0 +1,114 @@
+"""Every kind of bad input that the recipe can be given, as a user would write it: `radioplat plan` names the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import yaml
+
+from radioplat import cli
+
+T, B, E = "distill.teacher", "distill.bindings", "distill.teacher[1].extra_losses"
+BOUND = {"teacher": "vit", "teacher_module_name": "blocks.2", "student_module_name": "blocks.1", "criterion": "MSE"}
+
+
+@pytest.fixture(scope="module")
+def planned(make_spec, tmp_path_factory):
+    """planned(overrides, file="spec.yaml") -> whether it stands; `radioplat plan` prints as ever."""
+    folder = tmp_path_factory.mktemp("planned")
+    spec = make_spec(folder / "results", {"dataset": {"knn_validation": False}})
+    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "cnn.yaml").write_text(yaml.safe_dump(spec | {"model": {"backbone": {"type": "test_resnet"}}}))
+    return lambda overrides, file="spec.yaml": cli.main(["plan", "-e", str(folder / file), *overrides]) == 0
+
+
+def test_the_spec_itself_stands(planned):
+    assert planned([f"{B}=[{BOUND}]"])
+
+
+def binding(**changes) -> str:
+    return f"{B}=[{BOUND | changes}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        # incompatible mode and loss
+        ([f"{T}[1].loss_type=KL"], f"{T}[1].loss_type"),
+        ([f"{T}[0].mode=spatial", "distill.loss_type=CE", f"{T}[1].loss_type=MSE"], f"{T}[0].loss_type"),
+        ([f"{T}[0].mode=logits", f"{T}[0].loss_type=MSE"], f"{T}[0].loss_type"),
+        ([f"{T}[1].mode=summary", f"{T}[1].loss_type=gram"], f"{T}[1].loss_type"),
+        ([f"{T}[1].mode=summary", f"{T}[1].spatial_loss_type=gram"], f"{T}[1].spatial_loss_type"),
+        ([f"{E}=[{{type: angle, kind: spatial}}]"], f"{E}[0].type"),
+        (["distill.alpha=0.5"], "distill.alpha"),
+        ([binding(criterion="angle")], f"{B}[0].criterion"),
+        # a head wider than memory
+        (["distill.mlp_hidden_size=4000000", "distill.mlp_num_inner=2"], "distill.mlp_hidden_size"),
+        (["distill.mlp_hidden_size=100000", f"{T}[1].spatial_num_inner=3"], f"{T}[1].spatial_num_inner"),
+        # a binding that names no module
+        ([binding(student_module_name="blocks.9")], f"{B}[0].student_module_name"),
+        ([binding(teacher_module_name="layers.2")], f"{B}[0].teacher_module_name"),
+        ([binding(teacher="sam")], f"{B}[0].teacher"),
+        ([binding(student_module_name="")], f"{B}[0].student_module_name"),
+        # resolutions that do not divide
+        (["dataset.img_size=65"], "dataset.img_size"),
+        (["dataset.augmentation.multi_scales=[64, 50]"], "dataset.augmentation.multi_scales"),
+        ([f"{T}[0].stochastic_resolutions={{50: 1.0}}"], f"{T}[0].stochastic_resolutions"),
+        ([f"{T}[1].input_size=50"], f"{T}[1].input_size"),
+        (["distill.stages=[{steps: 1, img_size: 50}]"], "distill.stages[0].img_size"),
+        (["distill.partitions=[{share: 1.0, teachers: [vit], img_size: 50}]"], "distill.partitions[0].img_size"),
+        ([f"{T}[1].mosaic=2", f"{T}[1].input_size=96"], f"{T}[1]."),
+        (["distill.vitdet={prob: 0.5, num_windowed: 1, window_sizes: [3]}"], "distill.vitdet.window_sizes[0]"),
+        (["dataset.val_img_size=50", "distill.then=[evaluate]"], "dataset.val_img_size"),
+        (["evaluate.resolutions=[50]", "distill.then=[evaluate]"], "evaluate.resolutions[0]"),
+        (["export.input_width=50", "distill.then=[export]"], "export.input_width"),
+        # class-token slots out of range
+        ([f"{T}[1].summary_token_idx=2"], f"{T}[1].summary_token_idx"),
+        ([f"{T}[0].summary_token_idx=-1"], f"{T}[0].summary_token_idx"),
+    ],
+)
+def test_plan_names_the_field(planned, capfd, overrides, where):
+    assert not planned(overrides)
+    assert_named(where, capfd)
+
+
+@pytest.mark.parametrize(
+    ("override", "where"),
+    [
+        (f"{T}[0].summary_token_idx=1", f"{T}[0].summary_token_idx"),
+        ("train.compile=true", "train.compile"),
+        ("model.backbone.spectral_reparam=true", "model.backbone.spectral_reparam"),
+    ],
+)
+def test_plan_names_the_field_of_a_cnn(planned, capfd, override, where):
+    assert not planned([override], "cnn.yaml")
+    assert_named(where, capfd)
+
+
+def assert_named(where: str, capfd) -> None:
+    _, err = capfd.readouterr()
+    assert f"{where}" in err and "Traceback" not in err
+    # and says nothing of fields that are right
+    assert all(line.startswith(f"error {where}") for line in err.splitlines() if line.startswith("error ")), err
+
+
+def test_a_hadamard_order_that_cannot_be_had(planned, tmp_path: Path, capfd):
+    """66 is no multiple of 4: the run can be had, with a matrix that is nearly as good, and `plan` says so."""
+    kwargs = {"embed_dim": 66, "num_heads": 2, "img_size": 64}
+    torch.manual_seed(0)
+    tensors = timm.create_model("test_vit", num_classes=0, **kwargs).state_dict()
+    safetensors.torch.save_file(tensors, tmp_path / "vit66.safetensors")
+    asked = [
+        f"{T}[1].model.backbone.kwargs={kwargs}",
+        f"{T}[1].pretrained_teacher_model_path={tmp_path / 'vit66.safetensors'}",
+    ]
+    assert planned([*asked, "distill.target_norm.type=phi_s", f"{T}[0].mode=spatial", f"{T}[0].spatial_norm_type=zca"])
+    out, err = capfd.readouterr()
+    assert "distill.target_norm.type: no Hadamard matrix of order 66" in " ".join((out + err).split())
+    assert planned([*asked, f"{T}[1].spatial_norm_type=phi"])
+    out, err = capfd.readouterr()
+    assert f"{T}[1].spatial_norm_type: no Hadamard matrix of order 66" in " ".join((out + err).split())
