@@ -38,8 +38,8 @@ def write_hf(student: Student, folder: Path, adaptors: Sequence[str] = ()) -> Ra
     entries = {entry["name"]: entry for entry in found.args["teachers"]}
     if odd := [name for name in found.adaptors if "spatial_mlp_version" in entries[name]]:
         found.notes.append(
-            f"the attention head of {', '.join(odd)} is computed by the folder's own code alone: the config of NVIDIA's "
-            "RADIOModel has no place for it"
+            f"the attention head of {', '.join(odd)} is computed by the folder's own code alone: the config of "
+            "NVIDIA's RADIOModel has no place for it"
         )
     save_file(_tensors(found), folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_config(student, found, entries), indent=2) + "\n")
