@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -18,12 +20,14 @@ class NonFiniteGuard:
     Attributes:
         tripped: whether this step has met a non-finite term on any rank.
         events: what this rank saw, for the report: (step, term, sample ids).
+        values: the terms of the micro-batch that was last checked, as numbers.
     """
 
     def __init__(self, config: TrainConfig, module: DistillModule | ClassifyModule, rank: int) -> None:
         self._config, self._module, self._rank = config, module, rank
         self.tripped = False
         self.events: list[tuple[int, str, list[int]]] = []
+        self.values: dict[str, float] = {}
         self.reasons: list[str] = []  # why, where this rank knows it
         self._terms: list[str] = []
         self._in_a_row = 0
@@ -33,16 +37,19 @@ class NonFiniteGuard:
         self.tripped, self._terms, self.reasons = False, [], []
 
     def check(self, step: int, batch: Batch, losses: dict[str, torch.Tensor]) -> bool:
-        """Whether every term is finite on every rank; one small all-reduce."""
+        """Whether every term is finite on every rank; one trip from the device, and one small all-reduce."""
         names = list(losses)
-        flags = torch.stack([(~torch.isfinite(losses[name].detach())).float() for name in names])
-        mine = [name for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+        found = torch.stack([losses[name].detach().float() for name in names])
+        self.values = dict(zip(names, found.tolist(), strict=True))
+        bad = [not math.isfinite(value) for value in self.values.values()]
+        mine = [name for name, wrong in zip(names, bad, strict=True) if wrong]
         if mine:
             self.events += [(step, name, np.asarray(batch.sample_id).tolist()) for name in mine]
-        flags = group.largest(flags)
-        if bool(flags.any()):
+        if not group.alone():
+            bad = group.largest(torch.tensor(bad, dtype=torch.uint8, device=found.device)).tolist()
+        if any(bad):
             self.tripped = True
-            self._terms = [name for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+            self._terms = [name for name, wrong in zip(names, bad, strict=True) if wrong]
         return not self.tripped
 
     def decide(self, step: int) -> None:
@@ -72,6 +79,20 @@ class NonFiniteGuard:
                 f"{self._in_a_row} steps in a row were not finite, the last at step {step}: {terms}",
                 where="train.max_non_finite_steps",
                 hint="Lower train.optim.lr, or check the teacher that is named.",
+            )
+
+    def overflowed(self, step: int) -> None:
+        """The losses were finite and the gradients were not, so that no weight moved; the same on every rank.
+
+        Raises:
+            TrainingError: too many such steps in a row; in fp16 a few are how the loss scale is found.
+        """
+        self._in_a_row += 1
+        if self._in_a_row >= self._config.max_non_finite_steps:
+            raise TrainingError(
+                f"the gradients of {self._in_a_row} steps in a row were not finite, the last at step {step}",
+                where="train.max_non_finite_steps",
+                hint="Lower train.optim.lr; in fp16, take bf16, whose range is fp32's.",
             )
 
     def passed(self) -> None:

@@ -146,7 +146,7 @@ def _token_slots(student: Student) -> Iterator[Problem]:
 def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
     """Heads whose weights and gradients alone are more than a worker can hold."""
     room = _memory(spec)
-    each = (2 if spec.train.precision is Precision.bf16 else 4) * 2
+    each = (4 if spec.train.precision is Precision.fp32 else 2) * 2
     share = spec.world_size if spec.train.zero_stage == 3 else 1
     for i, (name, head) in enumerate(student.heads.items()):
         needed = sum(p.numel() for p in head.parameters()) * each // share

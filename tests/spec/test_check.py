@@ -59,7 +59,6 @@ def test_the_published_example_has_no_problem():
         ("train.optim.head_warmup_epochs=-1", "train.optim.head_warmup_epochs"),
         ("train.optim.head_warmup_epochs=1000", "train.optim.head_warmup_epochs"),
         ("train.ema_decay=1", "train.ema_decay"),
-        ("train.precision=fp16", "train.precision"),
         ("train.offload=true", "train.offload"),
         ("train.min_workers=1", "train.min_workers"),
         ("train.regularizer.weight=1", "train.regularizer.type"),
