@@ -1,7 +1,7 @@
 """What our loop adds to DeepSpeed's, and what saving adds to our loop.
 
-``python -m benchmarks.elastic_loop [--rounds N] [--size PIXELS] [--batch N]``. A ViT-S student at 224 px learns from one
-teacher of ViT-S's widths; batches and the teacher's answers lie in memory, so that neither decoding nor teaching is
+``python -m benchmarks.elastic_loop [--rounds N] [--size PIXELS] [--batch N]``. A ViT-S student at 224 px learns from
+one teacher of ViT-S's widths; batches and the teacher's answers lie in memory, so that neither decoding nor teaching is
 timed. Every round is a process of its own; `elastic_loop_sides.py` says how each figure is taken. Prints a table of
 medians and spreads; the last line is one JSON object ``{"loop_overhead": ..., "checkpoint_stall": ...}``.
 """

@@ -20,14 +20,12 @@ class NonFiniteGuard:
     Attributes:
         tripped: whether this step has met a non-finite term on any rank.
         events: what this rank saw, for the report: (step, term, sample ids).
-        values: the terms of the micro-batch that was last checked, as numbers.
     """
 
     def __init__(self, config: TrainConfig, module: DistillModule | ClassifyModule, rank: int) -> None:
         self._config, self._module, self._rank = config, module, rank
         self.tripped = False
         self.events: list[tuple[int, str, list[int]]] = []
-        self.values: dict[str, float] = {}
         self.reasons: list[str] = []  # why, where this rank knows it
         self._terms: list[str] = []
         self._in_a_row = 0
@@ -40,8 +38,7 @@ class NonFiniteGuard:
         """Whether every term is finite on every rank; one trip from the device, and one small all-reduce."""
         names = list(losses)
         found = torch.stack([losses[name].detach().float() for name in names])
-        self.values = dict(zip(names, found.tolist(), strict=True))
-        bad = [not math.isfinite(value) for value in self.values.values()]
+        bad = [not math.isfinite(value) for value in found.tolist()]
         mine = [name for name, wrong in zip(names, bad, strict=True) if wrong]
         if mine:
             self.events += [(step, name, np.asarray(batch.sample_id).tolist()) for name in mine]

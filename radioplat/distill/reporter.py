@@ -38,10 +38,10 @@ class StepRecord:
     seconds: float = 0.0
     skipped: bool = False
 
-    def add(self, losses: dict[str, float]) -> None:
+    def add(self, losses: dict[str, torch.Tensor]) -> None:
         """Add the terms of a real micro-batch."""
         for name, value in losses.items():
-            self.values[name] = self.values.get(name, 0.0) + value
+            self.values[name] = self.values.get(name, 0.0) + float(value.detach())
 
     def answered(self, teacher: str, packed: Packed) -> None:
         """Count what a teacher answered to a real micro-batch."""

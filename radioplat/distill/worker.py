@@ -197,7 +197,7 @@ class _Worker:
         self.engine.backward(losses["loss"] * (scale if real else 0.0))
         self.engine.step()
         if real:
-            record.add(self.guard.values)
+            record.add(losses)
 
     def _next(self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> tuple[Batch, dict[str, Pending]]:
         try:
@@ -216,16 +216,18 @@ class _Worker:
             ds_compat.discard_gradients(self.engine)
             self.guard.decide(step)
         else:
-            # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight.
-            applied = self.engine.was_step_applied()
-            self.guard.passed() if applied else self.guard.overflowed(step)
-            self.state.optimizer_steps += applied
             spectral.follow(self.module)
         self.running.step(commit=not self.guard.tripped)
         self.loss_state.step(commit=not self.guard.tripped)
         self.targets.end_step(step, commit=not self.guard.tripped)
-        if self.ema and not self.guard.tripped and self.engine.was_step_applied():
-            self.ema.step(self._statistics())
+        # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight.
+        if not self.guard.tripped and self.engine.was_step_applied():
+            self.guard.passed()
+            self.state.optimizer_steps += 1
+            if self.ema:
+                self.ema.step(self._statistics())
+        elif not self.guard.tripped:
+            self.guard.overflowed(step)
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm statistics in fp32 by the student's names."""

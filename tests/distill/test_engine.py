@@ -116,4 +116,5 @@ def test_fp16_gradients_add_up_in_fp32(stage):
     engine.optimizer.loss_scaler.cur_scale = 1024.0
     ones = torch.ones(4, 6)
     assert learn(engine, ones, ones * 2**-12)
-    torch.testing.assert_close(state_of(module, engine)["weight"], torch.full((6, 3), -(1 + 2**-12) / 2), rtol=1e-7, atol=0)
+    exact = torch.full((6, 3), -(1 + 2**-12) / 2)
+    torch.testing.assert_close(state_of(module, engine)["weight"], exact, rtol=1e-7, atol=0)

@@ -97,13 +97,6 @@ def test_gradients_that_overflow_end_the_run_when_it_does_not_stop(guard):
     assert caught.value.problems[0].where == "train.max_non_finite_steps"
 
 
-def test_the_values_are_those_of_the_losses(guard):
-    it = guard()
-    it.begin_step()
-    assert it.check(0, batch(1), losses(0.1, 2.5))
-    assert it.values == {name: float(value) for name, value in losses(0.1, 2.5).items()}
-
-
 def test_fail_names_step_and_term(guard):
     with pytest.raises(TrainingError, match="step 4.*loss/b/summary") as caught:
         trip(guard("fail"), 4, b=NAN)

@@ -62,7 +62,7 @@ def test_every_stage_on_two_workers_is_stage_0_on_one(found, case):
 @pytest.mark.parametrize("name", cases.STEPS)
 def test_what_is_compared_did_move(found, name):
     fp32, bf16 = (found[1][f"{kind} {name}"] for kind in ("fp32 0", "bf16 1"))
-    assert fp32["losses"][-1] < 0.97 * fp32["losses"][0]
+    assert fp32["losses"][-1] < 0.99 * fp32["losses"][0]
     assert not torch.allclose(fp32["end"]["body.0.weight"], fp32["half"]["body.0.weight"], atol=1e-3)
     assert not torch.allclose(fp32["end"]["body.0.weight"], fp32["end"]["body.0.weight.ema"], atol=1e-3)
     torch.testing.assert_close(bf16["losses"].mean(), fp32["losses"].mean(), rtol=2e-2, atol=0)

@@ -1,6 +1,6 @@
 """Small runs at every ZeRO stage, on one worker or on two; started as a script this file is one of two workers.
 
-All cases of all tests go through one process group: joining it, and importing torch and DeepSpeed, costs more than they.
+All cases go through one process group: joining it, and importing torch and DeepSpeed, costs more than they do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from radioplat.distill import ds_compat
 from radioplat.distill.ema import Ema
 from radioplat.distill.engine import build_engine
+from radioplat.distill.group import agree
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.spec.dataset import DatasetConfig
 from radioplat.spec.root import Spec
@@ -133,9 +134,9 @@ class Run:
         return float(loss.detach())
 
     def state(self) -> State:
-        """Everything that a checkpoint keeps."""
+        """Everything that a checkpoint keeps, on every rank, as each reads all of it."""
         whole = ds_compat.full_state(self.engine, self.names, self.moments)
-        return whole | {f"{name}.ema": value for name, value in self.ema.whole().items()}
+        return agree(whole | {f"{name}.ema": value for name, value in self.ema.whole().items()})
 
 
 def start(case: Case, begin: State | None = None) -> Run:
