@@ -9,14 +9,16 @@ medians and spreads; the last line is one JSON object ``{"loop_overhead": ..., "
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
+import functools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.elastic_loop_sides import Work, save
@@ -26,60 +28,56 @@ from radioplat import terminal
 LOOP_ROUNDS, STALL_ROUNDS = 3, 3
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A share of time, with what it was taken from.
+def loop_overhead(rounds: int = LOOP_ROUNDS, work: Work | None = None) -> float:
+    """Our loop's time for a step over that of forward, backward and step by hand on the same engine, minus 1.
 
-    Attributes:
-        rounds: the share in each round.
-        seconds: of a step, by side, in each round.
+    The median over the rounds; a table of medians and spreads is printed.
     """
-
-    name: str
-    rounds: list[float]
-    seconds: dict[str, list[float]]
-
-    @property
-    def value(self) -> float:
-        """The median over the rounds."""
-        return statistics.median(self.rounds)
-
-    def rows(self) -> list[list[str]]:
-        """Name, median, least, most; the share first, then each side's seconds a step."""
-        shown = [(self.name, self.rounds), *((f"  {side}, s/step", times) for side, times in self.seconds.items())]
-        return [[name, *(f"{of(values):.4f}" for of in (statistics.median, min, max))] for name, values in shown]
+    work = work or Work()
+    found = [_apart("both_loops", work) for _ in range(rounds)]
+    return _told("loop_overhead", work, ("ours", "bare"), found)
 
 
-def loop_overhead(rounds: int = LOOP_ROUNDS, work: Work | None = None) -> Figure:
-    """Our loop's time for a step over that of forward, backward and step by hand on the same engine, minus 1."""
-    found = [_apart("both_loops", work or Work()) for _ in range(rounds)]
-    shares = [f["ours"] / f["bare"] - 1 for f in found]
-    return Figure("loop_overhead", shares, {side: [f[side] for f in found] for side in ("ours", "bare")})
-
-
-def checkpoint_stall(rounds: int = STALL_ROUNDS, work: Work | None = None) -> Figure:
+def checkpoint_stall(rounds: int = STALL_ROUNDS, work: Work | None = None) -> float:
     """The time of a run that saves every 20 steps over that of the same run without saving, minus 1.
 
     Both are runs of the whole loop over the same steps, in turn; every other round begins with the other one. The clock
     runs from step 10 to step 50: over two saves, and ten steps after each, in which what is written beside the training
-    takes its time too.
+    takes its time too. The median over the rounds; a table of medians and spreads is printed.
     """
     work, found = dataclasses.replace(work or Work(), warm_up=10, steps=40), []
     sides = {"saving": dataclasses.replace(work, save_every=20), "not saving": work}
     for number in range(rounds):
         order = list(sides) if number % 2 else list(sides)[::-1]
         found.append({side: _apart("our_loop", sides[side])["ours"] for side in order})
-    shares = [f["saving"] / f["not saving"] - 1 for f in found]
-    return Figure("checkpoint_stall", shares, {side: [f[side] for f in found] for side in sides})
+    return _told("checkpoint_stall", work, ("saving", "not saving"), found)
+
+
+def _told(name: str, work: Work, sides: tuple[str, str], found: list[dict[str, float]]) -> float:
+    """The median share by which the first side takes longer than the second; prints the table."""
+    shares = [f[sides[0]] / f[sides[1]] - 1 for f in found]
+    shown = {f"{side}, s/step": [f[side] for f in found] for side in sides} | {name: shares}
+    spread = (statistics.median, min, max)
+    rows = [[label, *(f"{of(values):.4f}" for of in spread)] for label, values in shown.items()]
+    title = f"ViT-S at {work.size} px, {work.batch} images a step, {work.precision}, {len(found)} rounds"
+    terminal.show_table(title, ["", "median", "least", "most"], rows)
+    return statistics.median(shares)
+
+
+@functools.cache
+def _photographs() -> str:
+    """A folder of 300 photographs as a shard, for as long as this process lives."""
+    folder = tempfile.mkdtemp(prefix="elastic_loop")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    make_shards(Path(folder), shards=1)
+    return folder
 
 
 def _apart(side: str, work: Work) -> dict[str, float]:
     """One side in a process of its own, as a user runs it; what it prints is shown where it fails."""
     with tempfile.TemporaryDirectory(prefix="elastic_loop") as scratch:
-        folder = Path(scratch)
-        shards = Path(work.shards) if work.shards else folder / "shards"
-        make_shards(shards, shards=1)
-        path = save(dataclasses.replace(work, shards=str(shards), scratch=scratch), folder / "work.json")
+        work = dataclasses.replace(work, shards=work.shards or _photographs(), scratch=scratch)
+        path = save(work, Path(scratch) / "work.json")
         # Thread counts are part of what is measured.
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
         command = [sys.executable, "-m", "benchmarks.elastic_loop_sides", side, str(path)]
@@ -101,16 +99,10 @@ def main() -> None:
     arguments.add_argument("--zero-stage", type=int, default=Work.zero_stage)
     arguments.add_argument("--only", choices=("loop_overhead", "checkpoint_stall"))
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="elastic_loop") as scratch:
-        shards = str(Path(scratch) / "shards")
-        work = Work(shards, given.size, given.batch, precision=given.precision, zero_stage=given.zero_stage)
-        takes = {"loop_overhead": loop_overhead, "checkpoint_stall": checkpoint_stall}
-        wanted = {n: take for n, take in takes.items() if given.only in (None, n)}
-        figures = [take(given.rounds, work) for take in wanted.values()]
-    rows = [row for figure in figures for row in figure.rows()]
-    columns = ["share of time", "median", "least", "most"]
-    terminal.show_table(f"ViT-S at {work.size} px, {work.batch} images a step, {given.rounds} rounds", columns, rows)
-    print(json.dumps({name: None for name in takes} | {f.name: round(f.value, 4) for f in figures}))
+    work = Work(size=given.size, batch=given.batch, precision=given.precision, zero_stage=given.zero_stage)
+    takes = {"loop_overhead": loop_overhead, "checkpoint_stall": checkpoint_stall}
+    found = {n: take(given.rounds, work) for n, take in takes.items() if given.only in (None, n)}
+    print(json.dumps({name: round(value, 4) for name, value in found.items()}))
 
 
 if __name__ == "__main__":
