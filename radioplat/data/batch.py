@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +23,7 @@ class View:
     homography: np.ndarray
     valid: np.ndarray | None = None
 
-    @property
+    @cached_property
     def shown(self) -> np.ndarray:
         """``pixels`` with those that show nothing black: what a model is given, whatever stands there."""
         return self.pixels if self.valid is None else np.where(self.valid[:, None], self.pixels, np.uint8(0))
@@ -51,3 +53,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.sample_id)
+
+    @cached_property
+    def checksums(self) -> np.ndarray:
+        """crc32 of each sample's pixels in the first view: int64 ``[B]``; a millisecond a megabyte, once."""
+        pixels = next(iter(self.views.values())).pixels
+        return np.array([zlib.crc32(np.ascontiguousarray(image).data) for image in pixels], np.int64)

@@ -5,7 +5,6 @@ Ids come from the batches that reached backward, never from the order: the ledge
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,12 +33,6 @@ REJECTS_SCHEMA = pa.schema(
 _FLUSH_ROWS = 100_000
 
 
-def checksums(batch: Batch) -> np.ndarray:
-    """crc32 of each sample's pixels in the first view: int64 ``[B]``."""
-    pixels = next(iter(batch.views.values())).pixels
-    return np.array([zlib.crc32(np.ascontiguousarray(image).data) for image in pixels], np.int64)
-
-
 class Ledger:
     """One writer: what ``rank`` consumed and rejected during ``attempt``. Rows are on disk after :meth:`flush`.
 
@@ -62,7 +55,7 @@ class Ledger:
         if batch.grain < 0:
             return
         rank = self._rank if rank is None else rank
-        self.consumed(step, rank, batch.position, batch.sample_id, checksums(batch))
+        self.consumed(step, rank, batch.position, batch.sample_id, batch.checksums)
         bad = np.flatnonzero(batch.weight == 0)
         if len(bad):
             reasons = [batch.faults.get(int(i), "") for i in batch.sample_id[bad]]

@@ -41,8 +41,8 @@ class AverageStudent:
         if next(self._twin.backbone.parameters()).dtype is not dtype:
             for parameter in self._twin.parameters():
                 parameter.data = parameter.data.to(dtype)
-            if dtype is torch.bfloat16:
-                round_statistics(self._twin)
+            if dtype is not torch.float32:
+                round_statistics(self._twin, dtype)
         live = dict(student.named_buffers())
         buffers = dict(self._twin.named_buffers())
         for name, buffer in buffers.items():

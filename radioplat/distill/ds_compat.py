@@ -16,6 +16,8 @@ from torch import nn
 from radioplat.distill.lamb import Layout
 
 _BESIDE = "beside"  # a key of an optimizer's state that no optimizer uses
+LOSS_SCALE = "loss_scale"  # a key of a checkpoint beside parameters' names, all of which have dots
+_SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
 
 
 def init_distributed(backend: str) -> None:
@@ -38,7 +40,8 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
     """fp32 weights and optimizer moments, whole, on the CPU; every rank must call this.
 
     Returns:
-        ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step.
+        ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step. In
+        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counts by which it moves.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -53,33 +56,43 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
             value = _whole(inner, parameter, moment)
             if value is not None:
                 state[f"{name}.{moment}"] = value.float().cpu().clone()
+    if (scaler := moving_scaler(engine)) is not None:
+        state[LOSS_SCALE] = torch.tensor([getattr(scaler, field) for field in _SCALER_FIELDS], dtype=torch.float64)
     return state
+
+
+def moving_scaler(engine: Any) -> Any | None:
+    """What moves the loss scale of an fp16 run; None elsewhere."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return scaler if getattr(scaler, "dynamic", False) else None
 
 
 def load_full_state(
     engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: dict[str, torch.Tensor], steps: int
 ) -> None:
-    """Inverse of :func:`full_state`, at any world size and stage.
+    """Inverse of :func:`full_state`, at any world size and stage, on the host or not; another precision's loss scale
+    is left out.
 
     The module's own weights must already hold the same values: setting the fp32 ones refreshes no bf16 weight.
     """
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
     optimizer, inner = engine.optimizer, _inner(engine.optimizer)
     if steps and moments:
         _create_states(engine, inner, moments, steps)
     _link_states(optimizer)
+    if (scaler := moving_scaler(engine)) is not None and LOSS_SCALE in state:
+        scale, *counts = state[LOSS_SCALE].tolist()
+        for field, value in zip(_SCALER_FIELDS, (scale, *map(int, counts)), strict=True):
+            setattr(scaler, field, value)
     for name, parameter in names.items():
         partitioned = _partitioned(parameter)
-        device = parameter.device
         if partitioned:
-            safe_set_full_fp32_param(parameter, state[name].to(device))
+            _set(parameter, state[name])
         for moment in moments:
             value = state.get(f"{name}.{moment}")
             if value is None:
                 continue
             if partitioned:
-                safe_set_full_optimizer_state(parameter, value.to(device), moment)
+                _set(parameter, value, moment)
             else:
                 inner.state[parameter][moment].copy_(value)
 
@@ -144,14 +157,12 @@ def scatter_beside(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:
     """Inverse of :func:`gather_beside`, into ``values``; parameters that ``state`` lacks are left as they are."""
-    from deepspeed.utils import safe_set_full_optimizer_state
-
     with _beside(engine, values) as inner:
         for name, parameter in names.items():
             if name not in state:
                 continue
             if _partitioned(parameter):
-                safe_set_full_optimizer_state(parameter, state[name].to(parameter.device), _BESIDE)
+                _set(parameter, state[name], _BESIDE)
             else:
                 inner.state[parameter][_BESIDE].copy_(state[name])
 
@@ -185,6 +196,10 @@ def discard_gradients(engine: Any) -> None:
             setattr(optimizer, name, {})
     if hasattr(optimizer, "_release_preflattened_grad_buffers"):
         optimizer._release_preflattened_grad_buffers()
+    if hasattr(optimizer, "reset_cpu_buffers"):  # offloaded sums are begun anew by the first micro-batch of a step
+        optimizer.reset_cpu_buffers()
+        optimizer.local_overflow = False
+        optimizer.micro_step_id = 0 if hasattr(optimizer, "fp32_partitioned_groups_flat") else -1
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
@@ -202,6 +217,27 @@ def _whole(inner: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -
     if _partitioned(parameter):
         return safe_get_full_optimizer_state(parameter, moment)
     return inner.state[parameter].get(moment)
+
+
+def _set(parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
+    """This rank's pieces of ``value``, a whole fp32 weight or moment, into where its optimizer holds them."""
+    from deepspeed import utils
+
+    value = value.to(parameter.device)
+    if not hasattr(parameter, "ds_id"):
+        if moment is None:
+            utils.safe_set_full_fp32_param(parameter, value)
+        else:
+            utils.safe_set_full_optimizer_state(parameter, value, moment)
+        return
+    # At stage 3 its own way to set a whole value fails where a parameter does not divide by the number of ranks.
+    size, rank = parameter.partition_numel(), dist.get_rank()
+    piece, mine = torch.zeros(size, device=value.device), value.flatten()[rank * size : (rank + 1) * size]
+    piece[: mine.numel()] = mine
+    if moment is None:
+        utils.safe_set_local_fp32_param(parameter, piece)
+    else:
+        utils.safe_set_local_optimizer_state(parameter, piece, moment)
 
 
 def _link_states(optimizer: Any) -> None:

@@ -17,34 +17,27 @@ from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
 from radioplat.teachers.teacher import has_native_bf16
 
+BUCKET = 500_000_000  # DeepSpeed's default: gradients, as numbers, that travel together at most
+
 
 def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
-    """Wrap ``module`` for ZeRO, mixed precision and clipping.
+    """Wrap ``module`` for ZeRO, mixed precision, offload and clipping.
 
     Args:
         micro_batches: of one optimizer step on this rank, padding included.
 
-    bf16 keeps its fp32 master weights in the optimizer, which DeepSpeed offers from stage 1 on: stage 0 runs as 1.
+    Raises:
+        SpecError: a parameter group is wrong (see :func:`build_optimizer`).
     """
     import deepspeed
 
-    train = spec.train
-    bf16 = train.precision is Precision.bf16
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
-        "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": train.clip_grad_norm,
-        "zero_optimization": {"stage": max(1, train.zero_stage) if bf16 else train.zero_stage},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-    }
-    if bf16:
-        config["bf16"] = {"enabled": True}
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    optimizer = build_optimizer(module, train.optim)
+    optimizer = build_optimizer(module, spec.train.optim)
+    config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
-    if bf16:
-        round_statistics(module)
+    if spec.train.precision is not Precision.fp32:
+        round_statistics(module, engine.get_data_types()[0])
+    if (scaler := ds_compat.moving_scaler(engine)) is not None:
+        scaler.raise_error_at_min_scale = False  # a bare Exception; the worker's guard ends such a run, and says why
     if isinstance(optimizer, Lamb):
         optimizer.layouts = ds_compat.layouts(engine)
     if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
@@ -53,11 +46,43 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
     return engine
 
 
-def round_statistics(module: nn.Module) -> None:
-    """DeepSpeed leaves buffers in fp32, and torch's batch_norm takes none beside bf16 weights."""
+def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
+    """DeepSpeed's configuration; ``parameters`` is how many numbers are trained.
+
+    16-bit runs keep fp32 master weights in the optimizer and sum gradients in fp32, over micro-batches and over ranks
+    alike. DeepSpeed offers that from stage 1 on, so stage 0 runs as 1. Left to itself it sends sums between ranks in 16
+    bits: at stage 1 what a whole step has summed in fp32 would then be rounded on its way, even with one rank.
+    """
+    train = spec.train
+    low = train.precision is not Precision.fp32
+    zero: dict[str, Any] = {"stage": max(1, train.zero_stage) if low else train.zero_stage}
+    if zero["stage"]:
+        # It reserves the whole bucket, 5e8 numbers by default, whatever the size of the student.
+        zero["reduce_bucket_size"] = min(BUCKET, parameters)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": train.clip_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if low:
+        config[train.precision.value] = {"enabled": True}
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["communication_data_type"] = "fp32"
+    if train.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        # DeepSpeed's own CPU Adam would be compiled at the start of each fresh machine, and is Adam alone.
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
+
+
+def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
+    """DeepSpeed leaves buffers in fp32, and torch's batch_norm takes none beside 16-bit weights."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) and layer.track_running_stats:
-            layer.running_mean, layer.running_var = layer.running_mean.bfloat16(), layer.running_var.bfloat16()
+            layer.running_mean, layer.running_var = layer.running_mean.to(dtype), layer.running_var.to(dtype)
 
 
 def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:

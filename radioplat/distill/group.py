@@ -63,15 +63,23 @@ def open_channel() -> dist.ProcessGroup | None:
 
 def largest(values: torch.Tensor) -> torch.Tensor:
     """Elementwise maximum over the ranks."""
-    if not alone():
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return values
+    return _reduce(values, dist.ReduceOp.MAX)
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
     """Elementwise sum over the ranks."""
-    if not alone():
-        dist.all_reduce(values)
+    return _reduce(values, dist.ReduceOp.SUM)
+
+
+def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
+    """In place; NCCL carries no tensor of the host, such as an offloaded optimizer's, so that goes by the device."""
+    if alone():
+        return values
+    if values.device.type == "cpu" and dist.get_backend() == "nccl":
+        there = values.cuda()
+        dist.all_reduce(there, op=op)
+        return values.copy_(there)
+    dist.all_reduce(values, op=op)
     return values
 
 

@@ -14,19 +14,27 @@ from radioplat.data.batch import Batch
 from radioplat.data.loader import load_grains
 from radioplat.data.run_data import open_reader
 from radioplat.distill import ds_compat
+from radioplat.distill.device_fit import device_problems
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
+from radioplat.errors import SpecError
 from radioplat.teachers.client import InlineTeacher
 
 HEAVY = 4e9  # operations; a tenth of a second of one core
 
 
 def run_local(run: Run, say: Callable[[str], None]) -> None:
-    """Train in this process, on its GPU where there is one; ``say`` gets each line for the user."""
-    _alone_in_the_world()
+    """Train in this process, on its GPU where there is one; ``say`` gets each line for the user.
+
+    Raises:
+        SpecError: this machine cannot compute in ``train.precision``.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if problems := list(device_problems(run.spec, device.type == "cuda")):
+        raise SpecError(*problems)
+    _alone_in_the_world()
     if device.type == "cpu":
         say("this machine has no GPU: the run takes one CPU worker")
     ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -33,16 +35,18 @@ class NonFiniteGuard:
         self.tripped, self._terms, self.reasons = False, [], []
 
     def check(self, step: int, batch: Batch, losses: dict[str, torch.Tensor]) -> bool:
-        """Whether every term is finite on every rank; one small all-reduce."""
+        """Whether every term is finite on every rank; one trip from the device, and one small all-reduce."""
         names = list(losses)
-        flags = torch.stack([(~torch.isfinite(losses[name].detach())).float() for name in names])
-        mine = [name for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+        found = torch.stack([losses[name].detach().float() for name in names])
+        bad = [not math.isfinite(value) for value in found.tolist()]
+        mine = [name for name, wrong in zip(names, bad, strict=True) if wrong]
         if mine:
             self.events += [(step, name, np.asarray(batch.sample_id).tolist()) for name in mine]
-        flags = group.largest(flags)
-        if bool(flags.any()):
+        if not group.alone():
+            bad = group.largest(torch.tensor(bad, dtype=torch.uint8, device=found.device)).tolist()
+        if any(bad):
             self.tripped = True
-            self._terms = [name for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+            self._terms = [name for name, wrong in zip(names, bad, strict=True) if wrong]
         return not self.tripped
 
     def decide(self, step: int) -> None:
@@ -72,6 +76,20 @@ class NonFiniteGuard:
                 f"{self._in_a_row} steps in a row were not finite, the last at step {step}: {terms}",
                 where="train.max_non_finite_steps",
                 hint="Lower train.optim.lr, or check the teacher that is named.",
+            )
+
+    def overflowed(self, step: int) -> None:
+        """The losses were finite and the gradients were not, so that no weight moved; the same on every rank.
+
+        Raises:
+            TrainingError: too many such steps in a row; in fp16 a few are how the loss scale is found.
+        """
+        self._in_a_row += 1
+        if self._in_a_row >= self._config.max_non_finite_steps:
+            raise TrainingError(
+                f"the gradients of {self._in_a_row} steps in a row were not finite, the last at step {step}",
+                where="train.max_non_finite_steps",
+                hint="Lower train.optim.lr; in fp16, take bf16, whose range is fp32's.",
             )
 
     def passed(self) -> None:

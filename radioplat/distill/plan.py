@@ -12,6 +12,7 @@ from radioplat.data.run_data import RunData
 from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.design import Models, design_models
+from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import label_problems
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
@@ -163,10 +164,14 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
     if on_ray:
         asked = [teacher for teacher in models.teachers if not teacher.inside]
         result.problems += shortages(demand_of(spec, asked, gpus), there)
+    result.problems += device_problems(spec, gpus)
     device = "GPU" if gpus else "CPU"
     average = 4 if spec.train.enable_ema else 0
     master = 4 + (8 + average) // (world if spec.train.zero_stage else 1)
-    compute = 2 if spec.train.precision is Precision.bf16 else 0
+    compute = 0 if spec.train.precision is Precision.fp32 else 2
+    aside = ""
+    if spec.train.offload:  # fp32 weights, moments and average; what computes them stays
+        aside, master, compute = ", optimizer on the host", 0, compute or 4
     result.models.append(
         ModelLine(
             "student",
@@ -174,7 +179,7 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
             models.student_parameters,
             models.student_parameters * (master + compute + 4),
             f"{world} {device} worker(s)" if on_ray else f"this process, {device}",
-            f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}, stride {models.student_stride}",
+            f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}{aside}, stride {models.student_stride}",
         )
     )
     scheme_found(spec, models, result)

@@ -10,9 +10,10 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from radioplat.distill.cluster import joined, teacher_gpus
+from radioplat.distill.device_fit import device_problems
 from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
-from radioplat.errors import RadioplatError
+from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
 
@@ -22,6 +23,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 
     Raises:
         PlacementError: the cluster can never hold the run.
+        SpecError: its workers cannot compute in ``train.precision``.
         TrainingError, WeightsError: as raised in a worker or a teacher.
     """
     with joined(run.spec, run.asked) as gpus, _pools(run, gpus) as pools:
@@ -59,6 +61,8 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 @contextlib.contextmanager
 def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     """The pools of the run. They load their weights while the workers start, and those wait for them."""
+    if problems := list(device_problems(run.spec, bool(gpus))):
+        raise SpecError(*problems)
     pools: dict[str, RemoteTeacher] = {}
     try:
         for teacher in run.asked:

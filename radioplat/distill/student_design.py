@@ -169,7 +169,7 @@ def bytes_per_parameter(spec: Spec) -> float:
 
     ZeRO deals the last three over the workers from stage 1 on, gradients from 2 and weights from 3.
     """
-    train, small = spec.train, spec.train.precision is Precision.bf16
+    train, small = spec.train, spec.train.precision is not Precision.fp32
     stage = max(1, train.zero_stage) if small else train.zero_stage
     weight = gradient = 2 if small else 4
     kept = 4 * (small + len(MOMENTS.get(train.optim.optim, ())) + train.enable_ema)

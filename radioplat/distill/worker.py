@@ -235,16 +235,18 @@ class _Worker:
             ds_compat.discard_gradients(self.engine)
             self.guard.decide(step)
         else:
-            self.guard.passed()
             spectral.follow(self.module)
         self.running.step(commit=not self.guard.tripped)
         self.loss_state.step(commit=not self.guard.tripped)
         self.targets.end_step(step, commit=not self.guard.tripped)
         # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight.
         if not self.guard.tripped and self.engine.was_step_applied():
+            self.guard.passed()
             self.state.optimizer_steps += 1
             if self.ema:
                 self.ema.step(self._statistics())
+        elif not self.guard.tripped:
+            self.guard.overflowed(step)
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm statistics in fp32 by the student's names."""

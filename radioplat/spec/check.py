@@ -15,6 +15,7 @@ from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, 
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_target_norm import target_norm_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
+from radioplat.spec.check_zero import zero_problems
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import LossType, Source
 from radioplat.spec.partitions import partition_problems
@@ -34,6 +35,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_augmentation(spec),
         *_draws(spec),
         *optimizer_problems(spec),
+        *zero_problems(spec),
         *_feature_cache(spec),
         *_prices(spec),
         *evaluation_problems(spec),
@@ -83,8 +85,6 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
         )
     if not dataset.read_timeout_s > 0:
         yield Problem(f"must be positive, not {dataset.read_timeout_s}", "dataset.read_timeout_s")
-    if not 0 <= train.zero_stage <= 3:
-        yield Problem(f"must be 0, 1, 2 or 3, not {train.zero_stage}", "train.zero_stage")
     if not train.clip_grad_norm >= 0:
         yield Problem(f"must not be negative, not {train.clip_grad_norm}", "train.clip_grad_norm", "0: no clipping.")
     backbone, augmentation = spec.model.backbone, dataset.augmentation
@@ -240,7 +240,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
     train_defaults = TrainConfig()
-    for name in ("offload", "min_workers", "max_workers", "tensorboard"):
+    for name in ("min_workers", "max_workers", "tensorboard"):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
     for where, backbone in {
@@ -257,8 +257,6 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
             "train.gpu_ids",
             "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
         )
-    if train.precision.value == "fp16":
-        yield Problem("fp16 training is not available in this version", "train.precision", "Use bf16 or fp32.")
 
 
 def _not_yet(where: str) -> Problem:

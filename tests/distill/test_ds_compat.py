@@ -17,7 +17,9 @@ from radioplat.spec.root import Spec
 pytestmark = [pytest.mark.usefixtures("process_group"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 MICRO = 2  # micro-batches of a step
 ALL = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
-COMBINATIONS = pytest.mark.parametrize(("precision", "stage"), ALL)
+# Offloaded: the stage is negative. What a resumed offloaded run does, test_two_ranks.py looks at.
+OFFLOADED = [("fp32", -1), ("fp32", -2), ("fp32", -3), ("bf16", -1), ("bf16", -2), ("bf16", -3)]
+COMBINATIONS = pytest.mark.parametrize(("precision", "stage"), [*ALL, *OFFLOADED])
 
 
 class Tiny(nn.Module):
@@ -37,7 +39,7 @@ class Tiny(nn.Module):
 
 @functools.cache
 def spec_of(precision: str, stage: int, optimizer: str) -> Spec:
-    train = {"precision": precision, "zero_stage": stage}
+    train = {"precision": precision, "zero_stage": abs(stage), "offload": stage < 0}
     optim = {"optim": optimizer, "lr": 0.01, "weight_decay": 0.1}
     return load_spec({"train": {**train, "optim": optim}, "dataset": {"batch_size": 5}})
 

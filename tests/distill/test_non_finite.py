@@ -85,6 +85,18 @@ def test_skip_step_goes_on_until_too_many_in_a_row(guard):
     assert caught.value.problems[0].where == "train.max_non_finite_steps"
 
 
+def test_gradients_that_overflow_end_the_run_when_it_does_not_stop(guard):
+    it = guard("skip_step", limit=3)
+    it.overflowed(0)
+    it.overflowed(1)
+    it.passed()
+    it.overflowed(3)
+    it.overflowed(4)
+    with pytest.raises(TrainingError, match="gradients of 3 steps in a row.*step 5") as caught:
+        it.overflowed(5)
+    assert caught.value.problems[0].where == "train.max_non_finite_steps"
+
+
 def test_fail_names_step_and_term(guard):
     with pytest.raises(TrainingError, match="step 4.*loss/b/summary") as caught:
         trip(guard("fail"), 4, b=NAN)

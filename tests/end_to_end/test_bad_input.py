@@ -239,6 +239,17 @@ def test_a_student_that_cannot_begin(make_spec, distil, bad_weights, tmp_path, f
         assert field in str(caught.value) and str(bad_weights[kind]) in str(caught.value)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 trains here")
+def test_fp16_needs_a_gpu(make_spec, distil, tmp_path, capfd):
+    import yaml
+
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(make_spec(tmp_path / "results")))
+    assert cli.main(["plan", "-e", str(tmp_path / "spec.yaml"), "train.precision=fp16"]) == 1
+    assert "train.precision: fp16 trains on a GPU" in capfd.readouterr().err
+    with pytest.raises(SpecError, match="train.precision: fp16 trains on a GPU"):
+        distil(make_spec(tmp_path / "results"), "train.precision=fp16")
+
+
 def test_results_where_nothing_can_be_written(make_spec, distil, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RadioplatError, match="results_dir: cannot create the results folder"):

@@ -33,3 +33,25 @@ def test_a_run_on_one_gpu_gives_the_cpu_losses(make_spec, tmp_path, mode):
         losses[device] = [line["kpi"]["loss"] for line in lines if "max_step" in line]
     assert all(math.isfinite(loss) for loss in losses["cuda"])
     assert losses["cuda"][0] == pytest.approx(losses["cpu"][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_stage_and_precision_trains_on_a_gpu(make_spec, tmp_path, precision, stage, offload):
+    """The first loss is fp32's; with LAMB, whose norms go between ranks, and an average; then it goes on from there."""
+    if offload and not stage:
+        pytest.skip("refused")
+    train = {"precision": precision, "zero_stage": stage, "offload": offload, "enable_ema": True, "max_steps": 3}
+    spec = make_spec(tmp_path, {"train": {**train, "optim": {"optim": "lamb", "lr": 1e-3}}})
+    plain = radioplat.distill(make_spec(tmp_path / "plain"), ["train.max_steps=1"])
+    losses = {}
+    for steps in (3, 5):
+        result = radioplat.distill(spec, [f"train.max_steps={steps}"])
+        for line in read_status(result.folder / "status.json"):
+            if "max_step" in line:
+                losses[line["step"]] = line["kpi"]["loss"]
+    assert result.resumed_from == 3 and sorted(losses) == [1, 2, 3, 4, 5]
+    assert all(math.isfinite(loss) for loss in losses.values())
+    (first,) = [line["kpi"]["loss"] for line in read_status(plain.folder / "status.json") if "max_step" in line]
+    assert losses[1] == pytest.approx(first, rel=1e-4 if precision == "fp32" else 2e-2)

@@ -44,6 +44,14 @@ def broken_off(quiet_run, tmp_path):
     return lambda steps: break_off(quiet_run.folder, tmp_path, steps)
 
 
+def test_a_run_goes_on_cut_up_and_offloaded(quiet_run, broken_off, make_spec, distil, tmp_path):
+    """Saved at stage 0, gone on with at stage 3 with the optimizer on the host."""
+    then = distil(make_spec(tmp_path), *broken_off(6), "train.zero_stage=3", "train.offload=true")
+    assert then.result.resumed_from == 6 and sorted(then.losses) == [7, 8]
+    for step, loss in then.losses.items():
+        assert loss == pytest.approx(quiet_run.losses[step], rel=1e-5), step
+
+
 def test_results_folder(quiet_run):
     folder = quiet_run.folder
     assert {path.name for path in folder.glob("model_*")} == {

@@ -60,7 +60,6 @@ def test_the_published_example_has_no_problem():
         ("train.optim.head_warmup_epochs=-1", "train.optim.head_warmup_epochs"),
         ("train.optim.head_warmup_epochs=1000", "train.optim.head_warmup_epochs"),
         ("train.ema_decay=1", "train.ema_decay"),
-        ("train.precision=fp16", "train.precision"),
         ("train.offload=true", "train.offload"),
         ("train.min_workers=1", "train.min_workers"),
         ("train.regularizer.weight=1", "train.regularizer.type"),
@@ -147,6 +146,9 @@ def test_pairs_that_cannot_be(overrides, where):
     "overrides",
     [
         [f"{OPTIM}.optim=lamb", "train.zero_stage=3"],
+        [f"{OPTIM}.optim=lamb", "train.zero_stage=2", "train.offload=true", "train.precision=bf16"],
+        [f"{OPTIM}.optim=sgd", "train.zero_stage=3", "train.offload=true"],
+        ["train.precision=fp16"],  # whether there is a GPU, `plan` looks
         [f"{OPTIM}.optim=fusedlamb", "train.precision=bf16"],
         ["train.enable_ema=true", "train.zero_stage=3", "distill.then=[evaluate]", "evaluate.use_ema=true"],
         ["train.regularizer={type: L1, weight: 1e-5}", "train.zero_stage=2"],

@@ -1,0 +1,263 @@
+"""The sides of ``benchmarks.elastic_loop``: ``python -m benchmarks.elastic_loop_sides SIDE WORK.json``.
+
+Each runs in a process of its own and prints one JSON object of seconds a step. The loop is the product's
+(``run_worker``), with a teacher that has its answers ready: it is called once a step, in the training thread, as the
+step begins, and there it reads the clock.
+
+``both_loops`` takes a step of a bare loop in that same place and leaves its time out of ours: so the two go on turn by
+turn, a step each, and a slow second of the machine hits both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+WIDTH = 384  # of ViT-S
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a side is given.
+
+    Attributes:
+        shards: a folder of photographs.
+        size, batch: pixels a side of an image, images of a step, which is one micro-batch.
+        warm_up, steps: those before the clock starts, and those that are timed.
+        save_every: steps between two checkpoints; 0 saves at the end only, after the clock has stopped.
+        scratch: an empty folder.
+    """
+
+    shards: str = ""
+    size: int = 224
+    batch: int = 8
+    warm_up: int = 3
+    steps: int = 24
+    save_every: int = 0
+    precision: str = "fp32"
+    zero_stage: int = 0
+    scratch: str = ""
+
+
+class Known:
+    """A teacher whose answers are made up beforehand; ``begins`` is called when a step takes one."""
+
+    def __init__(self, name: str, answers: list, begins: Callable[[], None]) -> None:
+        self.name, self._answers, self._begins = name, answers, begins
+
+    def share(self, pixels, batch=None):
+        """Nothing is sent."""
+        return pixels
+
+    def submit(self, shared, grain: int):
+        """See :class:`radioplat.teachers.client.TeacherClient`."""
+
+        def answer():
+            self._begins()
+            return self._answers[grain % len(self._answers)]
+
+        return answer
+
+    def precision(self) -> str:
+        """See :class:`radioplat.teachers.client.TeacherClient`."""
+        return "bfloat16"
+
+    def held(self):
+        """See :class:`radioplat.teachers.client.TeacherClient`."""
+        from radioplat.teachers.client import Held
+
+        return Held(1, 0.0, 0.0)
+
+
+class Timed:
+    """A run of our loop on batches in memory.
+
+    Attributes:
+        begins: when each step began; ``between`` is called at that moment, and counts for neither step.
+        away: seconds that each ``between`` took.
+    """
+
+    def __init__(self, work: Work, between: Callable[[int], None] = lambda step: None) -> None:
+        import torch
+
+        from radioplat.distill import ds_compat
+        from radioplat.distill.local_run import _alone_in_the_world
+        from radioplat.distill.prepare import keep_data, prepare
+
+        self._work, self._between = work, between
+        self.begins: list[float] = []
+        self.away: list[float] = []
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        _alone_in_the_world()
+        ds_compat.init_distributed("nccl" if self.device.type == "cuda" else "gloo")
+        folder = Path(work.scratch) / "results"
+        self.run, data = prepare(_spec(work), "distill", folder / "distill")
+        keep_data(self.run, data)
+        self.batches = self._preload()
+        self.answers = self._made_up()
+
+    def go(self) -> None:
+        """Take all steps."""
+        from radioplat.distill.worker import Seat, run_worker
+
+        teacher = self.run.teachers[0].name
+        clients = {teacher: Known(teacher, self.answers, self._step_begins)}
+        taken = lambda start, stop: itertools.islice(self.batches, start, stop)  # noqa: E731
+        run_worker(self.run, Seat(0, 1, self.device), clients, taken)
+
+    def seconds(self) -> list[float]:
+        """Of each timed step: from where it began to where the next did, without what lay between them."""
+        ends, starts = self.begins[1:], [b + a for b, a in zip(self.begins, self.away, strict=True)]
+        each = [end - start for end, start in zip(ends, starts, strict=False)]
+        return each[self._work.warm_up :][: self._work.steps]
+
+    def wait_for_device(self) -> None:
+        """On a GPU: until all that was asked of it is done."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _step_begins(self) -> None:
+        self.wait_for_device()
+        self.begins.append(time.perf_counter())
+        self._between(len(self.begins) - 1)
+        self.away.append(time.perf_counter() - self.begins[-1])
+
+    def _preload(self) -> list:
+        """All micro-batches of the run, decoded as a run decodes them."""
+        from radioplat.data.loader import load_grains
+        from radioplat.data.run_data import open_reader
+
+        reader = open_reader(*self.run.reader_arguments)
+        return list(load_grains(reader, iter(range(self.run.total_steps)), threads=2, prefetch=4))
+
+    def _made_up(self) -> list:
+        import torch
+
+        from radioplat.models.features import Features
+        from radioplat.teachers.transport import pack
+
+        generator = torch.Generator().manual_seed(0)
+        rows, columns = self.run.grids[self.run.teachers[0].name]
+        shapes = (self._work.batch, WIDTH), (self._work.batch, rows, columns, WIDTH)
+        drawn = ([torch.randn(s, generator=generator).bfloat16() for s in shapes] for _ in range(4))
+        return [pack(Features(summary, spatial, {}), 0.0) for summary, spatial in drawn]
+
+
+def our_loop(work: Work) -> dict[str, float]:
+    """Seconds a step of our loop, checkpoints included: the mean, as a save falls into few of them."""
+    timed = Timed(work)
+    timed.go()
+    return {"ours": statistics.fmean(timed.seconds())}
+
+
+def both_loops(work: Work) -> dict[str, float]:
+    """Median seconds a step of our loop and of a bare one."""
+    bare: list[Callable[[], Any]] = []
+    timed = Timed(work, lambda step: bare[0]())
+    bare.append(_bare_step(timed, work))
+    timed.go()
+    away = timed.away[work.warm_up :][: work.steps]
+    return {"ours": statistics.median(timed.seconds()), "bare": statistics.median(away)}
+
+
+def _bare_step(timed: Timed, work: Work) -> Callable[[], None]:
+    """What one writes by hand around DeepSpeed: a batch from memory, forward, backward, step."""
+    import torch
+
+    from radioplat.distill.engine import arithmetic, build_engine
+    from radioplat.distill.module import DistillModule, MicroBatch
+    from radioplat.distill.prepare import build_student
+    from radioplat.teachers.transport import unpack
+
+    run, device = timed.run, timed.device
+    name, view = run.teachers[0].name, run.student_view
+    module = DistillModule(build_student(run), run.teachers, view, run.spec.distill).to(device).train()
+    engine = build_engine(module, run.spec, 1)
+    ready = []
+    for batch, packed in zip(timed.batches, itertools.cycle(timed.answers), strict=False):
+        images = {view: torch.tensor(batch.views[view].shown).to(device)}
+        weight, label = torch.tensor(batch.weight).to(device), torch.tensor(batch.label).to(device)
+        ready.append(MicroBatch(images, weight, label, {name: unpack(packed).map(lambda t: t.to(device))}))
+        if len(ready) == 8:
+            break
+    batches = itertools.cycle(ready)
+
+    def step() -> None:
+        with arithmetic(run.spec, device):
+            losses = engine(next(batches))
+        engine.backward(losses["loss"])
+        engine.step()
+        timed.wait_for_device()
+
+    return step
+
+
+def _spec(work: Work):
+    import torch
+    from safetensors.torch import save_file
+
+    from radioplat.models.timm_backbone import TimmBackbone
+    from radioplat.spec.load import load_spec
+
+    kind, weights = "vit_small_patch16_224", f"{work.scratch}/teacher.safetensors"
+    torch.manual_seed(0)
+    save_file(TimmBackbone(kind, num_classes=0).model.state_dict(), weights)
+    total = work.warm_up + work.steps + 2  # the last save, at the end of the run, lies behind the clock
+    teacher = {
+        "name": "known",
+        "model": {"backbone": {"type": kind}},
+        "pretrained_teacher_model_path": weights,
+        "mode": "combo",
+        "loss_type": "MSE",
+        "summary_loss_type": "cosine",
+        "match_student_resolution": True,
+    }
+    return load_spec(
+        {
+            "results_dir": f"{work.scratch}/results",
+            "model": {"backbone": {"type": kind}},
+            "dataset": {
+                "img_size": work.size,
+                "batch_size": work.batch,
+                "train_dataset": {"tar_data_sources": [{"root_dir": work.shards, "steps_per_epoch": total}]},
+            },
+            "train": {
+                "precision": work.precision,
+                "zero_stage": work.zero_stage,
+                "num_epochs": 1,
+                "max_steps": total,
+                "checkpoint_interval": work.save_every or total,
+                "checkpoint_interval_unit": "step",
+                "optim": {"lr": 1e-4},
+            },
+            "distill": {"use_mlp": False, "target_norm": {"type": "none"}, "teacher": [teacher]},
+        }
+    )
+
+
+def save(work: Work, path: Path) -> Path:
+    """Write ``work`` where :func:`main` reads it."""
+    path.write_text(json.dumps(asdict(work)))
+    return path
+
+
+SIDES = {"both_loops": both_loops, "our_loop": our_loop}
+
+
+def main() -> None:
+    """Run one side."""
+    side, path = sys.argv[1:]
+    print(json.dumps(SIDES[side](Work(**json.loads(Path(path).read_text())))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
