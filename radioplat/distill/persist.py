@@ -45,6 +45,7 @@ class Persistence:
         self.state.world_size = world_size
         self._last = 0  # step of the last save
         self._frozen: dict[str, torch.Tensor] = {}
+        self._memory: dict[str, torch.Tensor] = {}  # of the last snapshot, for the next one
 
     def warn_through(self, warn: Callable[[str], None]) -> None:
         """Have what goes wrong in the background told to ``warn`` and to the terminal."""
@@ -128,7 +129,8 @@ class Persistence:
             if self._shelf is not None:
                 self._shelf.missed(self._last, f"the ledger cannot be written: {problems[0]}")
             return path
-        whole = ds_compat.full_state(engine, trainable(module), self._moments)
+        whole = ds_compat.full_state(engine, trainable(module), self._moments, self._memory)
+        self._memory = dict(whole)
         if self._shelf is not None:
             tensors = {n: self._whole(n, v, whole) for n, v in module.student.state_dict().items()}
             tensors.update({k.removeprefix("student."): v for k, v in exact.items()})

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import threading
 
-import boto3
 import pytest
 import torch
-from botocore.config import Config
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
-from radioplat.data import retry
 from radioplat.distill.checkpoint import MANIFEST, RunState, Snapshot, commit, newest, snapshot, verified_state
 from radioplat.distill.mirror import Mirror, download
 from radioplat.distill.shelf import Shelf
@@ -23,45 +17,9 @@ from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.train import TrainConfig
 
 
-class Store:
-    """moto's S3; ``refuses`` says which requests (method, path) are denied."""
-
-    def __init__(self) -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self, threaded=True)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self.refuses = lambda method, path: False
-        self.written: list[str] = []
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def __call__(self, environ, start_response):
-        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        if self.refuses(method, path):
-            body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
-            start_response("403 Forbidden", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
-            return [body]
-        if method == "PUT":
-            self.written.append(path)
-        return [b"".join(self._app(environ, start_response))]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
-def store(monkeypatch):
-    server = Store()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": server.url,
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
-    server.client = boto3.client("s3", endpoint_url=server.url, config=Config(retries={"max_attempts": 1}))
-    server.client.create_bucket(Bucket="kept")
-    yield server
-    server.close()
+def store(s3_store):
+    return s3_store
 
 
 @pytest.fixture
