@@ -14,7 +14,7 @@ from radioplat.distill import ds_compat, group
 from radioplat.distill.checkpoint import RunState, read_checkpoint, read_losses, snapshot, verified_state
 from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
-from radioplat.distill.mirror import download, mirror_of, newest_of
+from radioplat.distill.mirror import RESUMED_FROM, download, mirror_of, newest_of
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.prepare import Run
 from radioplat.distill.running_norm import saved_state
@@ -211,7 +211,7 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
     where, path = "train.resume_training_checkpoint_path", Path(explicit)
     if is_remote(explicit):
         try:
-            path = download(explicit, run.folder / ".resumed_from" / path.name) or path
+            path = download(explicit, run.folder / RESUMED_FROM / path.name) or path
         except OSError as error:
             raise WeightsError(f"{explicit} cannot be read: {error.strerror or error}", where=where) from None
     state = verified_state(path)
