@@ -35,17 +35,8 @@ def init_distributed(backend: str) -> None:
     deepspeed.init_distributed(backend, verbose=False)
 
 
-def full_state(
-    engine: Any,
-    names: dict[str, nn.Parameter],
-    moments: tuple[str, ...],
-    memory: dict[str, torch.Tensor] | None = None,
-) -> dict[str, torch.Tensor]:
+def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """fp32 weights and optimizer moments, whole, on rank 0's CPU, in memory of their own; every rank must call this.
-
-    Args:
-        memory: what an earlier call gave and nobody reads any more. Copies go there: getting as much memory anew costs
-            four times what the copying does. It is empty afterwards.
 
     Returns:
         ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step.
@@ -57,21 +48,17 @@ def full_state(
     _link_states(optimizer)
     stepped = any(moments[0] in state for state in inner.state.values()) if moments else False
     state: dict[str, torch.Tensor] = {}
-    memory = {} if memory is None else memory
     for name, parameter in names.items():
         whole = safe_get_full_fp32_param(parameter)
-        _take(state, name, parameter if whole is None else whole, whole is not None, memory)
+        _take(state, name, parameter if whole is None else whole, fresh=whole is not None)
         for moment in moments if stepped else ():
             value = _whole(inner, parameter, moment)
             if value is not None:
-                _take(state, f"{name}.{moment}", value, _partitioned(parameter), memory)
-    memory.clear()
+                _take(state, f"{name}.{moment}", value, fresh=_partitioned(parameter))
     return state
 
 
-def _take(
-    state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh: bool, memory: dict[str, torch.Tensor]
-) -> None:
+def _take(state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh: bool) -> None:
     """Keep ``value`` as ``state[name]`` on rank 0: fp32, on the CPU, copied once at most.
 
     Args:
@@ -79,10 +66,7 @@ def _take(
     """
     if not is_first():
         return
-    value, kept = value.detach(), memory.pop(name, None)
-    if kept is not None and kept.shape == value.shape and not (fresh and value.device.type == "cpu"):
-        state[name] = kept.copy_(value)
-        return
+    value = value.detach()
     moved = value.to("cpu", torch.float32)
     state[name] = moved.clone() if moved is value and not fresh else moved
 
@@ -161,7 +145,7 @@ def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torc
     found: dict[str, torch.Tensor] = {}
     with _beside(engine, values) as inner:
         for name, parameter in names.items():
-            _take(found, name, _whole(inner, parameter, _BESIDE), _partitioned(parameter), {})
+            _take(found, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
     return found
 
 

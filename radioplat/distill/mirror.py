@@ -24,7 +24,6 @@ from radioplat.track.results import TaskFolder
 
 _FIELD = "train.checkpoint_dir"
 _PROBE = "probe.txt"
-RESUMED_FROM = ".resumed_from"  # in the run's folder: what a spec named on a store, until the run has its own
 
 
 class Mirror:

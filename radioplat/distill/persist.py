@@ -14,7 +14,7 @@ from radioplat.distill import ds_compat, group
 from radioplat.distill.checkpoint import RunState, read_checkpoint, read_losses, snapshot, verified_state
 from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
-from radioplat.distill.mirror import RESUMED_FROM, download, mirror_of, newest_of
+from radioplat.distill.mirror import download, mirror_of, newest_of
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.prepare import Run
 from radioplat.distill.running_norm import saved_state
@@ -45,7 +45,6 @@ class Persistence:
         self.state.world_size = world_size
         self._last = 0  # step of the last save
         self._frozen: dict[str, torch.Tensor] = {}
-        self._memory: dict[str, torch.Tensor] = {}  # of the last snapshot, for the next one
 
     def warn_through(self, warn: Callable[[str], None]) -> None:
         """Have what goes wrong in the background told to ``warn`` and to the terminal."""
@@ -129,8 +128,7 @@ class Persistence:
             if self._shelf is not None:
                 self._shelf.missed(self._last, f"the ledger cannot be written: {problems[0]}")
             return path
-        whole = ds_compat.full_state(engine, trainable(module), self._moments, self._memory)
-        self._memory = dict(whole)
+        whole = ds_compat.full_state(engine, trainable(module), self._moments)
         if self._shelf is not None:
             tensors = {n: self._whole(n, v, whole) for n, v in module.student.state_dict().items()}
             tensors.update({k.removeprefix("student."): v for k, v in exact.items()})
@@ -211,7 +209,7 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
     where, path = "train.resume_training_checkpoint_path", Path(explicit)
     if is_remote(explicit):
         try:
-            path = download(explicit, run.folder / RESUMED_FROM / path.name) or path
+            path = download(explicit, run.folder / ".resumed_from" / path.name) or path
         except OSError as error:
             raise WeightsError(f"{explicit} cannot be read: {error.strerror or error}", where=where) from None
     state = verified_state(path)

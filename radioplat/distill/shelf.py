@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from radioplat.distill.checkpoint import Snapshot, clear_left_behind, commit
-from radioplat.distill.mirror import RESUMED_FROM, Mirror
+from radioplat.distill.mirror import Mirror
 from radioplat.distill.retention import prune, write_scores
 from radioplat.spec.train import TrainConfig
 from radioplat.terminal import note
@@ -126,7 +125,6 @@ class Shelf:
                 self._failed(here, _reason(error))
                 return
         self._outcome.failures, self._outcome.reason = 0, ""
-        shutil.rmtree(self._folder / RESUMED_FROM, ignore_errors=True)
         self._prune()
 
     def _keep_score(self, checkpoint: Path, kpi: dict[str, float]) -> None:

@@ -121,23 +121,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(precision, stage, optimizer):
     assert not torch.equal(quiet.state()["body.0.weight"], saved["body.0.weight"])
 
 
-@COMBINATIONS
-def test_memory_is_used_again_and_nothing_else_changes(precision, stage):
-    run = Run(precision, stage, "adamw")
-    run.train(0, 2)
-    first = run.state()
-    places = {name: value.data_ptr() for name, value in first.items()}
-    run.train(2, 3)
-    plain, memory = run.state(), first
-    again = ds_compat.full_state(run.engine, run.names, run.moments, memory)
-    assert_same(again, plain)
-    assert memory == {}
-    if stage == 0:
-        assert {name: value.data_ptr() for name, value in again.items()} == places
-    live = {p.data_ptr() for p in run.module.parameters()} | {t.data_ptr() for t in ds_compat.masters(run.engine)}
-    assert not live & {value.data_ptr() for value in again.values()}
-
-
 @pytest.mark.parametrize(
     ("precision", "first", "second"), [("fp32", 0, 3), ("fp32", 3, 2), ("bf16", 3, 1), ("bf16", 2, 3)]
 )
