@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 
@@ -283,6 +284,12 @@ def guarded(action: Callable[[], object]) -> int:
         action()
     except RadioplatError as error:
         terminal.show_error(error)
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        hint = "Make room there; the same command goes on from the last checkpoint."
+        terminal.show_error(RadioplatError(f"{error.strerror}", where=str(error.filename or "disk"), hint=hint))
         return 1
     except KeyboardInterrupt:
         terminal.note("interrupted; run the same command again to go on from the last checkpoint")

@@ -1,8 +1,68 @@
-"""A student that several rooms need."""
+"""A student and an object store that several rooms need."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
+
+
+class S3Store:
+    """moto's S3 on loopback.
+
+    Attributes:
+        refuses: (method, path of the request) -> whether it is denied.
+        written: paths of all PUTs.
+        client: boto3's.
+    """
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self, threaded=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.refuses = lambda method, path: False
+        self.written: list[str] = []
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __call__(self, environ, start_response):
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if self.refuses(method, path):
+            body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+            start_response("403 Forbidden", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
+            return [body]
+        if method == "PUT":
+            self.written.append(path)
+        return [b"".join(self._app(environ, start_response))]
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def s3_store(monkeypatch) -> Iterator[S3Store]:
+    """A store with the bucket ``kept``; the environment says where it is."""
+    import boto3
+    from botocore.config import Config
+
+    from radioplat.data import retry
+
+    store = S3Store()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": store.url,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
+    store.client = boto3.client("s3", endpoint_url=store.url, config=Config(retries={"max_attempts": 1}))
+    store.client.create_bucket(Bucket="kept")
+    yield store
+    store.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from typing import NamedTuple, Protocol
 from radioplat.aside import written_aside
 from radioplat.data.remote import filesystem, is_remote, strip_scheme
 from radioplat.data.retry import retried
+
+_PIECE = 2**23  # bytes of a file that are copied at a time
 
 
 class FileState(NamedTuple):
@@ -94,6 +97,18 @@ def write_file(path: str, data: bytes) -> None:
         OSError: it cannot be written.
     """
     retried(lambda: _write(path, data), path)
+
+
+def copy_file(source: str, target: str) -> None:
+    """Copy a whole file, each side local or remote, in pieces. A local target is on the disk when this returns.
+
+    Readers of a local target see all of it or nothing. An object may end too early where the source failed: its
+    readers need a checksum.
+
+    Raises:
+        OSError: one of the two cannot be used.
+    """
+    retried(lambda: _copy(source, target), target)
 
 
 def remove_file(path: str) -> None:
@@ -194,6 +209,23 @@ def _write(path: str, data: bytes) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with written_aside(path) as aside:
         aside.write_bytes(data)
+
+
+def _copy(source: str, target: str) -> None:
+    with contextlib.ExitStack() as stack:
+        if is_remote(source):
+            reading = stack.enter_context(filesystem(source).open_input_stream(strip_scheme(source)))
+        else:
+            reading = stack.enter_context(open(source, "rb"))
+        if is_remote(target):
+            writing = stack.enter_context(filesystem(target).open_output_stream(strip_scheme(target)))
+            shutil.copyfileobj(reading, writing, _PIECE)
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with written_aside(target) as aside, open(aside, "wb") as writing:
+            shutil.copyfileobj(reading, writing, _PIECE)
+            writing.flush()
+            os.fsync(writing.fileno())
 
 
 def _state(found: os.stat_result) -> FileState:

@@ -5,6 +5,7 @@ Ids come from the batches that reached backward, never from the order: the ledge
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,7 +85,8 @@ class Ledger:
         book.append(pa.table(arrays, schema=schema))
         self._rows += count
         if self._rows >= _FLUSH_ROWS:
-            self.flush()
+            with contextlib.suppress(OSError):  # a full disk: the rows are kept, and the next checkpoint meets it
+                self.flush()
 
     def _new_path(self, kind: str) -> Path:
         stem = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}"

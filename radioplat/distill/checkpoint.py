@@ -1,23 +1,28 @@
 """A run on disk: whole fp32 weights and moments by parameter name, so any world size and ZeRO stage can go on.
 
-A folder is written aside, synced, checksummed in ``manifest.json`` and renamed: what bears a checkpoint's name is
-whole. The results folder is the only authority on what exists.
+A folder is written aside, checksummed in ``manifest.json``, synced and renamed: what bears a checkpoint's name is
+whole. The results folder is the only authority on what exists. Only files, fsync and rename: NFS has no more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, read_tensors, save_student
+from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, read_tensors, student_files
 from radioplat.models.student import Student
+from radioplat.models.tensor_file import write_tensors
 
 SCHEMA = 1
 STATE, MANIFEST, OPTIMIZER = "state.json", "manifest.json", "optimizer.safetensors"
@@ -53,8 +58,21 @@ class RunState:
     schema: int = SCHEMA
 
 
-def write_checkpoint(
-    folder: Path,
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint in memory, which nothing moves any more.
+
+    Attributes:
+        files: tensors and metadata by file name.
+        state: the text of ``state.json``.
+    """
+
+    name: str
+    files: dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]
+    state: str
+
+
+def snapshot(
     name: str,
     student: Student,
     tensors: dict[str, torch.Tensor],
@@ -62,8 +80,8 @@ def write_checkpoint(
     state: RunState,
     losses: dict[str, torch.Tensor] | None = None,
     average: dict[str, torch.Tensor] | None = None,
-) -> Path:
-    """Write ``folder/name``; rank 0 only.
+) -> Snapshot:
+    """Put a checkpoint together; the tensors are taken as they are, not copied.
 
     Args:
         tensors: the student's ``state_dict`` with fp32 weights.
@@ -71,28 +89,80 @@ def write_checkpoint(
         losses: statistics of the losses.
         average: the EMA of what in ``tensors`` has one, fp32.
     """
-    aside, final = folder / f".{name}.partial", folder / name
+    files = {**student_files(student.architecture, tensors), OPTIMIZER: (moments, {})}
+    files |= {file: (held, {}) for file, held in ((LOSSES, losses), (EMA_FILE, average)) if held}
+    return Snapshot(name, files, json.dumps(asdict(state), indent=1))
+
+
+def write_checkpoint(folder: Path, *parts, **more) -> Path:
+    """:func:`commit` of a :func:`snapshot`, whose arguments follow ``folder``."""
+    return commit(folder, snapshot(*parts, **more))
+
+
+def commit(folder: Path, made: Snapshot) -> Path:
+    """Write ``folder/<name>``; one process at a time.
+
+    Raises:
+        OSError: it cannot be written; what stood there before still stands, and nothing is left beside it.
+    """
+    aside, final, old = (folder / text for text in (_aside(made.name), made.name, _old(made.name)))
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_student(student, tensors, aside)
-    save_file({k: v.contiguous() for k, v in moments.items()}, aside / OPTIMIZER)
-    if losses:
-        save_file({k: v.contiguous() for k, v in losses.items()}, aside / LOSSES)
-    if average:
-        save_file({k: v.contiguous() for k, v in average.items()}, aside / EMA_FILE)
-    (aside / STATE).write_text(json.dumps(asdict(state), indent=1))
-    sums = {file.name: _sha256(file) for file in sorted(aside.iterdir())}
-    (aside / MANIFEST).write_text(json.dumps(sums, indent=1))
-    for file in [*aside.iterdir(), aside]:
-        _sync(file)
-    old = folder / f".{name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        os.rename(final, old)  # two renames: a crash between them costs this name, not half of its files
-    os.rename(aside, final)
-    _sync(folder)
+    try:
+        aside.mkdir(parents=True)
+        sums = {}
+        for name, (tensors, metadata) in made.files.items():
+            with _synced(aside / name) as file:
+                sums[name] = write_tensors(file, tensors, metadata)
+        with _synced(aside / STATE) as file:
+            file.write(made.state.encode())
+        sums[STATE] = hashlib.sha256(made.state.encode()).hexdigest()
+        with _synced(aside / MANIFEST) as file:
+            file.write(json.dumps(sums, indent=1).encode())
+        _sync_folder(aside)
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            os.rename(final, old)  # a crash between these two is put right by `clear_left_behind`
+        os.rename(aside, final)
+        _sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # a full disk needs the room
+        if old.exists() and not final.exists():
+            os.rename(old, final)
+        raise
     shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint: it loses its name before it loses its files."""
+    gone = checkpoint.with_name(_gone(checkpoint.name))
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(checkpoint, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def clear_left_behind(folder: Path) -> None:
+    """Clear what a writer that was killed left in ``folder``; nobody may be writing there."""
+    for old in folder.glob(_old("model_epoch_*")):
+        final = folder / old.name.removeprefix(".").removesuffix(".old")
+        if not final.exists():
+            os.rename(old, final)  # killed between two renames
+    for pattern in (_aside, _old, _gone):
+        for path in folder.glob(pattern("model_epoch_*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _aside(name: str) -> str:
+    return f".{name}.partial"
+
+
+def _old(name: str) -> str:
+    return f".{name}.old"
+
+
+def _gone(name: str) -> str:
+    return f".{name}.gone"
 
 
 def verified_state(folder: Path) -> RunState | None:
@@ -110,18 +180,19 @@ def verified_state(folder: Path) -> RunState | None:
 def newest(folder: Path) -> tuple[Path, RunState] | None:
     """The checkpoint in ``folder`` with the most steps whose manifest verifies."""
 
-    def step(path: Path) -> int:
-        """Its global step; -1 where that cannot be read."""
-        try:
-            return int(json.loads((path / STATE).read_text())["global_step"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1
-
-    for path in sorted(folder.glob("model_epoch_*"), key=step, reverse=True):
+    for path in sorted(folder.glob("model_epoch_*"), key=step_of, reverse=True):
         state = verified_state(path)
         if state is not None:
             return path, state
     return None
+
+
+def step_of(path: Path) -> int:
+    """A checkpoint's global step, whole or not; -1 where that cannot be read."""
+    try:
+        return int(json.loads((path / STATE).read_text())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -139,9 +210,22 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    """A new file that is on the disk when the block ends."""
+    with open(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Put the names in a folder on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know it for files alone
+            raise
     finally:
         os.close(descriptor)

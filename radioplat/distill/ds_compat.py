@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from radioplat.distill.group import is_first
 from radioplat.distill.lamb import Layout
 
 _BESIDE = "beside"  # a key of an optimizer's state that no optimizer uses
@@ -37,11 +38,12 @@ def init_distributed(backend: str) -> None:
 
 
 def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """fp32 weights and optimizer moments, whole, on the CPU; every rank must call this.
+    """fp32 weights and optimizer moments, whole, on rank 0's CPU, in memory of their own; every rank must call this.
 
     Returns:
         ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step. In
-        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counts by which it moves.
+        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counts by which it moves. Nothing on other
+        ranks.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -51,12 +53,12 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
     state: dict[str, torch.Tensor] = {}
     for name, parameter in names.items():
         whole = safe_get_full_fp32_param(parameter)
-        state[name] = (parameter.detach() if whole is None else whole).float().cpu().clone()
+        _take(state, name, parameter if whole is None else whole, fresh=whole is not None)
         for moment in moments if stepped else ():
             value = _whole(inner, parameter, moment)
             if value is not None:
-                state[f"{name}.{moment}"] = value.float().cpu().clone()
-    if (scaler := moving_scaler(engine)) is not None:
+                _take(state, f"{name}.{moment}", value, fresh=_partitioned(parameter))
+    if (scaler := moving_scaler(engine)) is not None and is_first():
         state[LOSS_SCALE] = torch.tensor([getattr(scaler, field) for field in _SCALER_FIELDS], dtype=torch.float64)
     return state
 
@@ -65,6 +67,19 @@ def moving_scaler(engine: Any) -> Any | None:
     """What moves the loss scale of an fp16 run; None elsewhere."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
+
+
+def _take(state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh: bool) -> None:
+    """Keep ``value`` as ``state[name]`` on rank 0: fp32, on the CPU, copied once at most.
+
+    Args:
+        fresh: it was put together for us; nobody else holds its memory.
+    """
+    if not is_first():
+        return
+    value = value.detach()
+    moved = value.to("cpu", torch.float32)
+    state[name] = moved.clone() if moved is value and not fresh else moved
 
 
 def load_full_state(
@@ -136,12 +151,15 @@ def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Ite
 
 
 def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``values``, which lie beside :func:`masters` in their shapes, by parameter, whole, fp32, on the CPU.
+    """``values``, which lie beside :func:`masters` in their shapes, by parameter, as :func:`full_state` gives them.
 
     Every rank must call this.
     """
+    found: dict[str, torch.Tensor] = {}
     with _beside(engine, values) as inner:
-        return {name: _whole(inner, p, _BESIDE).float().cpu().clone() for name, p in names.items()}
+        for name, parameter in names.items():
+            _take(found, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
+    return found
 
 
 def copy_beside(

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from radioplat.data.remote import is_remote
 from radioplat.distill import ds_compat, group
-from radioplat.distill.checkpoint import (
-    RunState,
-    newest,
-    read_checkpoint,
-    read_losses,
-    verified_state,
-    write_checkpoint,
-)
+from radioplat.distill.checkpoint import RunState, read_checkpoint, read_losses, snapshot, verified_state
 from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
+from radioplat.distill.mirror import download, mirror_of, newest_of
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.peers import PREFIX, peer_buffers, peer_parameters, restore_peers
 from radioplat.distill.prepare import Run
 from radioplat.distill.running_norm import saved_state
-from radioplat.errors import WeightsError
+from radioplat.distill.shelf import Outcome, Shelf
+from radioplat.errors import TrainingError, WeightsError
 from radioplat.models.checkpoint import read_average
 from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
+from radioplat.terminal import note
 from radioplat.track.results import TaskFolder
 
 
@@ -44,11 +42,21 @@ class Persistence:
         self._optimizer_state: dict[str, torch.Tensor] = {}
         self._frozen: dict[str, torch.Tensor] = {}
         self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
+        self._shelf = Shelf(run.folder, run.spec.train, mirror_of(run.spec, run.task)) if rank == 0 else None
         self._path, self.state = group.agree(self._choose() if rank == 0 else None)
         self.state.world_size = world_size
+        self._last = 0  # step of the last save
+
+    def warn_through(self, warn: Callable[[str], None]) -> None:
+        """Have what goes wrong in the background told to ``warn`` and to the terminal."""
+        if self._shelf is not None:
+            self._shelf.warn = lambda line: (note(line), warn(line))
 
     def restore_weights(self, module: nn.Module, losses: LossState) -> None:
-        """Load the student's weights and buffers and the losses' statistics, if there is a checkpoint to begin from."""
+        """Load the student's weights and buffers and the losses' statistics, if there is a checkpoint to begin from.
+
+        Before the engine gets the module: that rounds frozen weights, and at stage 3 cuts them up.
+        """
         if self._path is not None:
             tensors, self._optimizer_state = read_checkpoint(self._path)
             load_into(module.student, tensors, self._path, "results_dir")
@@ -92,33 +100,96 @@ class Persistence:
         losses: dict[str, torch.Tensor],
         average: dict[str, torch.Tensor] | None = None,
         more: dict[str, torch.Tensor] | None = None,
+        *,
+        told: Callable[[Path], None] = lambda path: None,
+        unwritten: OSError | None = None,
     ) -> Path:
-        """Write a checkpoint; all ranks gather, rank 0 writes and moves the ``model_latest`` link.
+        """Save: all ranks gather, and rank 0's thread writes and moves the ``model_latest`` link.
+
+        Returns before the checkpoint is committed, unless ``train.async_checkpoint`` is off; :meth:`finish` waits.
 
         Args:
             exact: buffers in fp32, by the module's names, where the engine's own are rounded.
             losses: the losses' statistics.
             average: the EMA of weights and buffers, by the student's names; empty where there is none.
             more: running state to keep beside the moments, by names that no parameter has.
+            told: called on rank 0, in the thread, with the folder once it is committed.
+            unwritten: what kept this rank from writing its ledger. A checkpoint without its ledger proves nothing:
+                then none is written.
+
+        Returns:
+            The checkpoint's folder, as it will be.
+
+        Raises:
+            TrainingError: earlier saves failed, and too many in a row.
         """
+        self.finish()
+        self._last = state.global_step
+        inside = state.global_step % self._run.steps_per_epoch
+        name = TaskFolder.checkpoint_name(state.epoch, state.global_step if inside else None)
+        path = self._run.folder / name
+        problems = [problem for problem in group.gather(unwritten and str(unwritten)) if problem]
+        if problems:
+            if self._shelf is not None:
+                self._shelf.missed(self._last, f"the ledger cannot be written: {problems[0]}")
+            return path
         # A peer's weights lie beside the moments: who opens the student has no use for them.
         whole = ds_compat.full_state(engine, {**trainable(module), **peer_parameters(module)}, self._moments)
-        whole |= {k: v.detach().cpu() for k, v in peer_buffers(module).items()}
-        whole |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
-        folder = TaskFolder(self._run.folder.parent, self._run.folder.name)
-        inside = state.global_step % self._run.steps_per_epoch
-        name = folder.checkpoint_name(state.epoch, state.global_step if inside else None)
-        if self._rank == 0:
-            names = trainable(module)
-            tensors = {k: v.detach().cpu() for k, v in module.student.state_dict().items()}
-            tensors.update({**self._frozen, **{k: whole[k] for k in names}})
+        if self._shelf is not None:
+            whole |= {k: v.detach().cpu().clone() for k, v in peer_buffers(module).items()}
+            whole |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
+            tensors = {n: self._whole(n, v, whole) for n, v in module.student.state_dict().items()}
             tensors.update({k.removeprefix("student."): v for k, v in exact.items() if not k.startswith(PREFIX)})
-            moments = {k: v for k, v in whole.items() if k not in names}
-            parts = (module.student, tensors, moments | (more or {}), state, losses, average)
-            write_checkpoint(self._run.folder, name, *parts)
-            folder.point_latest(name)
-        group.barrier()
-        return self._run.folder / name
+            parts = (module.student, tensors, whole | (more or {}), state, losses, average)
+            self._shelf.put(snapshot(name, *parts), told)
+        if not self._run.spec.train.async_checkpoint:
+            self.finish()
+        return path
+
+    def _whole(self, name: str, value: torch.Tensor, whole: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The tensor that a checkpoint holds as ``name`` of the student; takes it out of ``whole``."""
+        if name in whole:
+            return whole.pop(name)
+        return self._frozen[name] if name in self._frozen else value.detach().cpu().clone()
+
+    def finish(self) -> Path | None:
+        """Wait until what is in flight is committed; all ranks call it.
+
+        Returns:
+            The newest committed checkpoint of this start, the same on all ranks; None where there is none yet.
+
+        Raises:
+            TrainingError: more saves in a row failed than ``train.max_checkpoint_failures`` allows, or the last one of
+                the run did; on all ranks.
+        """
+        outcome: Outcome = group.agree(None if self._shelf is None else self._shelf.wait())
+        with group.deciding():
+            self._judge(outcome)
+        return outcome.newest
+
+    def scored(self, checkpoint: Path, kpi: dict[str, float]) -> None:
+        """Keep what the validation of a checkpoint found beside it; rank 0 only."""
+        if self._shelf is not None:
+            self._shelf.score(checkpoint, kpi)
+
+    def close(self) -> None:
+        """Wait for what is in flight, in silence; every rank calls it when it ends, however it ends."""
+        if self._shelf is not None:
+            self._shelf.close()
+
+    def _judge(self, outcome: Outcome) -> None:
+        if outcome.fatal:
+            raise TrainingError(f"a checkpoint could not be made: {outcome.fatal}")
+        limit = self._run.spec.train.max_checkpoint_failures
+        at_end = self._last == self._run.total_steps
+        if outcome.failures and (outcome.failures > limit or at_end):
+            which = "the last checkpoint of the run" if at_end else f"{outcome.failures} checkpoints in a row"
+            newest = f"{outcome.newest.name} is the newest here" if outcome.newest else "none was written by this start"
+            raise TrainingError(
+                f"{which} could not be written or copied: {outcome.reason}; {newest}",
+                where="train.checkpoint_dir" if outcome.step == self._last else str(self._run.folder),
+                hint="Put that right and run the same command again: it goes on from the newest checkpoint.",
+            )
 
     def _choose(self) -> tuple[Path | None, RunState]:
         found = starting_point(self._run)
@@ -140,17 +211,20 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
         WeightsError: ``train.resume_training_checkpoint_path`` names no whole checkpoint.
     """
     explicit = run.spec.train.resume_training_checkpoint_path
-    found = newest(run.folder)
+    found = newest_of(run)
     if found is not None or not explicit:
         return found
-    state = verified_state(Path(explicit))
+    where, path = "train.resume_training_checkpoint_path", Path(explicit)
+    if is_remote(explicit):
+        try:
+            path = download(explicit, run.folder / ".resumed_from" / path.name) or path
+        except OSError as error:
+            raise WeightsError(f"{explicit} cannot be read: {error.strerror or error}", where=where) from None
+    state = verified_state(path)
     if state is None:
-        raise WeightsError(
-            f"{explicit} is not a whole checkpoint",
-            where="train.resume_training_checkpoint_path",
-            hint="Give a model_epoch_... folder or the model_latest link.",
-        )
-    return Path(explicit), state
+        hint = "Give a model_epoch_... folder, local or on an object store, or the model_latest link."
+        raise WeightsError(f"{explicit} is not a whole checkpoint", where=where, hint=hint)
+    return path, state
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from radioplat.data.index import build_index
+from radioplat.data.remote import is_remote
 from radioplat.data.run_data import RunData
 from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
@@ -15,6 +16,7 @@ from radioplat.distill.design import Models, design_models
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import label_problems
+from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
 from radioplat.distill.prepare import steps_per_epoch
@@ -34,6 +36,8 @@ from radioplat.teachers.teacher import check_weights, compute_dtype, oddities
 def plan(spec: Spec, task: str = "distill") -> Plan:
     """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem."""
     result = Plan(problems=check(spec, task))
+    if any(problem.where == "results_dir" for problem in result.problems):
+        return result  # an index would be made below it
     spec = spec if task == "distill" else without_teaching(spec)
     if task == "distill" and not result.problems:
         partitions_found(spec, result)
@@ -52,6 +56,7 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         _length(spec, data, result)
     if models is not None and data is not None:
         result.problems += label_problems(spec, models.teachers, models.infos, data)
+    result.problems += unreachable(spec, task)
     result.problems = list(dict.fromkeys(result.problems))
     return result
 
@@ -78,7 +83,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
         value = getattr(spec, section)
         for part in rest:
             value = getattr(value, part)
-        if value and not Path(value).exists():
+        if value and not is_remote(value) and not Path(value).exists():
             result.problems.append(Problem(f"no such file: {value}", name))
     try:
         result.warnings += start_notes(spec, models.architecture)

@@ -10,6 +10,7 @@ from typing import Any
 
 from radioplat.distill.checkpoint import RunState, newest
 from radioplat.distill.follow import Callback, Follower
+from radioplat.distill.mirror import settle
 from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.scanning import scanner
@@ -99,6 +100,7 @@ def _run(
     try:
         with scanner(spec) as scan:
             run, data = prepare(spec, task, folder.path, scan=scan)
+            settle(run)
             start, line = _beginning(run, folder)
             keep_data(run, data)
             say(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +120,7 @@ class _Worker:
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)
         self.reporter, self.meter = Reporter(run, seat.rank), meter
+        persistence.warn_through(self.reporter.warn)
 
     def build_engine(self) -> None:
         """Cut the weights up as ZeRO does; until then they may be changed."""
@@ -131,8 +133,10 @@ class _Worker:
             self.persistence.restore_average(self.ema)
 
     def close(self) -> None:
-        """Write what the ledger and the reporter hold back."""
-        self.ledger.flush()
+        """Write what is in flight and what the ledger and the reporter hold back."""
+        self.persistence.close()
+        if (unwritten := self._write_ledger()) is not None:
+            self.reporter.warn(f"the ledger lacks the last steps: {unwritten}")
         self.reporter.close()
 
     def train(self, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> None:
@@ -148,18 +152,38 @@ class _Worker:
             self.reporter.step(record, self.meter.bill)
             validates = validation_due(self.run, step + 1)
             if validates or self.persistence.due(step + 1):
-                self.ledger.flush()
-                exact, losses = self.running.exact(), self.loss_state.tensors()
-                average = self.ema.whole() if self.ema else {}
-                kept = (self.state, exact, losses, average, self.targets.state())
-                path = self.persistence.save(self.engine, self.module, *kept)
-                self.reporter.checkpoint(path, step + 1, self.meter.bill)
-                if validates:
-                    self._validate(path, step + 1)
+                self.save(step + 1, validates)
+        self.persistence.finish()
+
+    def save(self, steps: int, validates: bool = False) -> None:
+        """Save after ``steps`` steps; the checkpoint is committed later, see :meth:`Persistence.finish`."""
+        unwritten = self._write_ledger()
+        exact, losses = self.running.exact(), self.loss_state.tensors()
+        average = self.ema.whole() if self.ema else {}
+        kept = (self.state, exact, losses, average, self.targets.state())
+        bill = copy.deepcopy(self.meter.bill)
+
+        def told(path: Path) -> None:
+            """It is committed."""
+            self.reporter.checkpoint(path, steps, bill)
+
+        path = self.persistence.save(self.engine, self.module, *kept, told=told, unwritten=unwritten)
+        if validates and self.persistence.finish() == path:
+            self._validate(path, steps)
+
+    def _write_ledger(self) -> OSError | None:
+        """What keeps the ledger from being written, if anything does; its rows are then kept for the next time."""
+        try:
+            self.ledger.flush()
+        except OSError as error:
+            return error
+        return None
 
     def _validate(self, checkpoint: Path, step: int) -> None:
         if self.seat.rank == 0:
-            self.reporter.validation(validate(self.run, checkpoint), step)
+            kpi = validate(self.run, checkpoint)
+            self.reporter.validation(kpi, step)
+            self.persistence.scored(checkpoint, kpi)
         group.barrier()
 
     def _step(self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> StepRecord:

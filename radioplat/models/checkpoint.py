@@ -19,13 +19,24 @@ STUDENT_FILE, HEADS_FILE, EMA_FILE = "student.safetensors", "heads.safetensors",
 _KEY = "radioplat.student"
 
 
+def student_files(
+    architecture: StudentArchitecture, tensors: dict[str, torch.Tensor]
+) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    """What a checkpoint's student files hold, by their names: fp32 tensors, and the metadata.
+
+    Args:
+        tensors: names as in ``student.state_dict()``.
+    """
+    heads = {k: v.float() for k, v in tensors.items() if k.startswith("heads.")}
+    body = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items() if not k.startswith("heads.")}
+    metadata = {_KEY: architecture.to_json(), "format": "pt"}
+    return {STUDENT_FILE: (body, metadata), HEADS_FILE: (heads, metadata)}
+
+
 def save_student(student: Student, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write fp32 ``tensors`` (names as in ``student.state_dict()``) into ``folder``."""
-    heads = {k: v.float().contiguous() for k, v in tensors.items() if k.startswith("heads.")}
-    body = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items() if not k.startswith("heads.")}
-    metadata = {_KEY: student.architecture.to_json(), "format": "pt"}
-    save_file({k: v.contiguous() for k, v in body.items()}, folder / STUDENT_FILE, metadata)
-    save_file(heads, folder / HEADS_FILE, metadata)
+    for name, (held, metadata) in student_files(student.architecture, tensors).items():
+        save_file({k: v.contiguous() for k, v in held.items()}, folder / name, metadata)
 
 
 def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> None:

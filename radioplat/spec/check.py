@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from radioplat.errors import Problem
+from radioplat.spec.check_checkpoints import checkpoint_problems
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_losses import loss_problems
@@ -38,6 +39,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *zero_problems(spec),
         *_feature_cache(spec),
         *_prices(spec),
+        *checkpoint_problems(spec),
         *evaluation_problems(spec),
         *student_structure(spec),
         *_unavailable(spec),

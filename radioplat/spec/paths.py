@@ -47,6 +47,7 @@ def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
             yield f"dataset.{name}.tar_data_sources[{i}].root_dir", source.root_dir
     yield "dataset.index_dir", spec.dataset.index_dir
     yield "feature_cache.dir", spec.feature_cache.dir
+    yield "train.checkpoint_dir", spec.train.checkpoint_dir
     yield "distill.target_norm.path", spec.distill.target_norm.path
     yield "model.backbone.pretrained_backbone_path", spec.model.backbone.pretrained_backbone_path
     yield "train.pretrained_model_path", spec.train.pretrained_model_path

@@ -117,6 +117,16 @@ class TrainConfig:
     num_epochs: int = 10
     checkpoint_interval: int = 1
     checkpoint_interval_unit: IntervalUnit = IntervalUnit.epoch
+    # (+) a thread writes checkpoints while training goes on; false: each is on the disk before the next step
+    async_checkpoint: bool = True
+    # (+) which checkpoints stay: the newest so many (unset: all), the best so many, those of every so many steps
+    keep_last: int | None = None
+    keep_best: int = 0
+    keep_every: int | None = None
+    # (+) a second home of the checkpoints, below it `<task>/`: a folder, s3://... or gs://...
+    checkpoint_dir: str | None = None
+    # (+) how many saves in a row may fail before the run ends
+    max_checkpoint_failures: int = 3
     validation_interval: int = 1
     resume_training_checkpoint_path: str | None = None
     pretrained_model_path: str | None = None

@@ -25,12 +25,18 @@ class TaskFolder:
         override: the task's own ``results_dir`` where the spec gives one; it replaces ``results_dir/task``.
 
     Raises:
-        RadioplatError: the folder cannot be created.
+        RadioplatError: the folder cannot be created, or is no folder.
     """
 
     def __init__(self, results_dir: str | os.PathLike, task: str, override: str | os.PathLike | None = None) -> None:
         self.path = Path(override) if override else Path(results_dir) / task
         field = f"{task}.results_dir" if override else "results_dir"
+        if "://" in str(override or results_dir):
+            raise RadioplatError(
+                f"{override or results_dir} is no folder; diaries are appended to, which object stores cannot",
+                where=field,
+                hint="Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine.",
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -29,7 +30,8 @@ class StatusLog:
     """Writer of one ``status.json``. Lines are appended, also by a resumed run, and each is flushed when written.
 
     Values of secret environment variables are masked, and a number that is not finite becomes ``null``, so that
-    every line is JSON by the standard. Safe to use from several threads of one process.
+    every line is JSON by the standard. Safe to use from several threads of one process. A disk that is full ends no
+    task: lines wait in memory until there is room.
 
     Args:
         path: the file; its folder is created. A last line that a killed run left half-written is cut off.
@@ -72,7 +74,7 @@ class StatusLog:
         }
         # ASCII only: a reader that splits lines as Unicode does must not find an end inside a message.
         text = json.dumps(line, allow_nan=False)
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # what could not be written is written with the next line
             self._file.write(text + "\n")
             self._file.flush()
 
@@ -111,7 +113,8 @@ class StatusLog:
 
     def close(self) -> None:
         """Close the file; no line can follow."""
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> StatusLog:
         return self

@@ -37,6 +37,12 @@ def test_the_published_example_has_no_problem():
         ("train.global_batch_size=0", "train.global_batch_size"),
         ("train.zero_stage=4", "train.zero_stage"),
         ("train.clip_grad_norm=-1", "train.clip_grad_norm"),
+        ("train.keep_last=0", "train.keep_last"),
+        ("train.keep_every=3", "train.keep_every"),  # all stay while nobody says how many
+        ("train.max_checkpoint_failures=-1", "train.max_checkpoint_failures"),
+        ("train.checkpoint_dir=''", "train.checkpoint_dir"),
+        ("train.checkpoint_dir=ftp://there/kept", "train.checkpoint_dir"),
+        ("results_dir=s3://bucket/results", "results_dir"),
         ("dataset.augmentation.std=[1, 0, 1]", "dataset.augmentation.std"),
         ("dataset.augmentation.mean=[0.5]", "dataset.augmentation.mean"),
         ("model.backbone.student_norm_std=[1, 1]", "model.backbone.student_norm_std"),
@@ -252,3 +258,18 @@ def test_policy_parameters(policy, params):
 def test_policy_parameters_of_the_wrong_kind():
     spec = load_spec(EXAMPLE, ["train.optim.policy=multistep", "train.optim.policy_params={milestones: 3, gamma: x}"])
     assert len(check(spec)) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wheres"),
+    [
+        (["train.keep_last=2", "train.keep_every=0"], ["train.keep_every"]),
+        (["train.keep_last=2", "train.keep_best=-1", "dataset.knn_validation=true"], ["train.keep_best"]),
+        (["train.keep_last=2", "train.keep_best=1"], ["train.keep_best"]),  # nothing measures which is best
+        (["train.keep_last=2", "train.keep_best=1", "dataset.knn_validation=true"], []),
+        (["train.checkpoint_dir=here", "results_dir=here"], ["train.checkpoint_dir"]),
+        (["train.checkpoint_dir=gs://bucket/kept", "train.keep_last=1"], []),
+    ],
+)
+def test_checkpoints(overrides, wheres):
+    assert [problem.where for problem in check(load_spec(EXAMPLE, overrides))] == wheres

@@ -1,0 +1,50 @@
+"""Contradictions about checkpoints: which stay, and where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.root import Spec
+
+
+def checkpoint_problems(spec: Spec) -> Iterator[Problem]:
+    """Problems of ``results_dir``, ``train.keep_*``, ``checkpoint_dir`` and ``max_checkpoint_failures``."""
+    train = spec.train
+    if "://" in spec.results_dir:
+        hint = "Name a folder, and put checkpoints on the store as well with train.checkpoint_dir."
+        yield Problem("status.json and the ledger need a folder, not an object store", "results_dir", hint)
+    for name, least in {"keep_last": 1, "keep_best": 0, "keep_every": 1, "max_checkpoint_failures": 0}.items():
+        value = getattr(train, name)
+        if value is not None and value < least:
+            yield Problem(f"must be at least {least}, not {value}", f"train.{name}")
+    if train.keep_last is None:
+        for name in ("keep_best", "keep_every"):
+            if getattr(train, name):
+                hint = "Set it, at least to 1."
+                yield Problem("every checkpoint stays while train.keep_last is not set", f"train.{name}", hint)
+    if train.keep_best and not spec.dataset.knn_validation:
+        hint = "Set dataset.knn_validation=true and name dataset.val_dataset."
+        yield Problem("the best are those with the best kNN accuracy, and nothing measures it", "train.keep_best", hint)
+    yield from _places(spec)
+
+
+def _places(spec: Spec) -> Iterator[Problem]:
+    folder, where = spec.train.checkpoint_dir, "train.checkpoint_dir"
+    if folder is None:
+        return
+    if not folder.strip():
+        yield Problem("an empty name is no folder", where, "Remove the line to keep checkpoints in results_dir alone.")
+    elif "://" in folder:
+        if not folder.startswith(("s3://", "gs://")):
+            hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
+            yield Problem(f"{folder} is of no storage that is known here", where, hint)
+    elif os.path.abspath(folder) in (os.path.abspath(spec.results_dir), *_task_folders(spec)):
+        yield Problem("it is where checkpoints are already", where, "Name another place, or remove the line.")
+
+
+def _task_folders(spec: Spec) -> list[str]:
+    """Folders that a run's task may have."""
+    own = [spec.distill.results_dir] if spec.distill.results_dir else []
+    return [os.path.abspath(path) for path in own]

@@ -1,0 +1,225 @@
+"""Everything that a run carries from step to step is bit for bit the same after a checkpoint, at any size and stage.
+
+Run as a script this file is one of the workers: two train and save, and one alone loads what they left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+# What two workers train at one stage; and the (world size, stage) at which it is loaded.
+RUNS = {
+    "running": ("fp32", 1, [(2, 3), (1, 0), (1, 2)]),  # BatchNorm, target statistics, dispersion, balance, average
+    "frozen": ("bf16", 3, [(2, 2), (1, 1)]),  # frozen weights; rounded weights beside fp32 ones
+    "spectral": ("fp32", 2, [(1, 0)]),  # the vectors of spectral norms
+}
+
+
+def everything(worker) -> dict[str, torch.Tensor | float | str]:
+    """All of ``worker``'s state by name, whole, on rank 0; every rank calls it.
+
+    Buffers and whatever the helpers of the loop hold are found by walking, so that new state is found too.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+
+    from radioplat.distill import ds_compat
+    from radioplat.distill.optimizer import MOMENTS
+    from radioplat.distill.persist import trainable
+
+    found: dict[str, torch.Tensor | float | str] = {}
+    for name, buffer in worker.module.named_buffers():
+        found[f"buffer {name}"] = buffer.clone()
+    for name, parameter in worker.module.named_parameters():
+        with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            found[f"in use {name}"] = parameter.detach().clone()
+    names, optim = trainable(worker.module), worker.spec.train.optim.optim
+    whole = ds_compat.full_state(worker.engine, names, MOMENTS[optim])
+    found |= {f"fp32 {name}": tensor for name, tensor in whole.items()}
+    if worker.ema:
+        found |= {f"average {name}": tensor for name, tensor in worker.ema.whole().items()}
+    worker.targets.state()  # what ranks hold apart is put together, as it is before every checkpoint
+    walk(worker.running, "running", found)
+    walk(worker.targets, "targets", found)
+    state = dataclasses.asdict(worker.state)
+    found["state"] = json.dumps({k: v for k, v in state.items() if k not in ("attempt", "world_size")}, sort_keys=True)
+    return found
+
+
+def walk(value, path: str, found: dict) -> None:
+    """Put every tensor and number below ``value`` into ``found``; modules are walked by their buffers above."""
+    if isinstance(value, torch.Tensor):
+        found[path] = value.clone()
+    elif isinstance(value, (bool, int, float)):
+        found[path] = float(value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            walk(inner, f"{path}[{key}]", found)
+    elif isinstance(value, (list, tuple)):
+        for i, inner in enumerate(value):
+            walk(inner, f"{path}[{i}]", found)
+    elif type(value).__module__.startswith("radioplat.distill.running") or type(value).__name__ == "Moments":
+        for name, inner in vars(value).items():
+            walk(inner, f"{path}.{name}", found)
+    else:
+        assert isinstance(value, (str, type(None), nn.Module)) or type(value).__module__.startswith("radioplat.spec"), (
+            f"{path}: {type(value)} is not looked into"
+        )
+
+
+def open_worker(run, rank: int, world: int):
+    """A worker as ``run_worker`` makes it, at the newest checkpoint, and the teachers it asks."""
+    from radioplat.distill.cost_meter import CostMeter
+    from radioplat.distill.persist import Persistence
+    from radioplat.distill.worker import Seat, _Worker
+    from radioplat.teachers.client import InlineTeacher
+
+    clients = {t.name: InlineTeacher(t, run.grids[t.name], "cpu", world) for t in run.teachers}
+    persistence = Persistence(run, rank, world)
+    meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
+    return _Worker(run, Seat(rank, world, torch.device("cpu")), persistence, meter), clients
+
+
+def train(run, rank: int, world: int) -> dict:
+    """All steps from the first to the last, whose checkpoint is then committed; what the worker held then."""
+    from radioplat.data.loader import load_grains
+    from radioplat.data.run_data import open_reader
+    from radioplat.distill.feeder import Feeder
+
+    worker, clients = open_worker(run, rank, world)
+    wanted = [grain for step in range(run.total_steps) for grain in run.grains(world).of_rank(step, rank)]
+    batches = load_grains(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
+    with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
+        worker.train(iter(feeder))
+        return everything(worker)
+
+
+def load(run, rank: int, world: int) -> dict:
+    """What a worker holds before its first step."""
+    worker, _ = open_worker(run, rank, world)
+    with closing(worker):
+        assert worker.state.global_step == run.total_steps
+        return everything(worker)
+
+
+def work(folder: Path) -> None:
+    """One worker of the group that the environment names."""
+    from radioplat.distill import ds_compat
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    ds_compat.init_distributed("gloo")
+    for name, (_, _, loads) in RUNS.items():
+        run = pickle.loads((folder / f"{name}.pkl").read_bytes())
+        found = {"trained": train(run, rank, world)} if world == 2 else {}
+        for size, stage in loads:
+            if size == world:
+                spec = dataclasses.replace(run.spec, train=dataclasses.replace(run.spec.train, zero_stage=stage))
+                found[stage] = load(dataclasses.replace(run, spec=spec), rank, world)
+        if rank == 0:
+            torch.save(found, folder / f"{name}{world}.pt")
+
+
+def start(folder: Path, world: int) -> None:
+    """Run ``world`` workers to their end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = dict(WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    workers = []
+    for rank in range(world):
+        place = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        path = os.pathsep.join(p for p in sys.path if p)
+        environment = {**os.environ, **place, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+        command = [sys.executable, __file__, str(folder)]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    said = []
+    for worker in workers:
+        try:
+            said.append(worker.communicate(timeout=200)[0].decode())
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            said.append(worker.communicate()[0].decode() + "\ntoo slow")
+    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-4000:] for text in said)
+
+
+@pytest.fixture(scope="module")
+def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
+    """By run: what was held when it was saved (``trained``), and by (world size, stage) what was held once loaded."""
+    from radioplat.distill.prepare import keep_data, prepare
+    from radioplat.spec.load import load_spec
+
+    folder = tmp_path_factory.mktemp("state")
+    for name, (precision, stage, _) in RUNS.items():
+        teacher = {
+            "model": {"backbone": {"type": "test_vit", "kwargs": {"img_size": 64}}},
+            "pretrained_teacher_model_path": str(weights["vit"]), "mode": "combo", "summary_loss_type": "angle",
+        }  # fmt: skip
+        spec = make_spec(folder / name, {
+            "train": {"num_gpus": 2, "max_steps": 3, "precision": precision, "zero_stage": stage},
+            "distill": {"teacher": [{"name": "lite0", **teacher}, {"name": "vit", **teacher}], "balance": "adaloss"},
+        })  # fmt: skip
+        if name == "running":
+            spec["model"]["backbone"] = {"type": "test_efficientnet"}
+            spec["train"] |= {"enable_ema": True, "ema_decay": 0.5}
+            spec["distill"]["target_norm"] = {"type": "phi_s", "fit": "running", "refresh_steps": 2}
+        else:
+            spec["model"]["backbone"] |= {"spectral_reparam": name == "spectral", "freeze_norm": name == "frozen"}
+        run, data = prepare(load_spec(spec), "distill", folder / name / "distill")
+        keep_data(run, data)
+        (folder / f"{name}.pkl").write_bytes(pickle.dumps(run))
+    start(folder, 2)
+    start(folder, 1)
+    two, one = ({name: torch.load(folder / f"{name}{world}.pt") for name in RUNS} for world in (2, 1))
+    return {
+        name: {key if key == "trained" else (world, key): state for world, of in ((2, two), (1, one))
+               for key, state in of[name].items()}
+        for name in RUNS
+    }  # fmt: skip
+
+
+CASES = [(name, *size) for name, (_, _, loads) in RUNS.items() for size in loads]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "world", "stage"), CASES)
+def test_bit_for_bit(found, name, world, stage):
+    trained, loaded = found[name]["trained"], found[name][world, stage]
+    assert set(trained) == set(loaded)
+    for place, value in trained.items():
+        if isinstance(value, torch.Tensor):
+            other = loaded[place]
+            assert value.dtype is other.dtype and value.shape == other.shape, place
+            assert torch.equal(value, other), f"{place}: {(value.double() - other.double()).abs().max()}"
+        else:
+            assert value == loaded[place], place
+
+
+def test_there_was_something_to_lose(found):
+    """Each kind of state is among what is compared, and has moved."""
+    running, frozen = found["running"]["trained"], found["frozen"]["trained"]
+    targets = ("targets._known", "targets._bases")
+    for part in (".running_mean", "criteria.lite0/summary", "balance.total", *targets, "average ", "_mean"):
+        moved = [v for name, v in running.items() if part in name and isinstance(v, torch.Tensor)]
+        assert moved and all(bool(v.count_nonzero()) for v in moved[:1]), part
+    names = [name for name in running if name.startswith("fp32 ")]
+    assert {name.rpartition(".")[2] for name in names} >= {"exp_avg", "exp_avg_sq", "weight"}
+    weights = [n.removeprefix("fp32 ") for n in frozen if n.startswith("fp32 ") and ".exp_avg" not in n]
+    used = [n.removeprefix("in use student.") for n in frozen if n.startswith("in use student.")]
+    assert set(weights) < set(used)  # the rest is frozen
+    assert frozen[f"in use student.{weights[0]}"].dtype is torch.bfloat16
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))
