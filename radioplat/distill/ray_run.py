@@ -10,6 +10,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from radioplat.distill.cluster import joined, teacher_gpus
+from radioplat.distill.patience import collective_timeout
 from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
 from radioplat.errors import RadioplatError
@@ -31,7 +32,9 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         trainer = TorchTrainer(
             train_function,
             train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
-            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            torch_config=TorchConfig(
+                backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
+            ),
             scaling_config=ScalingConfig(
                 num_workers=spec.world_size,
                 use_gpu=gpus,
