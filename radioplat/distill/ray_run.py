@@ -16,6 +16,7 @@ from radioplat.distill.ray_entry import train_function
 from radioplat.errors import RadioplatError
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
+from radioplat.track.attempt_log import attempt_folder, begun
 
 
 def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
@@ -67,7 +68,9 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
         for teacher in run.teachers:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
-                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards)
+                # The pool lives as long as this start of the command: its log lies beside the first attempt's.
+                log = attempt_folder(run.folder, begun(run.folder) + 1) / f"teacher_{teacher.name}.log"
+                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards, log)
         yield pools
     finally:
         for pool in pools.values():

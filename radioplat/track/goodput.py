@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def compact(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The lines that count for what follows: of an attempt its last, and its last that led on. :func:`count` agrees."""
     attempts = [attempt for session in _sessions(lines) for attempt in session.attempts]
     wanted: set[int] = set()
-    for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
+    for attempt, following in zip_longest(attempts, attempts[1:]):
         attempt.keep_up_to(None if following is None else following.first_step)
         wanted |= {id(line) for line in (attempt.kept, *attempt.lines[-1:]) if line is not None}
     return [line for line in lines if line["event"] != STEPS or id(line) in wanted]
@@ -154,7 +155,7 @@ def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
     result = Goodput()
     sessions = _sessions(lines)
     attempts = [attempt for session in sessions for attempt in session.attempts]
-    for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
+    for attempt, following in zip_longest(attempts, attempts[1:]):
         attempt.keep_up_to(None if following is None else following.first_step)
         result.restarts += [] if following is None else [(attempt.number, "", "")]
         done = attempt.kept

@@ -84,7 +84,8 @@ def test_an_attempt_that_the_killer_ended_counts_once(tmp_path):
     assert memory.halvings(tmp_path, SPEC, 3)[0] == 1
 
 
-TEACHERS = {"distill": {"loss_type": "CS", "teacher": [{"name": "a", "mode": "combo"}, {"name": "b", "mode": "spatial"}]}}
+PAIR = [{"name": "a", "mode": "combo"}, {"name": "b", "mode": "spatial"}]
+TEACHERS = {"distill": {"loss_type": "CS", "teacher": PAIR}}
 HEADS = (HeadArchitecture("a", 5, 6, hidden=8), HeadArchitecture("b", spatial_dim=4, hidden=8))
 VIT = {"embed_dim": 24, "depth": 1, "num_heads": 2}
 
@@ -120,7 +121,7 @@ def test_the_pieces_losses_and_gradients_add_up_to_the_wholes(module, size, coun
             losses = module(piece)
             (share * losses["loss"]).backward()
             for name, value in losses.items():
-                terms[name] = terms.get(name, 0.0) + share * float(value)
+                terms[name] = terms.get(name, 0.0) + share * float(value.detach())
         found.append((terms, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}))
     (whole, gradients), (sums, pieced) = found
     assert sums == pytest.approx(whole, rel=1e-5) and len(whole) == 4
