@@ -12,7 +12,7 @@ from collections.abc import Iterator
 START, DATA, TEACHER, INLINE, STEP = "start", "data", "teacher", "inline teacher", "step"
 COLLECTIVE, CHECKPOINT, VALIDATION = "collective", "checkpoint", "validation"
 WAITS = frozenset({DATA, TEACHER})  # for others, who have limits of their own
-# Work without steps of its own to count: there the thread's own frames tell whether it moves.
+# Work without steps of its own to count: there the thread's frames and CPU time tell whether it moves.
 LONG = frozenset({START, CHECKPOINT, VALIDATION})
 
 
@@ -68,7 +68,13 @@ class Phases:
         while frame is not None:
             places.append((id(frame.f_code), frame.f_lasti))
             frame = frame.f_back
-        return (self.moves, phase, *places)
+        return (self.moves, phase, self._worked(), *places)
+
+    def _worked(self) -> float:
+        """CPU seconds of the thread, in hundredths: a long call, such as writing a large file, moves no frame."""
+        if not hasattr(time, "pthread_getcpuclockid"):  # macOS
+            return 0.0
+        return round(time.clock_gettime(time.pthread_getcpuclockid(self._thread)), 2)
 
     def _turn(self) -> None:
         now = time.monotonic()

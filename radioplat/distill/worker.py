@@ -235,7 +235,8 @@ class _Worker:
         with self.phases(VALIDATION):
             if self.seat.rank == 0:
                 self.reporter.validation(validate(self.run, checkpoint), step)
-            group.barrier()
+            with self.phases(COLLECTIVE):
+                group.barrier()
         self.accounts.spent("validation", time.perf_counter() - begin)
 
     def _roll_back(self, record: StepRecord) -> RollBack | None:
