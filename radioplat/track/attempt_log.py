@@ -67,11 +67,20 @@ def write_last_words(task_folder: Path, attempt: int, rank: int, cause: str, det
 
 
 def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
-    """What the ranks of ``attempt`` said, the earliest first."""
-    found = []
-    for path in attempt_folder(task_folder, attempt).glob("last_words_*.json"):
+    """What the ranks of ``attempt`` said, the earliest first.
+
+    A rank that left stacks and no words was ended by the timer of ``faulthandler``: no thread of it could run.
+    """
+    found, folder = [], attempt_folder(task_folder, attempt)
+    for path in folder.glob("last_words_*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             found.append(LastWords(**json.loads(path.read_text(encoding="utf-8"))))
+    spoke = {words.rank for words in found}
+    for path in folder.glob("stacks_*.txt"):
+        rank, state = int(path.stem.rpartition("_")[2]), path.stat()
+        if state.st_size and rank not in spoke:
+            detail = "a call kept Python's lock for longer than train.hang_timeout_s"
+            found.append(LastWords(attempt, rank, "hang", detail, state.st_mtime))
     return sorted(found, key=lambda words: words.time)
 
 

@@ -49,6 +49,15 @@ for take in (lambda: torch.empty(2**30, dtype=torch.uint8), lambda: bytearray(2*
     assert said.stdout.splitlines() == ["RuntimeError True", "MemoryError True"], said.stderr
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpus_allocator_is_recognised():
+    free, _ = torch.cuda.mem_get_info()
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2 * free, dtype=torch.uint8, device="cuda")
+    assert memory.ran_out(caught.value)
+
+
 def test_other_errors_pass(tmp_path):
     with pytest.raises(RuntimeError, match="shapes") as caught:
         run_out(tmp_path, 0, 1, RuntimeError("shapes do not match"))

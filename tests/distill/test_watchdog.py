@@ -188,6 +188,8 @@ def test_a_call_that_keeps_pythons_lock_is_found_by_the_timer(ended, tmp_path):
     (code,) = ended("lock_held", waited=(0,), world=1)
     assert code == 1  # faulthandler's
     assert "in lock_held" in stacks(tmp_path, 0) and "Timeout" in stacks(tmp_path, 0)
+    (words,) = last_words(tmp_path, 1)
+    assert (words.rank, words.cause) == (0, "hang") and "Python's lock" in words.detail
 
 
 def test_the_pulse_says_where_a_rank_is(tmp_path):

@@ -1,4 +1,4 @@
-"""On a real cluster: a worker that is stopped is found, its group starts again, and the run ends as if nothing was."""
+"""On a real cluster: a stopped worker is found and its group starts again; two workers roll back alike."""
 
 from __future__ import annotations
 
@@ -11,22 +11,47 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
 import radioplat
+from radioplat.distill.checkpoint import verified_state
 from radioplat.distill.diagnose import diagnose
 from radioplat.distill.prove import prove_run
 from radioplat.track.attempt_log import attempt_folder, cause_of, last_words
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.timeout(280), pytest.mark.proof]
+
+
+def forced_verdict() -> None:
+    """In every process: where ``FORCED`` is set, rank 1 alone calls the sixth step that it judges a jump."""
+    import os
+
+    if "FORCED" not in os.environ:
+        return
+    from radioplat.distill.spikes import SpikeGuard
+
+    calls: list[float] = []
+
+    def verdict(self, loss: float) -> bool:
+        calls.append(loss)
+        return os.environ.get("RANK") == "1" and len(calls) == 6
+
+    SpikeGuard.is_spike = verdict
 
 
 @pytest.fixture
-def cluster(ray_environment):
+def cluster(ray_environment, request):
     before = dict(os.environ)
-    os.environ.update(ray_environment)
+    os.environ.update(ray_environment | getattr(request, "param", {}))
     ray.init(
-        address="local", num_cpus=6, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-    )  # fmt: skip
+        address="local",
+        num_cpus=6,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"worker_process_setup_hook": forced_verdict},
+    )
     yield
     ray.shutdown()
     os.environ.clear()
@@ -79,3 +104,20 @@ def test_a_stopped_worker_is_found_and_the_group_starts_again(cluster, make_spec
     assert "loads on cpu" in (attempt_folder(folder, 1) / "teacher_vit.log").read_text()
     found = diagnose(tmp_path)
     assert found.cause.startswith("no failure") and any("hang (1)" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("cluster", [{"FORCED": "1"}], indirect=True)
+def test_two_workers_roll_back_alike_when_one_sees_a_jump(cluster, make_spec, tmp_path, student_tensors):
+    """The verdict of rank 1 is forced; what both do about it is not."""
+    train = {"num_gpus": 2, "zero_stage": 2, "checkpoint_interval": 2, "checkpoint_interval_unit": "step"}
+    spec = make_spec(tmp_path, {"train": train, "cluster": {"mode": "ray"}})
+    spec["train"]["spike"] = {"action": "rollback"}
+    result = radioplat.distill(spec, say=lambda line: None)
+    state = verified_state(result.checkpoint)
+    assert (result.global_step, state.optimizer_steps, state.rollbacks) == (8, 6, 1)
+    proof = prove_run(result.folder)
+    assert proof.holds and proof.unlearned == {"rolled_back": 12}
+    before, after = (
+        student_tensors(result.folder / name) for name in ("model_epoch_001", "model_epoch_001_step_00006")
+    )
+    assert all(torch.equal(before[name], after[name]) for name in before)
