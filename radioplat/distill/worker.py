@@ -204,8 +204,7 @@ class _Worker:
         self.phases.at(back.step)
         self.spikes.count = back.count
         self._passed(back.step)
-        if back.step < self.run.total_steps or not self.persistence.due(back.step):
-            self._save(back.step)
+        self._save(back.step)
 
     def _passed(self, steps: int) -> None:
         """The run has come to ``steps`` steps."""

@@ -71,6 +71,15 @@ def test_a_jump_is_rolled_back_to_the_last_checkpoint_and_its_span_left_out(
     assert account.seconds["skipped"] > 0 and account.lost == 0
 
 
+def test_a_jump_in_the_last_step_leaves_the_state_of_the_checkpoint_before_as_the_end(
+    make_spec, distil, tmp_path, monkeypatch
+):
+    jump(monkeypatch, 7, 100.0)
+    trail = distil(make_spec(tmp_path), *EVERY_SECOND, *SPIKES, "train.spike.action=rollback")
+    state = verified_state(trail.result.checkpoint)
+    assert (state.global_step, state.optimizer_steps, trail.result.checkpoint.name) == (8, 6, "model_epoch_002")
+
+
 def test_a_jump_is_left_out_before_the_weights_move_like_a_nan(
     make_spec, distil, tmp_path, monkeypatch, student_tensors
 ):
