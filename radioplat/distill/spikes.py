@@ -10,24 +10,31 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from radioplat.errors import TrainingError
 from radioplat.spec.train import SpikeAction, SpikeConfig
 
+Trail = list[tuple[int, np.ndarray, np.ndarray]]
 
-class RollBack(Exception):
-    """Not an error: the worker goes on from the last checkpoint, at a later step.
+
+@dataclass(frozen=True)
+class RollBack:
+    """What a worker goes on with from the last checkpoint.
 
     Attributes:
-        step: the first that is taken after it.
+        step: the first that is taken.
         count: roll-backs of the run, this one included.
+        loss: that jumped.
+        trail: what this rank consumed since that checkpoint, or from further back: step, positions, ids.
     """
 
-    def __init__(self, step: int, count: int) -> None:
-        super().__init__(step, count)
-        self.step, self.count = step, count
+    step: int
+    count: int
+    loss: float
+    trail: Trail
 
 
 class SpikeGuard:
@@ -39,6 +46,7 @@ class SpikeGuard:
 
     Attributes:
         tripped: whether this step is left out as a spike.
+        trail: what this rank consumed since the checkpoint before the last; only where spikes are rolled back.
     """
 
     def __init__(self, config: SpikeConfig, losses: Sequence[float], count: int) -> None:
@@ -46,7 +54,8 @@ class SpikeGuard:
         self._losses = list(losses)[-config.window :]
         self.count = count
         self.tripped = False
-        self.trail: list[tuple[int, np.ndarray, np.ndarray]] = []  # step, positions and ids since the last checkpoint
+        self.trail: Trail = []
+        self._saved_at = 0
 
     @property
     def skips(self) -> bool:
@@ -82,9 +91,13 @@ class SpikeGuard:
         if self.rolls_back:
             self.trail.append((step, positions.copy(), ids.copy()))
 
-    def saved(self) -> None:
-        """A checkpoint was written: what is behind it stays."""
-        self.trail.clear()
+    def saved(self, steps: int) -> None:
+        """A checkpoint of ``steps`` steps was given to be written: what is behind the one before it stays.
+
+        Should it fail, the one before it is gone back to.
+        """
+        self.trail = [entry for entry in self.trail if entry[0] >= self._saved_at]
+        self._saved_at = steps
 
     def rolled(self, step: int, loss: float) -> int:
         """Count a roll-back.

@@ -202,6 +202,15 @@ class _Worker:
     def go_on_at(self, back: RollBack) -> None:
         """Leave out the steps that were rolled back; a checkpoint says so at once, for a start that follows."""
         self.phases.at(back.step)
+        first = self.state.global_step
+        for step, positions, ids in back.trail:
+            if step >= first:
+                self.ledger.rejected(step, self.seat.rank, positions, ids, ["rolled_back"] * len(ids))
+        self.accounts.undone()
+        self.reporter.warn(
+            f"step {back.step}: the loss jumped to {back.loss:.4g}; steps {first + 1} to {back.step} are taken back and "
+            f"left out (roll-back {back.count} of {self.spec.train.spike.max_rollbacks})"
+        )
         self.spikes.count = back.count
         self._passed(back.step)
         self._save(back.step)
@@ -223,7 +232,7 @@ class _Worker:
             average = self.ema.whole() if self.ema else {}
             kept = (self.state, exact, losses, average, self.targets.state())
             path = self.persistence.save(self.engine, self.module, *kept)
-        self.spikes.saved()
+        self.spikes.saved(steps)
         self._has_checkpoint = True
         self.accounts.spent("checkpoint", time.perf_counter() - begin)
         self.reporter.checkpoint(path, steps, self.meter.bill)
@@ -251,16 +260,7 @@ class _Worker:
             return None
         with group.deciding():
             count = self.spikes.rolled(record.step, loss)
-        trail = self.spikes.trail
-        for step, positions, ids in trail:
-            self.ledger.rejected(step, self.seat.rank, positions, ids, ["rolled_back"] * len(ids))
-        self.accounts.undone()
-        first = min((step for step, _, _ in trail), default=record.step)
-        self.reporter.warn(
-            f"step {record.step + 1}: the loss jumped to {loss:.4g}; steps {first + 1} to {record.step + 1} are taken "
-            f"back and left out (roll-back {count} of {self.spec.train.spike.max_rollbacks})"
-        )
-        return RollBack(record.step + 1, count)
+        return RollBack(record.step + 1, count, loss, self.spikes.trail)
 
     def _agreed(self, mine: bool) -> bool:
         """Whether any rank says so."""

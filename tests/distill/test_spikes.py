@@ -51,6 +51,15 @@ def test_a_resumed_guard_judges_alike(losses, loss, cut):
     assert second.is_spike(loss) == whole.is_spike(loss) and len(whole.losses) <= 3
 
 
+def test_the_trail_reaches_back_to_the_checkpoint_before_the_last():
+    it = guard()
+    for step in range(6):
+        it.consumed(step, np.array([step]), np.array([10 * step]))
+        if step + 1 in (2, 4):
+            it.saved(step + 1)
+    assert [step for step, _, _ in it.trail] == [2, 3, 4, 5]
+
+
 def test_one_roll_back_too_many_ends_the_run():
     it = guard(count=1, max_rollbacks=2)
     assert it.rolled(7, 9.0) == 2
