@@ -208,8 +208,8 @@ class _Worker:
                 self.ledger.rejected(step, self.seat.rank, positions, ids, ["rolled_back"] * len(ids))
         self.accounts.undone()
         self.reporter.warn(
-            f"step {back.step}: the loss jumped to {back.loss:.4g}; steps {first + 1} to {back.step} are taken back and "
-            f"left out (roll-back {back.count} of {self.spec.train.spike.max_rollbacks})"
+            f"step {back.step}: the loss jumped to {back.loss:.4g}; steps {first + 1} to {back.step} are taken back "
+            f"and left out (roll-back {back.count} of {self.spec.train.spike.max_rollbacks})"
         )
         self.spikes.count = back.count
         self._passed(back.step)
