@@ -118,6 +118,14 @@ def ledger(args: argparse.Namespace) -> None:
     show(prove_results(args.results))
 
 
+def diagnose(args: argparse.Namespace) -> None:
+    """Say why a run ended, in one line, and what shows it."""
+    from radioplat.distill.diagnose import diagnose as run
+    from radioplat.distill.show_diagnosis import show
+
+    show(run(args.results))
+
+
 def default_specs(args: argparse.Namespace) -> None:
     """Print every field with its default."""
     from radioplat.spec.load import load_spec, to_yaml
@@ -193,11 +201,12 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         index,
         pack,
         ledger,
+        diagnose,
         default_specs,
         quickstart,
     )
 }
-_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger")
+_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger", "diagnose")
 
 
 # Tasks of two words: group -> verb -> what runs.
@@ -269,7 +278,7 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
         if name == "pack":
             sub.add_argument("source", help="a folder of images, or a CSV file with columns path, label, caption")
             sub.add_argument("out", help="where the shards go: OUT/train and OUT/val")
-        if name == "ledger":
+        if name in ("ledger", "diagnose"):
             sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)

@@ -67,5 +67,11 @@ class TeacherSilent(TrainingError):
     """A teacher hangs: its features for one micro-batch never came. ``train.non_finite`` says what follows."""
 
 
+class OutOfMemory(TrainingError):
+    """A GPU's or a host's memory was used up in forward or backward; the next start takes smaller pieces."""
+
+    restart_cause = "oom"
+
+
 class EngineError(RadioplatError):
     """An ONNX file or a TensorRT engine could not be built."""

@@ -41,6 +41,7 @@ class RunState:
         order_from: the step at which this order, and the ledger beside the checkpoint, began: not 0 after
             ``train.restart_order`` and after a resume from another run's checkpoint.
         optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
+        recent_losses, rollbacks: of :class:`radioplat.distill.spikes.SpikeGuard`.
         teacher_cost: the fields of a ``TeacherCost`` by teacher, since the first start.
     """
 
@@ -55,6 +56,8 @@ class RunState:
     order_from: int = 0
     quarantined: list[str] = field(default_factory=list)
     teacher_cost: dict[str, dict[str, float]] = field(default_factory=dict)
+    recent_losses: list[float] = field(default_factory=list)
+    rollbacks: int = 0
     schema: int = SCHEMA
 
 

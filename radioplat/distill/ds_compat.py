@@ -7,6 +7,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ LOSS_SCALE = "loss_scale"  # a key of a checkpoint beside parameters' names, all
 _SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
 
 
-def init_distributed(backend: str) -> None:
+def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group that the environment (RANK, WORLD_SIZE, MASTER_ADDR, ...) describes.
 
     On a CPU DeepSpeed would compile a shared-memory extension first (50 s, and fails without a compiler); gloo serves.
@@ -34,7 +35,7 @@ def init_distributed(backend: str) -> None:
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     # Stage 1 in bf16 prints memory reports whatever the log level, and collects garbage for each (0.7 s a time).
     importlib.import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None
-    deepspeed.init_distributed(backend, verbose=False)
+    deepspeed.init_distributed(backend, verbose=False, timeout=timeout)
 
 
 def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -53,12 +54,12 @@ def deciding() -> Iterator[None]:
         raise
 
 
-def open_channel() -> dist.ProcessGroup | None:
+def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
     """A group of its own for a second thread: two threads in one group would take each other's messages.
 
     Every rank calls it, in the training thread.
     """
-    return None if alone() else dist.new_group(backend="gloo")
+    return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -18,9 +19,9 @@ from radioplat.distill.device_fit import device_problems
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
-from radioplat.distill.worker import Seat, run_worker
-from radioplat.errors import SpecError
-from radioplat.teachers.client import InlineTeacher
+from radioplat.distill.worker import OpenBatches, Seat, run_worker
+from radioplat.errors import OutOfMemory, SpecError
+from radioplat.teachers.client import InlineTeacher, TeacherClient
 
 HEAVY = 4e9  # operations; a tenth of a second of one core
 
@@ -51,7 +52,23 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
         return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
     with torch_beside(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
-        run_worker(run, Seat(0, 1, device), behind, batches)
+        _go_on(run, Seat(0, 1, device), behind, batches, say)
+
+
+def _go_on(
+    run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches, say: Callable[[str], None]
+) -> None:
+    """Train, and start again from the last checkpoint where memory ran out: there is no group that does it."""
+    while True:
+        try:
+            return run_worker(run, seat, clients, open_batches)
+        except OutOfMemory as error:
+            said = str(error)
+        # Not inside the except clause: the error holds the frames, and they what filled the memory.
+        say(said)
+        gc.collect()
+        if seat.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _is_heavy(run: Run) -> bool:

@@ -25,6 +25,7 @@ from radioplat.models.checkpoint import read_average
 from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
 from radioplat.terminal import note
+from radioplat.track.attempt_log import begun
 from radioplat.track.results import TaskFolder
 
 
@@ -233,5 +234,6 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _attempts(folder: Path) -> int:
-    """Starts of this run so far, from the files that each start leaves in the ledger."""
-    return max((int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet")), default=0)
+    """Starts of this run so far, from what each start leaves in the ledger and in the logs."""
+    consumed = (int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet"))
+    return max(begun(folder), *consumed, 0)

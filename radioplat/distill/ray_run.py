@@ -11,11 +11,13 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from radioplat.distill.cluster import joined, teacher_gpus
 from radioplat.distill.device_fit import device_problems
+from radioplat.distill.patience import collective_timeout
 from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
+from radioplat.track.attempt_log import attempt_folder, begun
 
 
 def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
@@ -33,7 +35,9 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         trainer = TorchTrainer(
             train_function,
             train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
-            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            torch_config=TorchConfig(
+                backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
+            ),
             scaling_config=ScalingConfig(
                 num_workers=spec.world_size,
                 use_gpu=gpus,
@@ -68,7 +72,9 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
         for teacher in run.asked:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
-                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards)
+                # The pool lives as long as this start of the command: its log lies beside the first attempt's.
+                log = attempt_folder(run.folder, begun(run.folder) + 1) / f"teacher_{teacher.name}.log"
+                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards, log)
         yield pools
     finally:
         for pool in pools.values():

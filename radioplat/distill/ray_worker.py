@@ -13,6 +13,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
 from radioplat.distill.feature_cache import through_cache
+from radioplat.distill.patience import collective_timeout
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
@@ -29,10 +30,11 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     """
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
-    ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
+    patience = collective_timeout(run.spec)
+    ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo", patience)
     if device.type == "cpu":
         share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
-    seat = Seat(context.get_world_rank(), context.get_world_size(), device)
+    seat = Seat(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)
     clients: dict[str, TeacherClient] = dict(pools)
     status = StatusLog(run.folder / "status.json")
     for pool in pools.values():
@@ -40,7 +42,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     for teacher in run.asked:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
-    channel = group.open_channel()
+    channel = group.open_channel(patience)
     _await_pools(pools, seat.rank)
     for teacher in run.asked:
         if teacher.name in pools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,6 +24,7 @@ class StepRecord:
     Attributes:
         values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
         wait: seconds this rank waited for data and teachers, with the forwards of inline teachers on a CPU.
+        wait_data, wait_teachers: the two parts of it; ``reduce`` makes them those of the slowest rank.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
@@ -35,13 +37,16 @@ class StepRecord:
     received: dict[str, tuple[int, int]] = field(default_factory=dict)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
     wait: float = 0.0
+    wait_data: float = 0.0
+    wait_teachers: float = 0.0
     seconds: float = 0.0
     skipped: bool = False
+    skipped_for: str = "a loss term was not finite"
 
-    def add(self, losses: dict[str, torch.Tensor]) -> None:
-        """Add the terms of a real micro-batch."""
+    def add(self, losses: dict[str, torch.Tensor], share: float = 1.0) -> None:
+        """Add the terms of a real micro-batch, or of a piece that is ``share`` of one."""
         for name, value in losses.items():
-            self.values[name] = self.values.get(name, 0.0) + float(value.detach())
+            self.values[name] = self.values.get(name, 0.0) + share * float(value.detach())
 
     def answered(self, teacher: str, packed: Packed) -> None:
         """Count what a teacher answered to a real micro-batch."""
@@ -52,12 +57,17 @@ class StepRecord:
             hits, misses = self.cached.get(teacher, (0, 0))
             self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
 
+    def _waits(self) -> tuple[float, float]:
+        return self.wait_data, self.wait_teachers
+
     def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
         """Means over the global batch; every rank calls this."""
         self.skipped = skipped
         # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
-        known = group.gather((list(self.values), list(self.teacher_seconds), list(self.cached)))
-        names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in zip(*known, strict=True))
+        known = group.gather((list(self.values), list(self.teacher_seconds), list(self.cached), self._waits()))
+        *known, waits = zip(*known, strict=True)
+        self.wait_data, self.wait_teachers = map(max, zip(*waits, strict=True))
+        names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in known)
         packed = torch.tensor(
             [
                 *(self.values.get(n, 0.0) for n in names),
@@ -87,11 +97,12 @@ class Reporter:
             self._status = StatusLog(run.folder / "status.json")
             self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec))
 
-    def step(self, record: StepRecord, bill: Bill) -> None:
+    def step(self, record: StepRecord, bill: Bill, more: Mapping[str, float] | None = None) -> None:
         """One line for one step.
 
         Args:
             bill: what the teachers have cost so far.
+            more: figures beside those of the step.
         """
         if not self._active:
             return
@@ -105,12 +116,15 @@ class Reporter:
             "images_per_s": run.spec.global_batch_size / record.seconds,
             "seconds/step": record.seconds,
             "seconds/wait": record.wait,
+            "seconds/wait/data": record.wait_data,
+            "seconds/wait/teachers": record.wait_teachers,
             **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
             **{f"cache/{name}/hits": hits / max(1, hits + misses) for name, (hits, misses) in record.cached.items()},
             **bill.kpi(),
+            **(more or {}),
         }
         if record.skipped:
-            self._status.write(f"step {step + 1} was skipped: a loss term was not finite", verbosity="WARNING")
+            self._status.write(f"step {step + 1} was skipped: {record.skipped_for}", verbosity="WARNING")
         if (step + 1) % run.spec.train.log_interval == 0 or step + 1 == run.total_steps:
             self._status.progress(
                 epoch=step // run.steps_per_epoch,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from radioplat.distill.accounts import session, settled
 from radioplat.distill.checkpoint import RunState, newest
 from radioplat.distill.follow import Callback, Follower
 from radioplat.distill.mirror import settle
@@ -18,6 +19,8 @@ from radioplat.errors import RadioplatError, SpecError
 from radioplat.models.start import start_notes
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
+from radioplat.track.driver_log import driver_log
+from radioplat.track.goodput import Goodput
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import Status, StatusLog
 from radioplat.track.teacher_cost import Bill
@@ -34,6 +37,7 @@ class RunResult:
         resumed_from: the step it began at, 0 for a fresh run.
         then: results of the tasks in ``distill.then``, by name.
         bill: what the teachers cost, from the first start on; None for a run without teachers.
+        account: where the time of the run went, over all its starts.
     """
 
     checkpoint: Path
@@ -42,6 +46,7 @@ class RunResult:
     resumed_from: int
     then: dict[str, Any] = field(default_factory=dict)
     bill: Bill | None = None
+    account: Goodput | None = None
 
 
 def distill(
@@ -98,7 +103,7 @@ def _run(
     status = StatusLog(folder.status_path)
     status.write(f"{task} starts", Status.STARTED)
     try:
-        with scanner(spec) as scan:
+        with session(folder.path), driver_log(folder.path, say) as say, scanner(spec) as scan:
             run, data = prepare(spec, task, folder.path, scan=scan)
             settle(run)
             start, line = _beginning(run, folder)
@@ -120,9 +125,10 @@ def _run(
     found = newest(folder.path)
     if found is None:
         raise RadioplatError("the run ended without a checkpoint", where=str(folder.path))
+    account = settled(run)
     with StatusLog(folder.status_path) as status:
-        status.write(f"{task} is done: {found[0].name}", Status.SUCCESS)
-    return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path))
+        status.write(f"{task} is done: {found[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
+    return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path), account=account)
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:

@@ -9,8 +9,8 @@ from radioplat.track.report import show_cell
 
 def show(result: RunResult) -> None:
     """Print what its teachers cost, the checkpoint, and what the tasks behind it made."""
-    if result.bill is not None:
-        table = result.bill.table()
+    tables = [result.bill.table()] if result.bill is not None else []
+    for table in tables + (result.account.tables() if result.account else []):
         rows = [[show_cell(cell) for cell in row] for row in table.rows]
         terminal.show_table(table.title, list(table.columns), rows)
     terminal.say(f"{result.checkpoint} at step {result.global_step}")

@@ -12,6 +12,7 @@ from radioplat.evaluate.tables import all_tables, size_of
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.curves import curves_from_status
+from radioplat.track.goodput import Goodput
 from radioplat.track.report import write_report
 from radioplat.track.results import TaskFolder
 from radioplat.track.teacher_cost import Bill
@@ -36,13 +37,15 @@ def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Fi
     status = checkpoint.parent / "status.json"
     curves = curves_from_status(status) if status.exists() else {}
     bill = Bill.read(checkpoint.parent)
-    costs = [table for table in ([bill.table()] if bill else []) if table.rows]
+    account = Goodput.read(checkpoint.parent)
+    costs = [*([bill.table()] if bill else []), *(account.tables() if account else [])]
+    costs = [table for table in costs if table.rows]
     return write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
         tables=[*all_tables(findings), *costs],
-        # Costs are means since the first step: the table has the last ones.
-        curves={name: curve for name, curve in curves.items() if not name.startswith("cost/")},
+        # These are of the whole run up to a step: the tables have the last ones.
+        curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
         pictures=pictures,
         spec_yaml=to_yaml(spec),
         notes=[f"Checkpoint: {checkpoint}", f"Classes of the labels: {len(classes)}", *findings.absent],

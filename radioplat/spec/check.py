@@ -13,6 +13,7 @@ from radioplat.spec.check_losses import loss_problems
 from radioplat.spec.check_optimizer import optimizer_problems
 from radioplat.spec.check_scheme import scheme_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
+from radioplat.spec.check_steady import steady_problems
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_target_norm import target_norm_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
@@ -37,6 +38,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_draws(spec),
         *optimizer_problems(spec),
         *zero_problems(spec),
+        *steady_problems(spec),
         *_feature_cache(spec),
         *_prices(spec),
         *checkpoint_problems(spec),

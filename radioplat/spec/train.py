@@ -50,6 +50,24 @@ class NonFinitePolicy(str, Enum):
     fail = "fail"
 
 
+class SpikeAction(str, Enum):
+    """What all ranks do at a step whose loss jumps."""
+
+    none = "none"
+    skip_step = "skip_step"
+    rollback = "rollback"
+
+
+@dataclass
+class SpikeConfig:
+    """(+) A spike: a step's loss above ``factor`` times the median of the last ``window`` steps that counted."""
+
+    action: SpikeAction = SpikeAction.none
+    factor: float = 3.0
+    window: int = 50
+    max_rollbacks: int = 3
+
+
 @dataclass
 class OptimConfig:
     """Optimizer and learning-rate schedule; the schedule is a function of the global step alone."""
@@ -153,6 +171,9 @@ class TrainConfig:
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step
     # (+) how many non-finite steps in a row end the run
     max_non_finite_steps: int = 20
+    spike: SpikeConfig = field(default_factory=SpikeConfig)
+    # (+) a worker that makes no progress for so long, and waits neither for data nor for a teacher, is ended
+    hang_timeout_s: float = 600.0
     # (+) steps between lines of status.json and W&B
     log_interval: int = 1
     # (+) restarts of the worker group before the run gives up

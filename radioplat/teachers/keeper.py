@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
@@ -37,13 +38,16 @@ class PoolKeeper:
     Args:
         num_gpus: of each replica.
         fingerprint: of the files that replicas load, as they are now; they may be replaced later.
+        log: a file that gets what the replicas say.
     """
 
-    def __init__(self, teacher: ResolvedTeacher, num_gpus: float, fingerprint: dict[str, str]) -> None:
-        self._teacher, self._num_gpus = teacher, num_gpus
+    def __init__(
+        self, teacher: ResolvedTeacher, num_gpus: float, fingerprint: dict[str, str], log: Path | None = None
+    ) -> None:
+        self._teacher, self._num_gpus, self._log = teacher, num_gpus, log
         self._least, self._most = teacher.service.bounds
         self._fingerprint = fingerprint
-        self._replicas = [start_replica(teacher, num_gpus) for _ in range(self._least)]
+        self._replicas = [start_replica(teacher, num_gpus, log) for _ in range(self._least)]
         self._lock = threading.Lock()
         if self._most > self._least:
             threading.Thread(target=self._scale, name="scale", daemon=True).start()
@@ -104,7 +108,7 @@ class PoolKeeper:
 
     def _grow(self) -> None:
         """One replica more, from when it has its weights; where the cluster has no room it may wait for a node."""
-        replica = start_replica(self._teacher, self._num_gpus)
+        replica = start_replica(self._teacher, self._num_gpus, self._log)
         try:
             ray.get(replica.ready.remote())
         except ray.exceptions.RayError:

@@ -59,8 +59,11 @@ def _file(path: str | None) -> str:
     return path
 
 
-def open_keeper(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorHandle:
+def open_keeper(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
     """The keeper of the pool that ``teacher`` is asked of: the named one, started if need be, or one of its own.
+
+    Args:
+        log: gets what the replicas say, of a pool of its own: a named one is nobody's.
 
     Raises:
         SpecError: the named pool serves another teacher, or the same otherwise.
@@ -68,7 +71,7 @@ def open_keeper(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorHan
     options = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
     name = teacher.service.pool
     if not name:
-        return ray.remote(PoolKeeper).options(**options).remote(teacher, num_gpus, {})
+        return ray.remote(PoolKeeper).options(**options).remote(teacher, num_gpus, {}, log)
     ours = fingerprint(teacher)
     keeper = (
         ray.remote(PoolKeeper)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
 
 from radioplat.cores import give_way
 from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.track.attempt_log import tee_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +57,9 @@ class Replica:
     Weights are loaded by the first request and not by the constructor, whose errors Ray tells only as text.
     """
 
-    def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
+    def __init__(self, teacher: ResolvedTeacher, device: str, log: Path | None = None) -> None:
+        if log is not None:
+            tee_output(log)
         self._arguments = (teacher, device)
         self._loading = threading.Lock()
         self._runner: TeacherRunner | None = None
@@ -111,6 +117,7 @@ class Replica:
                 from radioplat.teachers.runner import TeacherRunner
 
                 teacher, device = self._arguments
+                print(f"{datetime.now():%Y-%m-%d %H:%M:%S} teacher {teacher.name} loads on {device}", flush=True)
                 self._runner = TeacherRunner(teacher, device)
                 self._gives_way = device == "cpu" and teacher.service.num_cpus < 1
                 self._batcher = Batcher(self._timed, self._runner.max_batch)
@@ -124,13 +131,20 @@ class Replica:
         self._since = time.monotonic()
         try:
             return self._runner(pixels, grid, wanted)
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
             self._since = 0.0
             self._forwards += 1
 
 
-def start_replica(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorHandle:
-    """A replica on ``num_gpus`` GPUs, on the CPU where that is 0; it loads when it is first asked."""
+def start_replica(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
+    """A replica on ``num_gpus`` GPUs, on the CPU where that is 0; it loads when it is first asked.
+
+    Args:
+        log: a file that gets what it says, too.
+    """
     service = teacher.service
     return (
         ray.remote(concurrency_groups={"control": 2})(Replica)
@@ -142,7 +156,7 @@ def start_replica(teacher: ResolvedTeacher, num_gpus: float) -> ray.actor.ActorH
             max_concurrency=AT_ONCE,
             scheduling_strategy="DEFAULT" if service.placement.value == "pack" else "SPREAD",
         )
-        .remote(teacher, "cuda" if num_gpus else "cpu")
+        .remote(teacher, "cuda" if num_gpus else "cpu", log)
     )
 
 

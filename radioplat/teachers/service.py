@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import ray
@@ -201,14 +202,17 @@ class _Request:
         return None
 
 
-def start_pool(teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float) -> RemoteTeacher:
+def start_pool(
+    teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float, log: Path | None = None
+) -> RemoteTeacher:
     """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it: pools load at once.
 
     Args:
         grid: the loss grid, rows and columns.
         num_gpus: of each replica; 0 runs it on the CPU.
+        log: see :func:`radioplat.teachers.pool.open_keeper`.
     """
-    service, keeper = teacher.service, open_keeper(teacher, num_gpus)
+    service, keeper = teacher.service, open_keeper(teacher, num_gpus, log)
     gpus, cpus = num_gpus, service.num_cpus
     if service.pool:  # whoever started it said how large a replica is
         gpus, cpus = ray.get(keeper.replica_size.remote())
