@@ -26,6 +26,7 @@ from radioplat.errors import WeightsError
 from radioplat.models.checkpoint import read_average
 from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
+from radioplat.track.attempts import Attempts
 from radioplat.track.results import TaskFolder
 
 
@@ -147,5 +148,6 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _attempts(folder: Path) -> int:
-    """Starts of this run so far, from the files that each start leaves in the ledger."""
-    return max((int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet")), default=0)
+    """Starts of this run so far: each says so, and leaves files in the ledger."""
+    written = max((int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet")), default=0)
+    return max(written, Attempts(folder).last)

@@ -13,6 +13,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
 from radioplat.distill.feature_cache import through_cache
+from radioplat.distill.pause import Pauses, watch_notices
 from radioplat.distill.prepare import Run
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
@@ -40,14 +41,15 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     for teacher in run.teachers:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
-    channel = group.open_channel()
+    channel, pauses = group.open_channel(), Pauses()
+    watch_notices()
     _await_pools(pools, seat.rank)
     for teacher in run.teachers:
         if teacher.name in pools:
             cached = run.spec.feature_cache.dir is not None and teacher.service.cache
             pools[teacher.name].choose_transport(device.type, cached)
     with through_cache(run, clients, seat.rank) as behind:
-        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel))
+        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:

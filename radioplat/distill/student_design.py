@@ -147,7 +147,7 @@ def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
     """Heads whose weights and gradients alone are more than a worker can hold."""
     room = _memory(spec)
     each = (2 if spec.train.precision is Precision.bf16 else 4) * 2
-    share = spec.world_size if spec.train.zero_stage == 3 else 1
+    share = spec.worker_bounds[0] if spec.train.zero_stage == 3 else 1
     for i, (name, head) in enumerate(student.heads.items()):
         needed = sum(p.numel() for p in head.parameters()) * each // share
         if needed > room:

@@ -16,6 +16,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData
 from radioplat.distill import ds_compat, group
+from radioplat.distill.attempt_clock import AttemptClock
 from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
 from radioplat.distill.ema import Ema
@@ -26,6 +27,7 @@ from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import set_rates
 from radioplat.distill.overlap import overlap_of
+from radioplat.distill.pause import Pauses
 from radioplat.distill.persist import Persistence, trainable
 from radioplat.distill.prepare import Run, build_student
 from radioplat.distill.regularizer import regularize
@@ -54,16 +56,28 @@ class Seat:
 OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
 
 
-def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches) -> None:
+def run_worker(
+    run: Run,
+    seat: Seat,
+    clients: dict[str, TeacherClient],
+    open_batches: OpenBatches,
+    pauses: Pauses | None = None,
+) -> None:
     """Train from the newest checkpoint (or from nothing) to the last step.
 
     The process group must be up.
 
+    Args:
+        pauses: asked after each step whether to save and leave; default: never.
+
     Raises:
-        TrainingError: the data did not follow the order, or non-finite losses ended the run.
+        TrainingError: the data did not follow the order, non-finite losses ended the run, or another run took over.
+        Paused: the workers were asked to leave, and have saved.
     """
+    clock = AttemptClock(run, seat.rank)
     persistence = Persistence(run, seat.rank, seat.world_size)
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
+    clock.begin(persistence.state)
     start, stop = persistence.state.global_step, run.total_steps
     targets = TargetPass(run, seat.world_size, seat.device, start, meter)
 
@@ -82,7 +96,7 @@ def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_bat
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
             fed = iter(feeder)
-        worker.train(fed)
+        worker.train(fed, pauses or Pauses(), clock)
 
 
 class _Worker:
@@ -125,10 +139,15 @@ class _Worker:
         self.ledger.flush()
         self.reporter.close()
 
-    def train(self, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> None:
-        """Take every step that is left, and write the checkpoints that fall due."""
+    def train(
+        self, feed: Iterator[tuple[Batch, dict[str, Pending]]], pauses: Pauses, clock: AttemptClock
+    ) -> None:
+        """Take every step that is left, and write the checkpoints that fall due; leave where asked to, with one."""
+        clock.ready()
         for step in range(self.state.global_step, self.run.total_steps):
+            pauses.begin_step()
             record = self._step(step, feed)
+            clock.stepped()
             self.state.global_step = step + 1
             self.state.samples_consumed = (step + 1) * self.spec.global_batch_size
             self.state.epoch = (step + 1) // self.run.steps_per_epoch
@@ -137,15 +156,19 @@ class _Worker:
             self.state.teacher_cost = self.meter.counted()
             self.reporter.step(record, self.meter.bill)
             validates = validation_due(self.run, step + 1)
-            if validates or self.persistence.due(step + 1):
+            pause = pauses.asked()
+            if validates or pause or self.persistence.due(step + 1):
+                clock.check_lease()
                 self.ledger.flush()
                 exact, losses = self.running.exact(), self.loss_state.tensors()
                 average = self.ema.whole() if self.ema else {}
                 kept = (self.state, exact, losses, average, self.targets.state())
                 path = self.persistence.save(self.engine, self.module, *kept)
                 self.reporter.checkpoint(path, step + 1, self.meter.bill)
-                if validates:
+                if validates and not pause:
                     self._validate(path, step + 1)
+            if pause and step + 1 < self.run.total_steps:
+                raise pause
 
     def _validate(self, checkpoint: Path, step: int) -> None:
         if self.seat.rank == 0:
