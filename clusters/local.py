@@ -11,6 +11,7 @@ of it, with -9), ``quit``.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import sys
@@ -39,15 +40,21 @@ class LocalCluster:
         nodes: raylets beside the head's.
         head_cpus, node_cpus: logical CPUs.
         places: training workers that a node may hold.
+        dashboard: without one, Ray Train's clean-up actor warns every second.
     """
 
-    def __init__(self, nodes: int = 2, head_cpus: float = 4, node_cpus: float = 1, places: int = 1) -> None:
+    def __init__(
+        self, nodes: int = 2, head_cpus: float = 4, node_cpus: float = 1, places: int = 1, dashboard: bool = False
+    ) -> None:
         self._node_cpus, self._places = node_cpus, places
         self._before = dict(os.environ)
         os.environ.setdefault("RAY_worker_niceness", "0")
+        # Ray's own hooks at exit go with signal handlers, which no other thread could set when it adds a node.
+        atexit.register(self.close)
         self._cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": head_cpus, "include_dashboard": False, "_system_config": HEALTH},
+            shutdown_at_exit=False,
+            head_node_args={"num_cpus": head_cpus, "include_dashboard": dashboard, "_system_config": HEALTH},
         )
         self.nodes: dict[int, ray._private.node.Node] = {}
         for _ in range(nodes):
@@ -103,6 +110,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """End every process of it."""
+        atexit.unregister(self.close)
         if ray.is_initialized():
             ray.shutdown()
         self._cluster.shutdown()
@@ -123,7 +131,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--places", type=int, default=1, help="training workers a node")
     given = parser.parse_args()
-    with LocalCluster(given.nodes, places=given.places) as cluster:
+    with LocalCluster(given.nodes, places=given.places, dashboard=True) as cluster:
         print(f"RAY_ADDRESS={cluster.address}; commands: list, add, kill N, drain N SECONDS, worker N, quit", flush=True)
         for line in sys.stdin:
             try:
