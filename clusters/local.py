@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=1, help="training workers a node")
     given = parser.parse_args()
     with LocalCluster(given.nodes, places=given.places, dashboard=True) as cluster:
-        print(f"RAY_ADDRESS={cluster.address}; commands: list, add, kill N, drain N SECONDS, worker N, quit", flush=True)
+        print(f"RAY_ADDRESS={cluster.address}; list, add, kill N, drain N SECONDS, worker N, quit", flush=True)
         for line in sys.stdin:
             try:
                 if _obey(cluster, *line.split()):

@@ -118,7 +118,7 @@ class GroupSize(ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: WorkerGroupState, worker_group_status: WorkerGroupPollStatus
     ) -> ScalingDecision:
-        """Never a resize, which would kill: more room, for as long as the interval says, and they are asked to pause."""
+        """Never a resize, which would kill: where there is lasting room for more they are asked to pause."""
         self._maybe_send_resource_request()
         self._group, self._unseen = worker_group_state, 0
         now = time.monotonic()
