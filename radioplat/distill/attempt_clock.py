@@ -4,6 +4,7 @@ went."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from radioplat.distill import group
 from radioplat.distill.checkpoint import RunState
@@ -14,10 +15,14 @@ from radioplat.track.status import StatusLog
 
 
 class AttemptClock:
-    """Made first thing in a worker; every rank has one, and rank 0's writes."""
+    """Made first thing in a worker; every rank has one, and rank 0's writes.
 
-    def __init__(self, run: Run, rank: int) -> None:
-        self._run, self._first = run, rank == 0
+    Args:
+        when_stepped: called when the first step is done.
+    """
+
+    def __init__(self, run: Run, rank: int, when_stepped: Callable[[], None] = lambda: None) -> None:
+        self._run, self._first, self._when_stepped = run, rank == 0, when_stepped
         self._times = {"entered": time.time()}
         self._before: AttemptEvent | None = None
         self._attempt = 0
@@ -44,8 +49,11 @@ class AttemptClock:
 
     def stepped(self) -> None:
         """A step is done; the first one's line has Unix times of what came before it, in ``recovery``."""
-        if self._first and "stepped" not in self._times:
-            self._times["stepped"] = time.time()
+        if "stepped" in self._times:
+            return
+        self._times["stepped"] = time.time()
+        self._when_stepped()
+        if self._first:
             ended = {"ended": self._before.time} if self._before else {}
             with StatusLog(self._run.folder / "status.json") as status:
                 status.write(

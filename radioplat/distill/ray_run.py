@@ -14,6 +14,7 @@ from radioplat.distill.cluster import beside_workers, joined, quick_environment,
 from radioplat.distill.elastic import ElasticTrainer
 from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
+from radioplat.distill.spare import worker_environment
 from radioplat.errors import RadioplatError
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
@@ -50,6 +51,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             run_config=RunConfig(
                 name="ray_train",
                 storage_path=str(run.folder / "ray"),
+                worker_runtime_env=_worker_environment(run),
                 failure_config=FailureConfig(max_failures=spec.train.max_failures, max_preemption_failures=-1),
             ),
             folder=run.folder,
@@ -62,6 +64,11 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             raise cause if cause is not None else error from None
         if ended is not None:
             raise ended
+
+
+def _worker_environment(run: Run) -> dict:
+    job = dict(ray.get_runtime_context().runtime_env)
+    return worker_environment(job) if run.spec.keeps_spares else {}
 
 
 @contextlib.contextmanager

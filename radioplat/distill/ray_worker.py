@@ -15,6 +15,7 @@ from radioplat.distill import ds_compat, group
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.pause import Pauses, watch_notices
 from radioplat.distill.prepare import Run
+from radioplat.distill.spare import keep_spares
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
 from radioplat.teachers.client import InlineTeacher, TeacherClient
@@ -48,8 +49,14 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
         if teacher.name in pools:
             cached = run.spec.feature_cache.dir is not None and teacher.service.cache
             pools[teacher.name].choose_transport(device.type, cached)
+
+    def keep() -> None:
+        """One worker of each node asks for its spares."""
+        if run.spec.keeps_spares and context.get_local_rank() == 0:
+            keep_spares(context.get_local_world_size())
+
     with through_cache(run, clients, seat.rank) as behind:
-        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses)
+        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keep)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:

@@ -62,6 +62,7 @@ def run_worker(
     clients: dict[str, TeacherClient],
     open_batches: OpenBatches,
     pauses: Pauses | None = None,
+    when_stepped: Callable[[], None] = lambda: None,
 ) -> None:
     """Train from the newest checkpoint (or from nothing) to the last step.
 
@@ -69,12 +70,13 @@ def run_worker(
 
     Args:
         pauses: asked after each step whether to save and leave; default: never.
+        when_stepped: called after the first step.
 
     Raises:
         TrainingError: the data did not follow the order, non-finite losses ended the run, or another run took over.
         Paused: the workers were asked to leave, and have saved.
     """
-    clock = AttemptClock(run, seat.rank)
+    clock = AttemptClock(run, seat.rank, when_stepped)
     persistence = Persistence(run, seat.rank, seat.world_size)
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     clock.begin(persistence.state)
