@@ -21,7 +21,9 @@ SIZE, MICRO_BATCHES = 64, 6  # six micro-batches a step divide among one, two an
 
 
 def make_inputs(folder: Path, images: int = 96, shards: int = 3) -> None:
-    """Shards and a teacher below ``folder``; the same each time."""
+    """Shards and a teacher below ``folder``, unless they are there; the same each time."""
+    if (folder / "teacher.safetensors").exists():
+        return
     rng, pictures = np.random.default_rng(0), []
     for name in PHOTOGRAPHS:
         with Image.open(Path(skimage.__file__).parent / "data" / name) as image:

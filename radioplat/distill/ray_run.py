@@ -68,7 +68,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 
 def _worker_environment(run: Run) -> dict:
     job = dict(ray.get_runtime_context().runtime_env)
-    return worker_environment(job) if run.spec.keeps_spares else {}
+    return worker_environment(job) if run.spec.cluster.spare_workers else {}
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import ray
 import ray.train
 import ray.train.torch
 from torch.distributed import ProcessGroup
@@ -49,11 +50,13 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
         if teacher.name in pools:
             cached = run.spec.feature_cache.dir is not None and teacher.service.cache
             pools[teacher.name].choose_transport(device.type, cached)
+    node = ray.get_runtime_context().get_node_id()
+    places = group.gather(node)
 
     def keep() -> None:
         """One worker of each node asks for its spares."""
-        if run.spec.keeps_spares and context.get_local_rank() == 0:
-            keep_spares(context.get_local_world_size())
+        if run.spec.cluster.spare_workers and seat.rank == places.index(node):
+            keep_spares(places.count(node))
 
     with through_cache(run, clients, seat.rank) as behind:
         run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keep)

@@ -3,22 +3,22 @@
 Most of the time from a worker's death to the next step went into the imports of its successor. A worker that has taken
 its first step asks the raylet of its node to start as many processes ahead as the node has workers
 (``PrestartWorkers``, which Ray has and shows no Python caller), in its own runtime environment; the next group's
-actors then begin in those. A spare costs its host's memory some 0.6 GB, and imports at the lowest priority.
+actors then begin in those. A spare costs its host's memory some 0.6 GB.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from pathlib import Path
 
+import ray
+
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 HOOK = "radioplat.distill.spare.when_started"
 _TITLE = "ray::RadioplatSpare"
-_IDLE_S = 3.0  # a process that was started for something has begun it by then
 _KEEP_S = 30 * 86400  # how long the raylet keeps an idle one; it ends with its job anyway
 _LATER_S = 2.0  # after the first step: its neighbours take theirs
 
@@ -34,8 +34,16 @@ def worker_environment(job: dict) -> dict:
 
 
 def when_started() -> None:
-    """What Ray calls in each process with that environment: readers of the stream are such too, and soon at work."""
-    threading.Thread(target=_warm_up, name="warm_up", daemon=True).start()
+    """What Ray calls in each process with that environment, readers of the stream too, before it takes any work.
+
+    One that finds a ticket is a spare, and imports. It does so in the main thread: work that comes meanwhile waits,
+    where beside a second thread it would meet modules that are half imported.
+    """
+    try:
+        if _take_ticket():
+            _warm_up()
+    except Exception:  # it is no worse than a process that begins cold
+        logging.getLogger(__name__).warning("a spare worker could not import", exc_info=True)
 
 
 def keep_spares(count: int) -> None:
@@ -45,30 +53,40 @@ def keep_spares(count: int) -> None:
 
 
 def _warm_up() -> None:
-    """Import, where the process has nothing else to do."""
-    import ray
-    from ray._private.worker import global_worker
-
-    time.sleep(_IDLE_S)
-    if not global_worker.actor_id.is_nil() or "radioplat.data.reader" in sys.modules:
-        return
-    ray._raylet.setproctitle(f"{_TITLE} {_job()}")
+    """Import what a training worker imports; as root, who may take that back, at the lowest priority."""
+    ray._raylet.setproctitle(_title())
+    before, lower = os.getpriority(os.PRIO_PROCESS, 0), os.geteuid() == 0
+    if lower:
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         import ray.train.torch  # noqa: F401
 
         import radioplat.distill.ray_worker  # noqa: F401
-
-        os.environ.setdefault("DS_ACCELERATOR", "cuda" if Path("/dev/nvidiactl").exists() else "cpu")
-        import deepspeed  # noqa: F401
-    except Exception:  # it is no worse than a process that begins cold
-        logging.getLogger(__name__).warning("a spare worker could not import", exc_info=True)
+    finally:
+        if lower:
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-def _job() -> str:
-    import ray
+def _tickets() -> Path:
+    """A folder of this machine and session, with a file for each spare that was asked for and has not begun."""
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "radioplat_spares"
 
-    return ray.get_runtime_context().get_job_id()
+
+def _take_ticket() -> bool:
+    context = ray.get_runtime_context()
+    for ticket in _tickets().glob(f"{context.get_job_id()}-{context.get_node_id()}-*"):
+        try:
+            ticket.unlink()
+        except FileNotFoundError:  # another was quicker
+            continue
+        return True
+    return False
+
+
+def _title() -> str:
+    """What a spare of this job on this node is called among the processes."""
+    context = ray.get_runtime_context()
+    return f"{_TITLE} {context.get_job_id()} {context.get_node_id()}"
 
 
 def _ask(count: int) -> None:
@@ -76,14 +94,15 @@ def _ask(count: int) -> None:
     try:
         missing = count - _spares_here()
         if missing > 0:
+            _write_tickets(missing)
             _prestart(missing)
     except Exception:
         logging.getLogger(__name__).warning("no spare worker was started", exc_info=True)
 
 
 def _spares_here() -> int:
-    """Spares of this job on this machine."""
-    title, found = f"{_TITLE} {_job()}".encode(), 0
+    """Spares of this job on this node."""
+    title, found = _title().encode(), 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             found += path.read_bytes().startswith(title)
@@ -92,9 +111,19 @@ def _spares_here() -> int:
     return found
 
 
+def _write_tickets(count: int) -> None:
+    """As many as are asked for now; what an earlier start has left behind is void."""
+    context, folder = ray.get_runtime_context(), _tickets()
+    folder.mkdir(exist_ok=True)
+    prefix = f"{context.get_job_id()}-{context.get_node_id()}-"
+    for old in folder.glob(f"{prefix}*"):
+        old.unlink(missing_ok=True)
+    for number in range(count):
+        (folder / f"{prefix}{number}").touch()
+
+
 def _prestart(count: int) -> None:
     """Ask this node's raylet; the environment is compared as text, so it must be this worker's own."""
-    import ray
     from ray._private.grpc_utils import init_grpc_channel
     from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc, runtime_environment_pb2
 

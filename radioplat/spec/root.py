@@ -47,12 +47,6 @@ class Spec:
         return self.train.num_gpus * self.train.num_nodes
 
     @property
-    def keeps_spares(self) -> bool:
-        """Whether each training worker has a spare process beside it."""
-        asked, (fewest, most) = self.cluster.spare_workers, self.worker_bounds
-        return fewest < most if asked is None else asked
-
-    @property
     def worker_bounds(self) -> tuple[int, int]:
         """Fewest and most training workers; both are :attr:`world_size` unless the spec says otherwise."""
         most = self.train.max_workers or self.world_size
