@@ -1,9 +1,9 @@
 """How soon a run goes on after a worker or a node is lost, and what our loop and its checkpoints cost.
 
-``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop]``. Recovery: a tiny run on two raylets of this
+``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets of this
 machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the kill to the
 end of the next optimizer step. The table splits the median run: until the loss is known (detection), until the new
-workers enter our code (scheduling, which is mostly their imports), until everything is loaded (load), and until the
+workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is loaded (load), and until the
 first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see :mod:`benchmarks.elastic_loop`.
 
 The last line is one JSON object of medians.
@@ -30,16 +30,18 @@ PHASES = ("detection", "scheduling", "load", "first batch")
 
 
 class Loss:
-    """A callback that kills once, after the first checkpoint, and notes when the run went on."""
+    """A callback that kills once, after the first checkpoint and ``settle_s`` seconds, some steps after a checkpoint."""
 
-    def __init__(self, cluster: LocalCluster, what: str, folder: Path) -> None:
-        self._cluster, self._what, self._folder = cluster, what, folder
-        self.killed = 0.0
+    def __init__(self, cluster: LocalCluster, what: str, settle_s: float) -> None:
+        self._cluster, self._what, self._settle_s = cluster, what, settle_s
+        self.killed = self._begun = 0.0
         self._saved = False
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
         self._saved = self._saved or isinstance(event, CheckpointEvent)
-        if self._saved and not self.killed and isinstance(event, StepEvent) and event.step % 10 > 3:
+        self._begun = self._begun or time.time()
+        settled = self._saved and time.time() - self._begun > self._settle_s
+        if settled and not self.killed and isinstance(event, StepEvent) and event.step % 10 > 3:
             number = max(n for n in self._cluster.nodes if self._cluster.workers(n))
             self.killed = time.time()
             if self._what == "worker":
@@ -48,19 +50,21 @@ class Loss:
                 self._cluster.kill(number)
 
 
-def recovery(what: str, inputs: Path, results: Path) -> dict[str, float]:
+def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, float]:
     """Seconds of each phase after one loss.
 
     Args:
         what: ``worker`` or ``node``.
+        spares: whether there are spare workers; they are given time to import.
     """
     import ray
 
     folder = results / "distill"
     with LocalCluster(nodes=2, head_cpus=3) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        loss = Loss(cluster, what, folder)
-        spec = tiny_spec(inputs, results, 60, (1, 2), resize_interval_s=600.0)
+        loss = Loss(cluster, what, 20.0 if spares else 0.0)
+        spec = tiny_spec(inputs, results, 400 if spares else 60, (1, 2), resize_interval_s=600.0)
+        spec["cluster"]["spare_workers"] = spares
         spec["cluster"]["address"] = cluster.address
         radioplat.distill(spec, callbacks=[loss], say=lambda line: None)
     return phases(loss.killed, folder)
@@ -83,10 +87,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recovery, loop overhead, checkpoint stall; see the head of the file.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("recovery", "loop"))
+    parser.add_argument("--spares", action="store_true", help="keep spare workers, and kill when they are ready")
     given = parser.parse_args()
     figures: dict[str, float] = {}
     if given.only != "loop":
-        figures |= _recoveries(given.rounds)
+        figures |= _recoveries(given.rounds, given.spares)
     if given.only != "recovery":
         from benchmarks.elastic_loop import checkpoint_stall, loop_overhead
 
@@ -94,7 +99,7 @@ def main() -> None:
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 
-def _recoveries(rounds: int) -> dict[str, float]:
+def _recoveries(rounds: int, spares: bool) -> dict[str, float]:
     """Medians of both losses; the table of their phases is printed."""
     rows, figures = [], {}
     with tempfile.TemporaryDirectory(prefix="elastic") as scratch:
@@ -102,7 +107,7 @@ def _recoveries(rounds: int) -> dict[str, float]:
         for what in ("worker", "node"):
             found = []
             for number in range(rounds):
-                found.append(recovery(what, Path(scratch), Path(scratch) / f"{what}{number}"))
+                found.append(recovery(what, Path(scratch), Path(scratch) / f"{what}{number}", spares))
                 print(f"{what}, round {number + 1}: {found[-1]}", file=sys.stderr, flush=True)
             totals = [sum(split.values()) for split in found]
             figures[f"recovery_{what}_s"] = statistics.median(totals)
