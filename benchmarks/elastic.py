@@ -3,8 +3,8 @@
 ``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets of this
 machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the kill to the
 end of the next optimizer step. The table splits the median run: until the loss is known (detection), until the new
-workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is loaded (load), and until the
-first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see :mod:`benchmarks.elastic_loop`.
+workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is loaded (load),
+and until the first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see :mod:`benchmarks.elastic_loop`.
 
 The last line is one JSON object of medians.
 """
@@ -30,7 +30,7 @@ PHASES = ("detection", "scheduling", "load", "first batch")
 
 
 class Loss:
-    """A callback that kills once, after the first checkpoint and ``settle_s`` seconds, some steps after a checkpoint."""
+    """A callback that kills once, after the first checkpoint and ``settle_s`` seconds, a few steps after a save."""
 
     def __init__(self, cluster: LocalCluster, what: str, settle_s: float) -> None:
         self._cluster, self._what, self._settle_s = cluster, what, settle_s
