@@ -8,6 +8,7 @@ actors then begin in those. A spare costs its host's memory some 0.6 GB.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import threading
@@ -59,9 +60,8 @@ def _warm_up() -> None:
     if lower:
         os.setpriority(os.PRIO_PROCESS, 0, 19)
     try:
-        import ray.train.torch  # noqa: F401
-
-        import radioplat.distill.ray_worker  # noqa: F401
+        for name in ("ray.train.torch", "radioplat.distill.ray_worker"):
+            importlib.import_module(name)
     finally:
         if lower:
             os.setpriority(os.PRIO_PROCESS, 0, before)
