@@ -1,10 +1,10 @@
 """How soon a run goes on after a worker or a node is lost, and what our loop and its checkpoints cost.
 
-``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets of
-this machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the kill to the
-end of the next optimizer step. The table splits the median run: until the loss is known (detection), until the new
-workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is loaded (load),
-and until the first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see
+``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets
+of this machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the
+kill to the end of the next optimizer step. The table splits the median run: until the loss is known (detection),
+until the new workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is
+loaded (load), and until the first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see
 :mod:`benchmarks.elastic_loop`.
 
 The last line is one JSON object of medians.
