@@ -6,11 +6,12 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from radioplat.distill.room import WORKER_RESOURCE
 from radioplat.errors import PlacementError, Problem
 from radioplat.spec.cluster import ClusterMode, Placement
 from radioplat.spec.resolve import ResolvedTeacher
@@ -42,21 +43,33 @@ def wants_ray(spec: Spec) -> bool:
         PlacementError: local mode with several workers.
     """
     mode = spec.cluster.mode
-    if mode is ClusterMode.local and spec.world_size > 1:
+    fewest, most = spec.worker_bounds
+    if mode is ClusterMode.local and most > 1:
+        elastic = "" if fewest == most else "train.max_workers=1 and "
         raise PlacementError(
-            f"local mode is one process and cannot hold {spec.world_size} workers",
+            f"local mode is one process and cannot hold {most} workers",
             where="cluster.mode",
-            hint="Set train.num_gpus=1, or cluster.mode=ray.",
+            hint=f"Set {elastic}train.num_gpus=1, or cluster.mode=ray.",
         )
     if mode is not ClusterMode.auto:
         return mode is ClusterMode.ray
-    return spec.world_size > 1 or _address(spec) is not None or _is_joined()
+    return most > 1 or _address(spec) is not None or _is_joined()
 
 
-def demand_of(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool) -> Offer:
-    """What training workers, one decode task and the teachers take together."""
-    cpus = spec.world_size * spec.cluster.cpus_per_worker + spec.cluster.cpus_per_decode
-    cards = float(spec.world_size if gpus else 0)
+def demand_of(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool, most: bool = False) -> Offer:
+    """What training workers, one decode task and the teachers take together.
+
+    Args:
+        most: as many workers as there may ever be, not as few.
+    """
+    workers = spec.worker_bounds[1 if most else 0]
+    beside = beside_workers(spec, teachers, gpus)
+    return Offer(workers * spec.cluster.cpus_per_worker + beside.cpus, (workers if gpus else 0) + beside.gpus)
+
+
+def beside_workers(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool) -> Offer:
+    """What one decode task and the teachers take."""
+    cpus, cards = spec.cluster.cpus_per_decode, 0.0
     for teacher in teachers:
         if teacher.service.placement is not Placement.inline:
             least, _ = teacher.service.bounds
@@ -183,7 +196,7 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     # On one machine logical CPUs are bookkeeping: offer what the spec asks, so that a laptop runs it too.
     # Without a dashboard: its nine processes take two small cores half a minute to start. Ray Train's clean-up actor
     # misses it and warns every second; a cluster that ends with the run needs no clean-up, so only errors are shown.
-    cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False).cpus)
+    cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False, most=True).cpus)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves nothing below it for teachers to give way to
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine's only node away
     ray.init(
@@ -193,6 +206,37 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
         logging_config=ray.LoggingConfig(log_level="ERROR"),
     )
     return True
+
+
+# Given to controller and workers by the driver's environment, where the user has not set them. Ray's own values suit
+# clusters of thousands of nodes: 2 s, 60 s and 5 s.
+QUICK = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # between looks at the workers
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",  # for the places of a group that was counted to have room
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",  # between looks for nodes that are to go
+}
+
+
+@contextlib.contextmanager
+def quick_environment() -> Iterator[None]:
+    """Around the start of a worker group: what of :data:`QUICK` the user has not set."""
+    ours = {name: value for name, value in QUICK.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def worker_resources(spec: Spec, offered: Mapping[str, float]) -> dict[str, float]:
+    """Custom resources that a worker takes: the spec's, else one :data:`WORKER_RESOURCE` where nodes offer it.
+
+    Args:
+        offered: resources of the cluster by name.
+    """
+    named = spec.cluster.worker_resources
+    return dict(named) if named or not offered.get(WORKER_RESOURCE) else {WORKER_RESOURCE: 1.0}
 
 
 def _address(spec: Spec) -> str | None:

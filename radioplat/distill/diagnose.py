@@ -14,7 +14,8 @@ from radioplat.data.run_data import RunData
 from radioplat.distill.checkpoint import newest
 from radioplat.errors import DataError, RadioplatError
 from radioplat.spec.load import load_spec
-from radioplat.track.attempt_log import LastWords, attempt_folder, begun, cause_of, last_words, read_attempts
+from radioplat.track.attempt_log import LastWords, attempt_folder, begun, cause_of, last_words
+from radioplat.track.attempts import Attempts
 from radioplat.track.goodput import Goodput, goodput
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import read_status
@@ -204,8 +205,8 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
     causes = Counter(cause for n in range(1, attempt) if (cause := cause_of(folder, n)[0]))
     if causes:
         facts.append("earlier attempts ended by " + ", ".join(f"{cause} ({n})" for cause, n in causes.items()))
-    if worlds := [line["world_size"] for line in read_attempts(folder) if "world_size" in line]:
-        facts.append(f"workers: {worlds[-1]}")
+    if events := Attempts(folder).read():
+        facts.append(f"workers: {events[-1].world_size}")
     warnings = [line["message"] for line in lines if line.get("verbosity") in ("WARNING", "ERROR")]
     facts += [f"status.json: {_one_line(message)}" for message in warnings[-_NAMED:]]
     if attempt and (logs := attempt_folder(folder, attempt)).is_dir():

@@ -26,6 +26,7 @@ from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
 from radioplat.terminal import note
 from radioplat.track.attempt_log import begun
+from radioplat.track.attempts import Attempts
 from radioplat.track.results import TaskFolder
 
 
@@ -234,6 +235,6 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _attempts(folder: Path) -> int:
-    """Starts of this run so far, from what each start leaves in the ledger and in the logs."""
+    """Starts of this run so far: each says so, and leaves files in the ledger and in the logs."""
     consumed = (int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet"))
-    return max(begun(folder), *consumed, 0)
+    return max(begun(folder), Attempts(folder).last, *consumed, 0)

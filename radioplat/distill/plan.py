@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -165,12 +166,14 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
         return
     there = offer(spec) if on_ray else Offer.this_machine()
     gpus = there.gpus > 0
-    world = spec.world_size
+    world, most = spec.worker_bounds  # what one worker holds is told of the fewest
     if on_ray:
         asked = [teacher for teacher in models.teachers if not teacher.inside]
         result.problems += shortages(demand_of(spec, asked, gpus), there)
     result.problems += device_problems(spec, gpus)
     device = "GPU" if gpus else "CPU"
+    count = f"{world}" if world == most else f"{world} to {most}"
+    result.warnings += padding_notes(spec)
     average = 4 if spec.train.enable_ema else 0
     master = 4 + (8 + average) // (world if spec.train.zero_stage else 1)
     compute = 0 if spec.train.precision is Precision.fp32 else 2
@@ -183,7 +186,7 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
             "student and heads",
             models.student_parameters,
             models.student_parameters * (master + compute + 4),
-            f"{world} {device} worker(s)" if on_ray else f"this process, {device}",
+            f"{count} {device} worker(s)" if on_ray else f"this process, {device}",
             f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}{aside}, stride {models.student_stride}",
         )
     )
@@ -211,9 +214,24 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
         )
     result.models += mesa_lines(spec, models)
     if not gpus:
-        result.facts["device"] = f"no GPU here: {world} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
+        result.facts["device"] = f"no GPU here: {count} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
     _feature_cache(spec, models, result)
-    result.facts["decode"] = f"{spec.dataset.workers * world} decode task(s) on {there.cpus:g} CPUs"
+    result.facts["decode"] = f"{spec.dataset.workers * most} decode task(s) on {there.cpus:g} CPUs"
+
+
+def padding_notes(spec: Spec) -> Iterator[str]:
+    """Numbers of workers at which some would get padding instead of micro-batches."""
+    micro_batches = spec.global_batch_size // spec.dataset.batch_size
+    fewest, most = spec.worker_bounds
+    padded = [size for size in range(fewest, min(most, micro_batches) + 1) if micro_batches % size]
+    if fewest < most and padded:
+        sizes = ", ".join(map(str, padded))
+        yield f"{micro_batches} micro-batches a step do not divide among {sizes} workers: some get padding, and wait"
+    if most > micro_batches:
+        yield (
+            f"a step has {micro_batches} micro-batch(es): of {most} workers {most - micro_batches} would get padding "
+            "only; raise train.global_batch_size, or lower dataset.batch_size or the number of workers"
+        )
 
 
 def _actors(service: TeacherServiceConfig) -> str:

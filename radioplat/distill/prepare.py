@@ -40,6 +40,7 @@ class Run:
         grids: the loss grid of each teacher, rows and columns.
         student_view: name of the view the student sees.
         order_fields: what the order was made from.
+        lease: which hold of the results folder the run writes under; see :mod:`radioplat.track.lease`.
     """
 
     spec: Spec
@@ -54,6 +55,7 @@ class Run:
     steps_per_epoch: int
     total_steps: int
     order_fields: dict[str, str]
+    lease: str = ""
 
     @property
     def asked(self) -> list[ResolvedTeacher]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import ray
 from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig
 
-from radioplat.distill.cluster import joined, teacher_gpus
+from radioplat.distill.cluster import beside_workers, joined, quick_environment, teacher_gpus, worker_resources
 from radioplat.distill.device_fit import device_problems
+from radioplat.distill.elastic import ElasticTrainer
 from radioplat.distill.patience import collective_timeout
 from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
+from radioplat.distill.spare import worker_environment
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
@@ -28,30 +31,37 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         SpecError: its workers cannot compute in ``train.precision``.
         TrainingError, WeightsError: as raised in a worker or a teacher.
     """
-    with joined(run.spec, run.asked) as gpus, _pools(run, gpus) as pools:
+    with joined(run.spec, run.asked) as gpus, _pools(run, gpus) as pools, quick_environment():
         spec = run.spec
+        fewest, most = spec.worker_bounds
         if not gpus:
-            say(f"this cluster has no GPU: the run takes {spec.world_size} CPU worker(s)")
-        trainer = TorchTrainer(
+            count = f"{most}" if fewest == most else f"{fewest} to {most}"
+            say(f"this cluster has no GPU: the run takes {count} CPU worker(s)")
+        beside = beside_workers(spec, run.asked, gpus)
+        trainer = ElasticTrainer(
             train_function,
             train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
             torch_config=TorchConfig(
                 backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
             ),
             scaling_config=ScalingConfig(
-                num_workers=spec.world_size,
+                num_workers=most if fewest == most else (fewest, most),
+                elastic_resize_monitor_interval_s=spec.train.resize_interval_s,
                 use_gpu=gpus,
                 resources_per_worker={
                     "CPU": spec.cluster.cpus_per_worker,
                     **({"GPU": 1} if gpus else {}),
-                    **spec.cluster.worker_resources,
+                    **worker_resources(spec, ray.cluster_resources()),
                 },
             ),
             run_config=RunConfig(
                 name="ray_train",
                 storage_path=str(run.folder / "ray"),
-                failure_config=FailureConfig(max_failures=spec.train.max_failures),
+                worker_runtime_env=_worker_environment(run),
+                failure_config=FailureConfig(max_failures=spec.train.max_failures, max_preemption_failures=-1),
             ),
+            folder=run.folder,
+            others={"CPU": beside.cpus, "GPU": beside.gpus},
         )
         try:
             ended = trainer.fit().return_value
@@ -60,6 +70,11 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             raise cause if cause is not None else error from None
         if ended is not None:
             raise ended
+
+
+def _worker_environment(run: Run) -> dict:
+    job = dict(ray.get_runtime_context().runtime_env)
+    return worker_environment(job) if run.spec.cluster.spare_workers else {}
 
 
 @contextlib.contextmanager

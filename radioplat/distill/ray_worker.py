@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import ray
 import ray.train
 import ray.train.torch
 from torch.distributed import ProcessGroup
@@ -14,7 +15,9 @@ from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_
 from radioplat.distill import ds_compat, group
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.patience import collective_timeout
+from radioplat.distill.pause import Pauses, watch_notices
 from radioplat.distill.prepare import Run
+from radioplat.distill.spare import keep_spares
 from radioplat.distill.worker import Seat, run_worker
 from radioplat.errors import RadioplatError
 from radioplat.teachers.client import InlineTeacher, TeacherClient
@@ -42,14 +45,23 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     for teacher in run.asked:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
-    channel = group.open_channel(patience)
+    channel, pauses = group.open_channel(patience), Pauses()
+    watch_notices()
     _await_pools(pools, seat.rank)
     for teacher in run.asked:
         if teacher.name in pools:
             cached = run.spec.feature_cache.dir is not None and teacher.service.cache
             pools[teacher.name].choose_transport(device.type, cached)
+    node = ray.get_runtime_context().get_node_id()
+    places = group.gather(node)
+
+    def keep() -> None:
+        """One worker of each node asks for its spares."""
+        if run.spec.cluster.spare_workers and seat.rank == places.index(node):
+            keep_spares(places.count(node))
+
     with through_cache(run, clients, seat.rank) as behind:
-        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel))
+        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keep)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:

@@ -19,8 +19,10 @@ from radioplat.errors import RadioplatError, SpecError
 from radioplat.models.start import start_notes
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
+from radioplat.track.attempts import Attempts
 from radioplat.track.driver_log import driver_log
 from radioplat.track.goodput import Goodput
+from radioplat.track.lease import Lease
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import Status, StatusLog
 from radioplat.track.teacher_cost import Bill
@@ -100,11 +102,28 @@ def _run(
     say: Callable[[str], None],
 ) -> RunResult:
     folder = TaskFolder(spec.results_dir, task, override)
+    with Lease(folder.path, say) as lease:
+        return _run_alone(spec, task, folder, lease, callbacks, progress, say)
+
+
+def _run_alone(
+    spec: Spec,
+    task: str,
+    folder: TaskFolder,
+    lease: Lease,
+    callbacks: Sequence[Callback],
+    progress: bool,
+    say: Callable[[str], None],
+) -> RunResult:
+    """The run, while nobody else writes ``folder``."""
+    attempts = Attempts(folder.path)
+    attempts.end("unknown", "its driver, or the whole cluster, was lost")
     status = StatusLog(folder.status_path)
     status.write(f"{task} starts", Status.STARTED)
     try:
         with session(folder.path), driver_log(folder.path, say) as say, scanner(spec) as scan:
             run, data = prepare(spec, task, folder.path, scan=scan)
+            run = replace(run, lease=lease.token)
             settle(run)
             start, line = _beginning(run, folder)
             keep_data(run, data)
@@ -117,7 +136,9 @@ def _run(
             if start < run.total_steps:
                 with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
                     _train(run, say)
+        attempts.end("done")
     except BaseException as error:
+        attempts.end("error", str(error) or type(error).__name__)
         status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")
         raise
     finally:

@@ -173,7 +173,7 @@ def bytes_per_parameter(spec: Spec) -> float:
     stage = max(1, train.zero_stage) if small else train.zero_stage
     weight = gradient = 2 if small else 4
     kept = 4 * (small + len(MOMENTS.get(train.optim.optim, ())) + train.enable_ema)
-    world = spec.world_size
+    world = spec.worker_bounds[0]
     return sum(size / (world if stage >= first else 1) for size, first in ((kept, 1), (gradient, 2), (weight, 3)))
 
 

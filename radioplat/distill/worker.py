@@ -18,6 +18,7 @@ from radioplat.data.ledger import Ledger
 from radioplat.data.run_data import RunData
 from radioplat.distill import ds_compat, group, memory
 from radioplat.distill.accounts import Accounts
+from radioplat.distill.attempt_clock import AttemptClock
 from radioplat.distill.average import AverageStudent
 from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
@@ -30,6 +31,7 @@ from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import set_rates
 from radioplat.distill.overlap import overlap_of
+from radioplat.distill.pause import Pauses
 from radioplat.distill.persist import Persistence, trainable
 from radioplat.distill.phases import CHECKPOINT, COLLECTIVE, DATA, INLINE, TEACHER, VALIDATION, Phases
 from radioplat.distill.pieces import differs_in_pieces, in_pieces
@@ -64,18 +66,32 @@ class Seat:
 OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
 
 
-def run_worker(run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches) -> None:
+def run_worker(
+    run: Run,
+    seat: Seat,
+    clients: dict[str, TeacherClient],
+    open_batches: OpenBatches,
+    pauses: Pauses | None = None,
+    when_stepped: Callable[[], None] = lambda: None,
+) -> None:
     """Train from the newest checkpoint (or from nothing) to the last step.
 
     The process group must be up.
 
+    Args:
+        pauses: asked after each step whether to save and leave; default: never.
+        when_stepped: called after the first step.
+
     Raises:
-        TrainingError: the data did not follow the order, or non-finite losses or spikes ended the run.
+        TrainingError: the data did not follow the order, non-finite losses or spikes ended the run, or another run
+            took over.
         OutOfMemory: on this rank alone; the next start takes smaller pieces.
+        Paused: the workers were asked to leave, and have saved.
     """
+    clock = AttemptClock(run, seat.rank, when_stepped)
     persistence = Persistence(run, seat.rank, seat.world_size)
     with lookout(run, persistence.state.attempt, seat.rank, seat.world_size, seat.on_cluster) as phases:
-        _run_worker(run, seat, clients, open_batches, persistence, phases)
+        _run_worker(run, seat, clients, open_batches, persistence, phases, pauses or Pauses(), clock)
 
 
 def _run_worker(
@@ -85,10 +101,13 @@ def _run_worker(
     open_batches: OpenBatches,
     persistence: Persistence,
     phases: Phases,
+    pauses: Pauses,
+    clock: AttemptClock,
 ) -> None:
     attempt = persistence.state.attempt
     halvings = group.agree(memory.halvings(run.folder, run.spec, attempt) if seat.rank == 0 else None)
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
+    clock.begin(persistence.state)
     start, stop = persistence.state.global_step, run.total_steps
     targets = TargetPass(run, seat.world_size, seat.device, start, meter)
     accounts = Accounts(run, seat.rank, seat.world_size, attempt, start, seat.on_cluster)
@@ -111,7 +130,7 @@ def _run_worker(
             feeder = stack.enter_context(feed(stop))
             feeder.without = worker.module.quarantined
             fed = iter(feeder)
-        while (back := worker.train(fed)) is not None:
+        while (back := worker.train(fed, pauses, clock)) is not None:
             worker.close()
             worker = None  # its memory is needed for the next
             persistence = Persistence(run, seat.rank, seat.world_size)
@@ -191,16 +210,21 @@ class _Worker:
         self.reporter.close()
         self.accounts.write()
 
-    def train(self, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> RollBack | None:
-        """Take every step that is left, and write the checkpoints that fall due.
+    def train(
+        self, feed: Iterator[tuple[Batch, dict[str, Pending]]], pauses: Pauses, clock: AttemptClock
+    ) -> RollBack | None:
+        """Take every step that is left, and write the checkpoints that fall due; leave where asked to, with one.
 
         Returns:
             Where to go on from the last checkpoint; None at the end of the run.
         """
+        clock.ready()
         for step in range(self.state.global_step, self.run.total_steps):
             self.phases.at(step)
             self.accounts.begin_step()
+            pauses.begin_step()
             record = self._step(step, feed)
+            clock.stepped()
             self.meter.charge(record)
             self.accounts.step(record, moved=self._moved)
             self.reporter.step(record, self.meter.bill, self.accounts.kpi(self.meter.bill))
@@ -208,8 +232,13 @@ class _Worker:
                 return back
             self._passed(step + 1)
             validates = validation_due(self.run, step + 1)
-            if validates or self.persistence.due(step + 1):
-                self.save(step + 1, validates)
+            pause = pauses.asked()
+            if validates or pause or self.persistence.due(step + 1):
+                clock.check_lease()
+                self.save(step + 1, validates and not pause)
+            if pause and step + 1 < self.run.total_steps:
+                self.persistence.finish()
+                raise pause
         self.persistence.finish()
         return None
 

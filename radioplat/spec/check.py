@@ -72,6 +72,8 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
             "max_non_finite_steps",
             "global_batch_size",
             "max_steps",
+            "min_workers",
+            "max_workers",
         ),
     }
     small = [
@@ -87,6 +89,12 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
             "train.global_batch_size",
             "The global batch is cut into whole micro-batches.",
         )
+    fewest, most = spec.worker_bounds
+    if not small and fewest > most:
+        hint = "train.max_workers is train.num_gpus * train.num_nodes where it is unset."
+        yield Problem(f"at least {fewest} and at most {most} workers cannot be", "train.min_workers", hint)
+    if not 0 <= train.resize_interval_s < math.inf:
+        yield Problem(f"must not be negative, not {train.resize_interval_s}", "train.resize_interval_s")
     if not dataset.read_timeout_s > 0:
         yield Problem(f"must be positive, not {dataset.read_timeout_s}", "dataset.read_timeout_s")
     if not train.clip_grad_norm >= 0:
@@ -244,7 +252,7 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
     train_defaults = TrainConfig()
-    for name in ("min_workers", "max_workers", "tensorboard"):
+    for name in ("tensorboard",):
         if getattr(train, name) != getattr(train_defaults, name):
             yield _not_yet(f"train.{name}")
     for where, backbone in {

@@ -23,6 +23,9 @@ class ClusterConfig:
     address: str | None = None  # default: RAY_ADDRESS, else a running cluster, else one of our own
     cpus_per_worker: float = 1.0
     cpus_per_decode: float = 1.0
+    # Keep a process on each worker's node that has imported everything, so that a restart is quick: some 0.6 GB of host
+    # memory for each worker.
+    spare_workers: bool = False
     worker_resources: dict[str, float] = field(default_factory=dict)  # custom resources, e.g. {student_node: 1}
     # Of one hour, in any currency, to tell what teachers cost; without cpu_hour_price a GPU's price has its CPUs in it.
     gpu_hour_price: float | None = None

@@ -45,3 +45,9 @@ class Spec:
     def world_size(self) -> int:
         """Training workers the spec asks for: GPUs per node times nodes (CPU workers where there is no GPU)."""
         return self.train.num_gpus * self.train.num_nodes
+
+    @property
+    def worker_bounds(self) -> tuple[int, int]:
+        """Fewest and most training workers; both are :attr:`world_size` unless the spec says otherwise."""
+        most = self.train.max_workers or self.world_size
+        return self.train.min_workers or min(self.world_size, most), most

@@ -158,8 +158,11 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     # (+) samples an optimizer step consumes, whatever the world size; default batch_size * num_gpus * num_nodes
     global_batch_size: int | None = None
+    # (+) the run goes on with any number of workers between these; default for both: num_gpus * num_nodes
     min_workers: int | None = None
     max_workers: int | None = None
+    # (+) seconds after a start before the run pauses for more workers, where the cluster has room for them
+    resize_interval_s: float = 60.0
     zero_stage: int = 0
     offload: bool = False
     grad_checkpointing: bool = False
@@ -176,5 +179,5 @@ class TrainConfig:
     hang_timeout_s: float = 600.0
     # (+) steps between lines of status.json and W&B
     log_interval: int = 1
-    # (+) restarts of the worker group before the run gives up
+    # (+) restarts of the worker group in a row, without a checkpoint in between, before the run gives up
     max_failures: int = 3

@@ -17,10 +17,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from radioplat.track.attempts import Attempts
 from radioplat.track.redact import redact
 from radioplat.track.results import write_atomic
-
-ATTEMPTS = "attempts.jsonl"  # in the task folder: beginnings and ends of the worker group, as its driver saw them
 
 
 @dataclass(frozen=True)
@@ -84,35 +83,20 @@ def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
     return sorted(found, key=lambda words: words.time)
 
 
-def read_attempts(task_folder: Path) -> list[dict]:
-    """The lines of ``attempts.jsonl``; [] where there is none. A torn line is left out."""
-    try:
-        lines = (task_folder / ATTEMPTS).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict) and isinstance(value.get("attempt"), int):
-                found.append(value)
-    return found
-
-
 def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
     """Why ``attempt`` ended, and in which words: a rank's own where they say more than the driver saw.
 
     Returns:
         ``("", "")`` where nobody said anything.
     """
-    ends = [line for line in read_attempts(task_folder) if line["attempt"] == attempt and line.get("event") == "end"]
-    seen = str(ends[-1].get("cause") or "unknown") if ends else ""
+    ends = [e for e in Attempts(task_folder).read() if e.attempt == attempt and e.event == "end"]
+    seen = (ends[-1].cause or "unknown") if ends else ""
     words = last_words(task_folder, attempt)
     # A rank that hung or had no memory is seen from outside as one that was killed.
     if words and seen in ("", "unknown", "worker_killed", "error"):
         first = next((w for w in words if w.cause != "error"), words[0])
         return first.cause, f"rank {first.rank}: {first.detail}"
-    return seen, str(ends[-1].get("detail") or "") if ends else ""
+    return seen, ends[-1].detail if ends else ""
 
 
 def tee_output(path: Path) -> None:

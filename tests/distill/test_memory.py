@@ -21,7 +21,7 @@ from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import resolve_teachers
-from radioplat.track.attempt_log import ATTEMPTS
+from radioplat.track.attempts import NAME as ATTEMPTS
 
 SPEC = load_spec({"dataset": {"batch_size": 8}, "train": {"global_batch_size": 16}})
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.track.attempt_log import ATTEMPTS, attempt_folder, write_last_words
+from radioplat.track.attempt_log import attempt_folder, write_last_words
+from radioplat.track.attempts import NAME as ATTEMPTS
 from radioplat.track.goodput import FILE, Goodput, compact, count, goodput, price_of, read_accounts
 from radioplat.track.teacher_cost import Bill, Prices, TeacherCost
 

@@ -1,0 +1,122 @@
+"""How soon a run goes on after a worker or a node is lost, and what our loop and its checkpoints cost.
+
+``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets
+of this machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the
+kill to the end of the next optimizer step. The table splits the median run: until the loss is known (detection),
+until the new workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is
+loaded (load), and until the first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see
+:mod:`benchmarks.elastic_loop`.
+
+The last line is one JSON object of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import radioplat
+from benchmarks.elastic_inputs import make_inputs, tiny_spec
+from clusters.local import LocalCluster
+from radioplat import terminal
+from radioplat.distill.follow import CheckpointEvent, StepEvent
+from radioplat.track.attempts import Attempts
+
+PHASES = ("detection", "scheduling", "load", "first batch")
+
+
+class Loss:
+    """A callback that kills once, after the first checkpoint and ``settle_s`` seconds, a few steps after a save."""
+
+    def __init__(self, cluster: LocalCluster, what: str, settle_s: float) -> None:
+        self._cluster, self._what, self._settle_s = cluster, what, settle_s
+        self.killed = self._begun = 0.0
+        self._saved = False
+
+    def __call__(self, event: StepEvent | CheckpointEvent) -> None:
+        self._saved = self._saved or isinstance(event, CheckpointEvent)
+        self._begun = self._begun or time.time()
+        settled = self._saved and time.time() - self._begun > self._settle_s
+        if settled and not self.killed and isinstance(event, StepEvent) and event.step % 10 > 3:
+            number = max(n for n in self._cluster.nodes if self._cluster.workers(n))
+            self.killed = time.time()
+            if self._what == "worker":
+                self._cluster.kill_worker(number)
+            else:
+                self._cluster.kill(number)
+
+
+def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, float]:
+    """Seconds of each phase after one loss.
+
+    Args:
+        what: ``worker`` or ``node``.
+        spares: whether there are spare workers; they are given time to import.
+    """
+    import ray
+
+    folder = results / "distill"
+    with LocalCluster(nodes=2, head_cpus=3) as cluster:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        loss = Loss(cluster, what, 20.0 if spares else 0.0)
+        spec = tiny_spec(inputs, results, 400 if spares else 60, (1, 2), resize_interval_s=600.0)
+        spec["cluster"]["spare_workers"] = spares
+        spec["cluster"]["address"] = cluster.address
+        radioplat.distill(spec, callbacks=[loss], say=lambda line: None)
+    return phases(loss.killed, folder)
+
+
+def phases(killed: float, folder: Path) -> dict[str, float]:
+    """The time from ``killed`` (seconds since the epoch) to the next step, from what the run left in ``folder``."""
+    ended = next(e for e in Attempts(folder).read() if e.event == "end" and e.time > killed)
+    expected = {"worker_killed", "node_lost"}
+    if ended.cause not in expected:
+        raise RuntimeError(f"the run ended its attempt with {ended.cause}: {ended.detail}")
+    lines = map(json.loads, (folder / "status.json").read_text().splitlines())
+    found = next(line["recovery"] for line in lines if line.get("recovery", {}).get("ended") == ended.time)
+    marks = [killed, ended.time, found["entered"], found["ready"], found["stepped"]]
+    return dict(zip(PHASES, (b - a for a, b in zip(marks, marks[1:], strict=False)), strict=True))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Recovery, loop overhead, checkpoint stall; see the head of the file.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("recovery", "loop"))
+    parser.add_argument("--spares", action="store_true", help="keep spare workers, and kill when they are ready")
+    given = parser.parse_args()
+    figures: dict[str, float] = {}
+    if given.only != "loop":
+        figures |= _recoveries(given.rounds, given.spares)
+    if given.only != "recovery":
+        from benchmarks.elastic_loop import checkpoint_stall, loop_overhead
+
+        figures |= {"loop_overhead": loop_overhead(), "checkpoint_stall": checkpoint_stall()}
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+def _recoveries(rounds: int, spares: bool) -> dict[str, float]:
+    """Medians of both losses; the table of their phases is printed."""
+    rows, figures = [], {}
+    with tempfile.TemporaryDirectory(prefix="elastic") as scratch:
+        make_inputs(Path(scratch))
+        for what in ("worker", "node"):
+            found = []
+            for number in range(rounds):
+                found.append(recovery(what, Path(scratch), Path(scratch) / f"{what}{number}", spares))
+                print(f"{what}, round {number + 1}: {found[-1]}", file=sys.stderr, flush=True)
+            totals = [sum(split.values()) for split in found]
+            figures[f"recovery_{what}_s"] = statistics.median(totals)
+            medians = [statistics.median(split[phase] for split in found) for phase in PHASES]
+            rows.append([what, *(f"{seconds:.1f}" for seconds in (figures[f"recovery_{what}_s"], *medians))])
+    terminal.show_table("seconds from the kill to the end of the next step", ["lost", "in all", *PHASES], rows)
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""A Ray cluster of several nodes on one machine, to see what a run does when nodes come and go.
+
+    python clusters/local.py --nodes 2          # then, in another terminal: radioplat distill ... cluster.mode=ray
+
+A node here is a raylet with one place for a training worker (the custom resource ``radioplat_worker``); the head has
+CPUs for teachers and decoding and no such place. Commands are read from stdin: ``list``, ``add``, ``kill N`` (its
+raylet, with -9), ``drain N SECONDS`` (a notice, and after so many seconds the end), ``worker N`` (one training worker
+of it, with -9), ``quit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+WORKER_RESOURCE = "radioplat_worker"
+# How soon the head notices a raylet that is gone: after five looks, a second apart, instead of three. A real cluster's
+# head takes the same from RAY_health_check_period_ms and its kin in its environment, before `ray start --head`.
+HEALTH = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 5,
+}
+
+
+class LocalCluster:
+    """The cluster, as a context manager. Nodes are numbered as they were added.
+
+    Args:
+        nodes: raylets beside the head's.
+        head_cpus, node_cpus: logical CPUs.
+        places: training workers that a node may hold.
+        dashboard: without one, Ray Train's clean-up actor warns every second.
+    """
+
+    def __init__(
+        self, nodes: int = 2, head_cpus: float = 4, node_cpus: float = 1, places: int = 1, dashboard: bool = False
+    ) -> None:
+        self._node_cpus, self._places = node_cpus, places
+        self._before = dict(os.environ)
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        # Ray's own hooks at exit go with signal handlers, which no other thread could set when it adds a node.
+        atexit.register(self.close)
+        self._cluster = Cluster(
+            initialize_head=True,
+            shutdown_at_exit=False,
+            head_node_args={"num_cpus": head_cpus, "include_dashboard": dashboard, "_system_config": HEALTH},
+        )
+        self.nodes: dict[int, ray._private.node.Node] = {}
+        for _ in range(nodes):
+            self.add()
+
+    @property
+    def address(self) -> str:
+        """For ``RAY_ADDRESS`` or ``cluster.address``."""
+        return self._cluster.address
+
+    def add(self) -> int:
+        """Start a node; returns its number."""
+        number = max(self.nodes, default=0) + 1
+        self.nodes[number] = self._cluster.add_node(
+            num_cpus=self._node_cpus, resources={WORKER_RESOURCE: float(self._places)}
+        )
+        return number
+
+    def kill(self, number: int) -> int:
+        """Kill a node's raylet with -9, and all that it started; returns the raylet's process number."""
+        node = self.nodes.pop(number)
+        raylet = node.all_processes["raylet"][0].process.pid
+        for process in [raylet, *_descendants(raylet)]:
+            _kill(process)
+        self._cluster.remove_node(node, allow_graceful=False)
+        return raylet
+
+    def drain(self, number: int, seconds: float, then_kill: bool = True) -> None:
+        """Give notice that a node goes in so many seconds, as a spot instance's cloud does, and then end it."""
+        from ray.core.generated import autoscaler_pb2
+
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline = int((time.time() + seconds) * 1000)
+        gcs = ray._raylet.GcsClient(address=self.address)
+        accepted, why = gcs.drain_node(self.nodes[number].node_id, reason, "clusters/local.py", deadline)
+        if not accepted:
+            raise RuntimeError(f"the notice for node {number} was refused: {why}")
+        if then_kill:
+            timer = threading.Timer(seconds, lambda: number in self.nodes and self.kill(number))
+            timer.daemon = True
+            timer.start()
+
+    def workers(self, number: int) -> list[int]:
+        """Process numbers of the training workers on a node."""
+        raylet = self.nodes[number].all_processes["raylet"][0].process.pid
+        return [p for p in _descendants(raylet) if b"RayTrainWorker" in _command(p)]
+
+    def kill_worker(self, number: int) -> int:
+        """Kill one training worker of a node with -9; returns its process number."""
+        process = self.workers(number)[0]
+        _kill(process)
+        return process
+
+    def close(self) -> None:
+        """End every process of it."""
+        atexit.unregister(self.close)
+        if ray.is_initialized():
+            ray.shutdown()
+        self._cluster.shutdown()
+        for name in set(os.environ) - set(self._before):
+            del os.environ[name]
+        os.environ.update(self._before)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def main() -> None:
+    """Start one and read commands."""
+    parser = argparse.ArgumentParser(description="A Ray cluster of several nodes on this machine.")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--places", type=int, default=1, help="training workers a node")
+    given = parser.parse_args()
+    with LocalCluster(given.nodes, places=given.places, dashboard=True) as cluster:
+        print(f"RAY_ADDRESS={cluster.address}; list, add, kill N, drain N SECONDS, worker N, quit", flush=True)
+        for line in sys.stdin:
+            try:
+                if _obey(cluster, *line.split()):
+                    break
+            except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+                print(f"not done: {error!r}", flush=True)
+
+
+def _obey(cluster: LocalCluster, command: str = "list", *arguments: str) -> bool:
+    """Do what a line says; True to end."""
+    numbers = [int(a) for a in arguments]
+    if command == "add":
+        print(f"node {cluster.add()}", flush=True)
+    elif command == "kill":
+        print(f"killed raylet {cluster.kill(*numbers)}", flush=True)
+    elif command == "drain":
+        cluster.drain(*numbers)
+    elif command == "worker":
+        print(f"killed worker {cluster.kill_worker(*numbers)}", flush=True)
+    elif command == "list":
+        for number, node in cluster.nodes.items():
+            print(f"node {number}: {node.node_id}, training workers {cluster.workers(number)}", flush=True)
+    else:
+        return command == "quit"
+    return False
+
+
+def _descendants(parent: int) -> list[int]:
+    """Every process below ``parent``."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        parents.setdefault(above, []).append(int(path.name))
+    found, look = [], [parent]
+    while look:
+        below = parents.get(look.pop(), [])
+        found += below
+        look += below
+    return found
+
+
+def _command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

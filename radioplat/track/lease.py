@@ -1,0 +1,245 @@
+"""``lease.json``: who writes a results folder. One run at a time, whatever host it is on.
+
+No file locks, which not every NFS has: the file comes into being by a hard link, which only one of two can make. Ages
+are taken between two files of the same storage, so that hosts' clocks need not agree. The holder touches the file;
+one that stopped is taken over, at once where its process is seen to be gone, else when it was silent for
+:data:`STALE_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from radioplat.errors import RadioplatError, TrainingError
+
+NAME = "lease.json"
+BEAT_S = 5.0
+STALE_S = 45.0  # of silence: several beats, and as long as a file server may hang
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a folder.
+
+    Attributes:
+        token: of this hold, unlike any other.
+        place: host, boot and process namespace: where it equals ours, we can look whether the process lives.
+        born: the process's start in clock ticks since boot: a number used again is another process.
+    """
+
+    token: str
+    host: str
+    place: str
+    pid: int
+    born: str
+    since: float
+
+    @classmethod
+    def myself(cls) -> Holder:
+        """A new hold of this process."""
+        return cls(uuid.uuid4().hex, socket.gethostname(), _place(), os.getpid(), _born(os.getpid()), time.time())
+
+    def is_gone(self) -> bool:
+        """Whether its process is seen to have ended; False where we cannot look."""
+        return self.place == _place() and _born(self.pid) != self.born
+
+
+class LeaseTaken(RadioplatError):
+    """Another run writes this folder."""
+
+
+class Lease:
+    """Hold ``folder``, as a context manager; waits where it must find out whether another holder still lives.
+
+    Args:
+        say: gets a line where it waits.
+        beat_s, stale_s: seconds between signs of life, and of silence after which a holder counts as gone.
+
+    Raises:
+        LeaseTaken: on entering; another run is alive and writes there.
+    """
+
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], beat_s: float = BEAT_S, stale_s: float = STALE_S
+    ) -> None:
+        self.path, self._say, self._beat_s, self._stale_s = Path(folder) / NAME, say, beat_s, stale_s
+        self._mine = Holder.myself()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    @property
+    def token(self) -> str:
+        """What :func:`check_lease` compares."""
+        return self._mine.token
+
+    def __enter__(self) -> Lease:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while not self._create():
+            self._await_end()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        holder = read_holder(self.path)
+        if holder is not None and holder.token == self.token:
+            self.path.unlink(missing_ok=True)
+
+    def _create(self) -> bool:
+        """Make the file, unless there is one."""
+        aside = self._aside()
+        aside.write_text(json.dumps(asdict(self._mine)))
+        try:
+            os.link(aside, self.path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links; what O_EXCL promises is the next best
+            try:
+                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                return False
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps(asdict(self._mine)))
+        finally:
+            aside.unlink(missing_ok=True)
+        return True
+
+    def _await_end(self) -> None:
+        """Come back when the holder has gone and its file is away.
+
+        Raises:
+            LeaseTaken: it gave a sign of life.
+        """
+        holder, first, told = read_holder(self.path), self._age(), False
+        while True:
+            now, age = read_holder(self.path), self._age()
+            if age is None:
+                return
+            if _token(now) != _token(holder):
+                return  # another newcomer was quicker
+            if now is not None and now.is_gone():
+                break
+            if now is not None and now.place == _place():
+                raise self._taken(now, "it is alive")
+            if age > self._stale_s:
+                break
+            if first is not None and age < first:  # it was touched since we first looked
+                raise self._taken(now, "it gave a sign of life just now")
+            if not told:
+                told = True
+                self._say(
+                    f"{self.path.parent} is held by {_named(now)}, silent for {age:.0f} s: looking for at most "
+                    f"{self._stale_s - age:.0f} s whether it lives"
+                )
+            first = age
+            time.sleep(min(0.5, self._beat_s / 4))
+        self._take_away(_token(holder))
+
+    def _take_away(self, token: str) -> None:
+        """Remove the file with ``token``; one that another newcomer has put there meanwhile is put back."""
+        aside = self._aside()
+        try:
+            os.rename(self.path, aside)
+        except FileNotFoundError:
+            return
+        if _token(read_holder(aside)) != token:
+            with contextlib.suppress(OSError):
+                os.link(aside, self.path)
+        aside.unlink(missing_ok=True)
+
+    def _age(self) -> float | None:
+        """Seconds since the holder's last sign of life, by the storage's own clock; None where nobody holds it."""
+        aside = self._aside()
+        aside.write_text("")
+        try:
+            return aside.stat().st_mtime - self.path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _aside(self) -> Path:
+        return self.path.with_name(f".{NAME}.{self.token}")
+
+    def _taken(self, holder: Holder | None, why: str) -> LeaseTaken:
+        return LeaseTaken(
+            f"another run writes this folder: {_named(holder)}; {why}",
+            where=str(self.path.parent),
+            hint="Let it end or stop it, or choose another results_dir. If it is stopped by force, this command takes "
+            f"over at once on that host, and after at most {self._stale_s:.0f} s on another.",
+        )
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._beat_s):
+            with contextlib.suppress(OSError):  # a storage that fails for a while; the next beat may come through
+                holder = read_holder(self.path)
+                if holder is not None and holder.token == self.token:
+                    os.utime(self.path)
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who holds a lease file; None where it is away or half-written."""
+    try:
+        return Holder(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def check_lease(folder: Path, token: str) -> TrainingError | None:
+    """An error where ``folder`` is held by another run than the one that was given ``token``; empty means any."""
+    holder = read_holder(Path(folder) / NAME) if token else None
+    if holder is None or holder.token == token:
+        return None
+    return TrainingError(
+        f"another run has taken this folder over: {_named(holder)}",
+        where=str(folder),
+        hint="This one was silent for too long, or its driver was lost; it writes no further checkpoint.",
+    )
+
+
+def _token(holder: Holder | None) -> str:
+    return holder.token if holder else ""
+
+
+def _named(holder: Holder | None) -> str:
+    if holder is None:
+        return "a run that has left no name"
+    return f"process {holder.pid} on {holder.host}, since {time.strftime('%F %T', time.localtime(holder.since))}"
+
+
+def _place() -> str:
+    """Where process numbers mean the same as here."""
+    parts = [socket.gethostname()]
+    for read in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        lambda: os.readlink("/proc/self/ns/pid"),
+    ):
+        with contextlib.suppress(OSError):
+            parts.append(read())
+    return " ".join(parts)
+
+
+def _born(pid: int) -> str:
+    """When process ``pid`` began; empty where there is none, ``?`` where only that it lives is known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]  # one that nobody has waited for is dead all the same
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except OSError:
+        return "?"
+    return "?"

@@ -1,0 +1,135 @@
+"""One writer a results folder, and how soon another may follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from radioplat.track.lease import NAME, Holder, Lease, LeaseTaken, check_lease, read_holder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from radioplat.track.lease import Lease
+with Lease(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def put(folder, holder: Holder) -> None:
+    """A lease file as ``holder`` left it."""
+    (folder / NAME).write_text(json.dumps(asdict(holder)))
+
+
+@pytest.fixture
+def elsewhere():
+    """A holder whose process cannot be looked at from here."""
+    return replace(Holder.myself(), host="node-7", place="node-7 boot pid:[1]")
+
+
+def test_it_is_held_and_given_back(tmp_path):
+    with Lease(tmp_path, pytest.fail) as lease:
+        assert read_holder(tmp_path / NAME).pid == os.getpid()
+        assert check_lease(tmp_path, lease.token) is None
+        with pytest.raises(LeaseTaken, match=f"process {os.getpid()} on .*; it is alive.*takes over at once"):
+            Lease(tmp_path, pytest.fail).__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_holder_on_this_host_costs_no_wait(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(LeaseTaken, match=f"process {process.pid} "):
+        Lease(tmp_path, pytest.fail).__enter__()
+    process.kill()  # and not waited for: a zombie holds nothing
+    while not read_holder(tmp_path / NAME).is_gone():
+        time.sleep(0.01)
+    begin = time.monotonic()
+    with Lease(tmp_path, pytest.fail) as lease:
+        assert time.monotonic() - begin < 2
+        assert read_holder(tmp_path / NAME).token == lease.token
+    process.wait()
+
+
+def test_a_number_used_again_is_another_process(tmp_path):
+    mine = Holder.myself()
+    assert not mine.is_gone()
+    assert replace(mine, born="1").is_gone()
+    put(tmp_path, replace(mine, born="1"))
+    with Lease(tmp_path, pytest.fail):
+        pass
+
+
+def test_a_silent_holder_elsewhere_is_waited_for_and_taken_over(tmp_path, elsewhere):
+    put(tmp_path, elsewhere)
+    lines, begin = [], time.monotonic()
+    with Lease(tmp_path, lines.append, beat_s=0.2, stale_s=1.0) as lease:
+        assert 0.8 < time.monotonic() - begin < 10
+        assert "lost its driver" not in str(check_lease(tmp_path, lease.token))
+        error = check_lease(tmp_path, elsewhere.token)
+        assert "another run has taken this folder over" in str(error)
+    assert len(lines) == 1 and "held by process" in lines[0] and "node-7" in lines[0]
+
+
+def test_a_living_holder_elsewhere_is_found_out_by_its_sign(tmp_path, elsewhere):
+    put(tmp_path, elsewhere)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.2):
+            os.utime(tmp_path / NAME)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    begin = time.monotonic()
+    try:
+        with pytest.raises(LeaseTaken, match="node-7.*sign of life"):
+            Lease(tmp_path, lambda line: None, beat_s=0.2, stale_s=30).__enter__()
+    finally:
+        stop.set()
+        thread.join()
+    assert time.monotonic() - begin < 10, "its sign is enough; nobody waits until it would be stale"
+
+
+def test_of_many_that_come_at_once_one_gets_it(tmp_path, elsewhere):
+    put(tmp_path, replace(Holder.myself(), born="1"))  # all of them find it left behind
+    got, refused, gate = [], [], threading.Barrier(8)
+
+    def come() -> None:
+        gate.wait()
+        try:
+            lease = Lease(tmp_path, lambda line: None).__enter__()
+            got.append(lease)
+        except LeaseTaken:
+            refused.append(1)
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1 and len(refused) == 7
+    got[0].__exit__(None, None, None)
+    assert not (tmp_path / NAME).exists()
+
+
+def test_the_holder_keeps_it_fresh(tmp_path):
+    with Lease(tmp_path, pytest.fail, beat_s=0.05):
+        os.utime(tmp_path / NAME, (0, 0))
+        deadline = time.monotonic() + 10
+        while (tmp_path / NAME).stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / NAME).stat().st_mtime > 0
+
+
+def test_an_empty_token_is_not_held_to_it(tmp_path, elsewhere):
+    put(tmp_path, elsewhere)
+    assert check_lease(tmp_path, "") is None
