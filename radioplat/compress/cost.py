@@ -32,7 +32,7 @@ class Cost:
 def cost_of(backbone: nn.Module, img_size: int, timed: bool = False) -> Cost:
     """Count, and if ``timed`` measure, ``backbone`` on an image of ``img_size`` pixels."""
     params = sum(p.numel() for p in backbone.parameters())
-    shadow = copy.deepcopy(backbone).to("meta").eval()
+    shadow = copy.deepcopy(backbone).to("meta").eval().requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         shadow(torch.empty(1, 3, img_size, img_size, device="meta"))
     return Cost(params, counter.get_total_flops() // 2, _seconds(backbone, img_size) if timed else None)

@@ -32,12 +32,12 @@ def blocks_of(module: nn.Module) -> dict[nn.Module, str]:
 
 def part_of(group: tp.dependency.Group, blocks: dict[nn.Module, str], qkv: set[nn.Module]) -> PrunePart:
     """The part that a group of channels belongs to, which must go together."""
-    members = [dep.target.module for dep, _ in group if isinstance(dep.target.module, nn.Module) and _is_layer(dep)]
-    if any(member in qkv and tp.function.prune_linear_out_channels == dep.handler for dep, _ in group for member in [dep.target.module]):
-        return PrunePart.heads
-    homes = {blocks.get(member) for member in members}
+    for dep, _ in group:
+        if dep.target.module in qkv and dep.handler == tp.function.prune_linear_out_channels:
+            return PrunePart.heads
+    homes = {blocks.get(dep.target.module) for dep, _ in group if _has_weights(dep.target.module)}
     return PrunePart.hidden if len(homes) == 1 and None not in homes else PrunePart.width
 
 
-def _is_layer(dep: tp.dependency.Dependency) -> bool:
-    return any(True for _ in dep.target.module.parameters(recurse=False))
+def _has_weights(module: object) -> bool:
+    return isinstance(module, nn.Module) and any(True for _ in module.parameters(recurse=False))

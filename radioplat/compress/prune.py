@@ -63,11 +63,15 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
     fused = [m for m in small.modules() if getattr(m, FUSED, False)]
     for module in fused:
         setattr(module, FUSED, False)
-    _cut(small, config, score)
-    for module in fused:
-        setattr(module, FUSED, True)
-    _settle(small)
-    return _rebuilt(student, small, kept)
+    try:
+        _cut(small, config, score)
+        for module in fused:
+            setattr(module, FUSED, True)
+        _settle(small)
+        return _rebuilt(student, small, kept)
+    except (IndexError, KeyError, RuntimeError, AttributeError, ValueError, AssertionError) as error:
+        # Layers of some families know their sizes in ways that neither torch-pruning nor this file can change.
+        raise _unsupported(student, f"what is left of it does not run ({error})") from error
 
 
 def _cut(student: Student, config: PruneConfig, score: ChannelScore) -> None:
@@ -109,11 +113,7 @@ def trace(student: Student) -> tp.DependencyGraph:
             warnings.simplefilter("ignore")  # that it found parameters of no layer, which is well
             return tp.DependencyGraph().build_dependency(_Traced(student), image)
     except Exception as error:  # torch-pruning's own, of many kinds
-        raise SpecError(
-            f"{student.architecture.type} cannot be pruned: its channels cannot be followed ({error})",
-            where="model.backbone.type",
-            hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can.",
-        ) from None
+        raise _unsupported(student, f"its channels cannot be followed ({error})") from error
 
 
 def groups_of(
@@ -192,6 +192,14 @@ class _Traced(nn.Module):
         return [tensor for tensor in found if tensor is not None]
 
 
+def _unsupported(student: Student, why: str) -> SpecError:
+    return SpecError(
+        f"{student.architecture.type} cannot be pruned so: {why}",
+        where="model.backbone.type",
+        hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can; of others try prune.parts: [hidden].",
+    )
+
+
 def _from_behind(graph: tp.DependencyGraph, members: tp.dependency.Group) -> tp.dependency.Group:
     """The same group, counted in channels that attention gives out instead of those of queries, keys and values."""
     for dep, indices in members:
@@ -214,9 +222,10 @@ def _settle(student: Student) -> None:
     said = backbone(torch.zeros(1, 3, size, size))
     backbone.summary_dim, backbone.spatial_dim = said.summary.shape[-1], said.spatial.shape[-1]
     backbone.token_dim = said.named["tokens"].shape[-1] if "tokens" in said.named else backbone.summary_dim
-    for name, width in (("num_features", "spatial_dim"), ("embed_dim", "spatial_dim"), ("head_hidden_size", "summary_dim")):
+    widths = {"num_features": backbone.spatial_dim, "embed_dim": backbone.spatial_dim}
+    for name, width in {**widths, "head_hidden_size": backbone.summary_dim}.items():
         if isinstance(getattr(backbone.target, name, None), int):
-            setattr(backbone.target, name, getattr(backbone, width))
+            setattr(backbone.target, name, width)
 
 
 def _rebuilt(student: Student, small: Student, kept: dict[str, list[int]]) -> Student:

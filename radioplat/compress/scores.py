@@ -14,8 +14,8 @@ from radioplat.spec.prune import PruneConfig, PruneScore, RawScore
 class ChannelScore:
     """Scores groups of channels that go together, each by the sum over the layers that they run through.
 
-    ``magnitude`` needs nothing but the weights (Li et al. 2017, over groups: Fang et al. 2023, DepGraph). ``taylor`` and
-    ``hessian`` need gradients of the loss: call :meth:`see` after each backward.
+    ``magnitude`` needs nothing but the weights (Li et al. 2017; over groups: Fang et al. 2023, DepGraph). ``taylor``
+    and ``hessian`` need gradients of the loss: call :meth:`see` after each backward.
 
     Args:
         seed: of ``random``.
