@@ -76,6 +76,8 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
 
 def _cut(student: Student, config: PruneConfig, score: ChannelScore) -> None:
     """Take the least worthy channels out of ``student``, in place."""
+    if not config.parts:
+        return
     if PrunePart.width in config.parts and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
         raise SpecError(
             "the width cannot be cut under an attn head, whose own attention has it too",

@@ -47,21 +47,21 @@ class ChannelScore:
         student.zero_grad()
 
     def of(self, student: nn.Module, copied: nn.Module) -> ChannelScore:
-        """The same for a copy of the student that was seen."""
+        """The same for a copy of the student that was seen.
+
+        Raises:
+            RuntimeError: gradients are needed, and none was seen.
+        """
+        if self.needs_gradients and not self._seen:
+            raise RuntimeError("this score needs gradients: call see() after a backward")
         other, twins = copy.copy(self), dict(copied.named_parameters())
         other._squares = {twins[n]: self._squares[p] for n, p in student.named_parameters() if p in self._squares}
         return other
 
     def __call__(self, group: tp.dependency.Group, channels: int) -> torch.Tensor:
-        """Worth of each of ``channels``, float ``[channels]``; never negative.
-
-        Raises:
-            RuntimeError: gradients are needed, and none was seen.
-        """
+        """Worth of each of ``channels``, float ``[channels]``; never negative."""
         if self._random is not None:
             return torch.rand(channels, generator=self._random)
-        if self.needs_gradients and not self._seen:
-            raise RuntimeError("this score needs gradients: call see() after a backward")
         for parameter, mean in self._squares.items():
             parameter.grad = mean  # the diagonal, where torch-pruning looks for it
         return self._score(group).abs().cpu()

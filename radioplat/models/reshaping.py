@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 Scalar = int | float | bool | str | None
@@ -28,7 +27,7 @@ class Reshaping:
 
 
 def reshape(module: nn.Module, how: Reshaping) -> None:
-    """Change ``module`` in place. New tensors have the right shape, dtype and device, and no values: load some.
+    """Change ``module`` in place. What stays of a tensor are its first rows and columns: as untrained as it was.
 
     Raises:
         KeyError, AttributeError: ``how`` is of another module.
@@ -38,7 +37,7 @@ def reshape(module: nn.Module, how: Reshaping) -> None:
     for name, shape in how.shapes.items():
         owner, leaf = _owner(module, name)
         old = getattr(owner, leaf)
-        new = torch.empty(shape, dtype=old.dtype, device=old.device)
+        new = old.detach()[tuple(slice(size) for size in shape)].clone()
         if isinstance(old, nn.Parameter):
             setattr(owner, leaf, nn.Parameter(new, requires_grad=old.requires_grad))
         else:
