@@ -73,6 +73,14 @@ def train_upsampler(args: argparse.Namespace) -> None:
     show(result)
 
 
+def prune(args: argparse.Namespace) -> None:
+    """Make a trained student smaller: channels, attention heads, width, blocks."""
+    from radioplat.distill.prune import prune as run
+    from radioplat.distill.show_prune import show
+
+    show(run(args.spec, args.overrides))
+
+
 def plan(args: argparse.Namespace) -> None:
     """Check everything before a run starts, and say what it will take."""
     from radioplat.distill.plan import plan as run
@@ -195,6 +203,7 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         train,
         train_upsampler,
         evaluate,
+        prune,
         export,
         gen_trt_engine,
         plan,

@@ -140,8 +140,8 @@ def _student_architecture(
         spectral_reparam=backbone.spectral_reparam,
     )
     num_classes = spec.dataset.num_classes if task == "train" else 0
+    known = known_architecture(spec)
     if backbone.type in (None, "radio"):
-        known = known_architecture(spec)
         if known is None:
             raise SpecError(
                 "a value is required here",
@@ -171,6 +171,7 @@ def _student_architecture(
         img_size=spec.dataset.img_size,
         num_classes=num_classes,
         heads=heads,
+        pruned=known.pruned if known is not None and known.type == backbone.type else None,
         **normal,
     )
 

@@ -14,6 +14,7 @@ from radioplat.models import names
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.radio_vit import RadioViT
+from radioplat.models.reshaping import Reshaping, reshape
 from radioplat.models.spectral import materialise, reparametrize
 from radioplat.models.timm_backbone import TimmBackbone
 
@@ -31,6 +32,7 @@ class StudentArchitecture:
         mean, std: normalisation of images in [0, 1].
         drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
+        pruned: what pruning took of the backbone that ``type`` builds; None for nothing.
     """
 
     type: str
@@ -46,6 +48,7 @@ class StudentArchitecture:
     heads: tuple[HeadArchitecture, ...] = ()
     drop_path: float = 0.0
     spectral_reparam: bool = False
+    pruned: Reshaping | None = None
 
     @property
     def summary_slots(self) -> list[int]:
@@ -66,6 +69,7 @@ class StudentArchitecture:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
         raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])
+        raw["pruned"] = Reshaping(**raw["pruned"]) if raw.get("pruned") else None
         return cls(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
 
 
@@ -119,6 +123,8 @@ class Student(nn.Module):
         # Teacher's name and kind of heads that were trained elsewhere and speak raw features without their buffers.
         self.raw_heads: set[tuple[str, str]] = set()
         self.backbone = build_backbone(architecture)
+        if architecture.pruned is not None:
+            reshape(self.backbone, architecture.pruned)
         if architecture.spectral_reparam:
             reparametrize(self.backbone, iterations=1)  # its weights come from elsewhere, see start_student
         for h in architecture.heads:

@@ -8,6 +8,7 @@ from radioplat.spec.cluster import ClusterConfig, FeatureCacheConfig, TeacherSer
 from radioplat.spec.dataset import DatasetConfig
 from radioplat.spec.distill import DistillConfig
 from radioplat.spec.model import ModelConfig
+from radioplat.spec.prune import PruneConfig
 from radioplat.spec.tasks import EvaluateConfig, ExportConfig, GenTrtEngineConfig, InferenceConfig
 from radioplat.spec.train import TrainConfig
 from radioplat.spec.upsampling import TrainUpsamplerConfig
@@ -27,6 +28,7 @@ class Spec:
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
+    prune: PruneConfig = field(default_factory=PruneConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)

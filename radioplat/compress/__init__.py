@@ -1,0 +1,1 @@
+"""Students made smaller: transforms of modules, which know no training loop."""

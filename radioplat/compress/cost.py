@@ -1,0 +1,51 @@
+"""What a backbone takes: parameters, multiply-accumulates, seconds."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one image.
+
+    Attributes:
+        params: numbers in the weights.
+        macs: multiply-accumulates of matrix products and convolutions.
+        latency: median seconds on this machine with a batch of one; None where it was not asked.
+    """
+
+    params: int
+    macs: int
+    latency: float | None = None
+
+
+def cost_of(backbone: nn.Module, img_size: int, timed: bool = False) -> Cost:
+    """Count, and if ``timed`` measure, ``backbone`` on an image of ``img_size`` pixels."""
+    params = sum(p.numel() for p in backbone.parameters())
+    shadow = copy.deepcopy(backbone).to("meta").eval().requires_grad_(False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        shadow(torch.empty(1, 3, img_size, img_size, device="meta"))
+    return Cost(params, counter.get_total_flops() // 2, _seconds(backbone, img_size) if timed else None)
+
+
+@torch.no_grad()
+def _seconds(backbone: nn.Module, img_size: int) -> float:
+    image, taken = torch.zeros(1, 3, img_size, img_size), []
+    was = backbone.training
+    backbone.eval()
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        backbone(image)
+        taken.append(time.perf_counter() - begin)
+    backbone.train(was)
+    return statistics.median(taken[ROUNDS // 3 :])

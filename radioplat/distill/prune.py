@@ -1,0 +1,124 @@
+"""The task ``prune``: a trained student made smaller, as a checkpoint that trains on, is evaluated and exported."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from radioplat.compress.budget import within_budget
+from radioplat.compress.cost import Cost, cost_of
+from radioplat.compress.prune import prune_student
+from radioplat.compress.scores import ChannelScore
+from radioplat.cores import decode_threads
+from radioplat.data.batch import Batch
+from radioplat.data.loader import load_grains
+from radioplat.data.run_data import open_reader
+from radioplat.distill.prepare import Run, keep_data, prepare
+from radioplat.errors import SpecError
+from radioplat.export.run import find_checkpoint
+from radioplat.models.checkpoint import load_student, save_student
+from radioplat.models.student import Student
+from radioplat.spec.check_prune import prune_problems
+from radioplat.spec.load import load_spec, to_yaml
+from radioplat.spec.prune import PruneConfig
+from radioplat.spec.root import Spec
+from radioplat.track.diary import keep_diary
+from radioplat.track.results import TaskFolder
+
+MODEL, REPORT = "model_pruned", "prune.json"
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What pruning left.
+
+    Attributes:
+        path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
+        amount: as asked, or as the budget found it.
+        before, after: what the backbone takes.
+    """
+
+    path: Path
+    checkpoint: Path
+    amount: float
+    before: Cost
+    after: Cost
+
+
+def prune(spec: Spec | dict | str | Path, overrides: Sequence[str] = ()) -> PruneReport:
+    """Prune ``prune.checkpoint``, by default the latest student there is.
+
+    Raises:
+        SpecError: fields of ``prune`` contradict each other, or the backbone cannot be pruned so.
+        EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := list(prune_problems(spec)):
+        raise SpecError(*problems)
+    folder = TaskFolder(spec.results_dir, "prune", spec.prune.results_dir)
+    return keep_diary(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder), _kpi)
+
+
+def _prune(spec: Spec, folder: TaskFolder) -> PruneReport:
+    asked = spec.prune
+    path = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
+    student, score = load_student(path, "prune.checkpoint"), ChannelScore(asked, spec.train.seed)
+    images = None
+    if asked.blocks or score.needs_gradients:
+        run = _run(spec, folder)
+        images = torch.cat([torch.tensor(b.views[run.student_view].pixels) for b in _batches(run, asked.score_batches)])
+    timed = asked.budget.latency is not None
+    before = cost_of(student.backbone, student.architecture.img_size, timed)
+
+    def smaller(config: PruneConfig) -> Student:
+        """A pruned copy."""
+        return prune_student(student, config, score, images)
+
+    budget = asked.budget
+    if any(share is not None for share in (budget.params, budget.macs, budget.latency)):
+        small, asked = within_budget(student, asked, smaller)
+    else:
+        small = smaller(asked)
+    after = cost_of(small.backbone, small.architecture.img_size, timed)
+    report = PruneReport(folder.path / MODEL, path, asked.amount, before, after)
+    _write(small, report)
+    return report
+
+
+def _run(spec: Spec, folder: TaskFolder) -> Run:
+    run, data = prepare(spec, "distill" if spec.distill.teacher else "train", folder.path)
+    keep_data(run, data)
+    return run
+
+
+def _batches(run: Run, count: int) -> Iterator[Batch]:
+    """The first ``count`` micro-batches of the run that the spec asks for."""
+    steps = range(-(-count // run.micro_batches))
+    grains = itertools.islice((grain for step in steps for grain in run.grains(1).of_step(step)), count)
+    return load_grains(
+        open_reader(*run.reader_arguments), grains, threads=decode_threads(run.spec.dataset.workers), prefetch=2
+    )
+
+
+def _write(student: Student, report: PruneReport) -> None:
+    """Aside, then renamed: what bears the name is whole."""
+    aside = report.path.with_name(f".{report.path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_student(student, student.state_dict(), aside)
+    text = {**asdict(report), "path": str(report.path), "checkpoint": str(report.checkpoint)}
+    (aside / REPORT).write_text(json.dumps(text, indent=1))
+    shutil.rmtree(report.path, ignore_errors=True)
+    os.rename(aside, report.path)
+
+
+def _kpi(report: PruneReport) -> dict[str, float]:
+    before, after = report.before, report.after
+    return {"params_kept": after.params / before.params, "macs_kept": after.macs / before.macs}

@@ -1,0 +1,23 @@
+"""A pruned student in the terminal."""
+
+from __future__ import annotations
+
+from radioplat import terminal
+from radioplat.distill.prune import PruneReport
+
+
+def show(report: PruneReport) -> None:
+    """Print what it took and takes."""
+    before, after = report.before, report.after
+    rows = [
+        ["parameters", f"{before.params:,}", f"{after.params:,}", f"{after.params / before.params:.1%}"],
+        ["multiply-accumulates", f"{before.macs:,}", f"{after.macs:,}", f"{after.macs / before.macs:.1%}"],
+    ]
+    if before.latency is not None and after.latency is not None:
+        slow, quick = f"{1e3 * before.latency:.1f} ms", f"{1e3 * after.latency:.1f} ms"
+        rows.append(["one image, here", slow, quick, f"{after.latency / before.latency:.1%}"])
+    terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, f"of each layer {report.amount:.0%} went")
+    terminal.say(f"{report.path}")
+    terminal.say(
+        f"retrain it with: radioplat distill -e SPEC train.pretrained_model_path={report.path} results_dir=ANOTHER"
+    )

@@ -1,0 +1,93 @@
+"""How a backbone differs from the one that its name builds: what pruning leaves, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+Scalar = int | float | bool | str | None
+
+
+@dataclass(frozen=True)
+class Reshaping:
+    """What to change in a freshly built module; kept as JSON, so it holds lists and not tuples.
+
+    Attributes:
+        kept: the children that stay of a container that lost some, by the container's name.
+        shapes: of every parameter and buffer that has another one, by its name after that.
+        attributes: what modules hold beside tensors and that differs (``out_features``, ``num_heads``, ``stride``), by
+            module name and attribute.
+    """
+
+    kept: dict[str, list[int]] = field(default_factory=dict)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def reshape(module: nn.Module, how: Reshaping) -> None:
+    """Change ``module`` in place. What stays of a tensor are its first rows and columns: as untrained as it was.
+
+    Raises:
+        KeyError, AttributeError: ``how`` is of another module.
+    """
+    for name, indices in how.kept.items():
+        keep_children(module.get_submodule(name), indices)
+    for name, shape in how.shapes.items():
+        owner, leaf = _owner(module, name)
+        old = getattr(owner, leaf)
+        new = old.detach()[tuple(slice(size) for size in shape)].clone()
+        if isinstance(old, nn.Parameter):
+            setattr(owner, leaf, nn.Parameter(new, requires_grad=old.requires_grad))
+        else:
+            setattr(owner, leaf, new)
+    for name, values in how.attributes.items():
+        owner = module.get_submodule(name)
+        for attribute, value in values.items():
+            old = getattr(owner, attribute)
+            setattr(owner, attribute, tuple(value) if isinstance(old, tuple) else value)
+
+
+def difference(base: nn.Module, changed: nn.Module, kept: dict[str, list[int]] | None = None) -> Reshaping:
+    """What makes a module of ``changed``'s form of ``base``, which is changed in place.
+
+    Args:
+        kept: the children that ``changed`` kept of containers that lost some.
+    """
+    kept = kept or {}
+    for name, indices in kept.items():
+        keep_children(base.get_submodule(name), indices)
+    before = {**dict(base.named_parameters()), **dict(base.named_buffers())}
+    after = {**dict(changed.named_parameters()), **dict(changed.named_buffers())}
+    shapes = {name: list(t.shape) for name, t in after.items() if t.shape != before[name].shape}
+    attributes = {}
+    for name, module in changed.named_modules():
+        old = vars(base.get_submodule(name))
+        values = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in vars(module).items()
+            if key in old and key != "training" and _is_plain(value) and _is_plain(old[key]) and value != old[key]
+        }
+        if values:
+            attributes[name] = values
+    return Reshaping(kept, shapes, attributes)
+
+
+def keep_children(container: nn.Module, indices: list[int]) -> None:
+    """Leave ``container``, an ``nn.Sequential`` or ``nn.ModuleList``, the children at ``indices``, numbered anew."""
+    children = list(container.children())
+    for name in list(container._modules):
+        del container._modules[name]
+    for place, index in enumerate(indices):
+        container.add_module(str(place), children[index])
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    parent, _, leaf = name.rpartition(".")
+    return module.get_submodule(parent), leaf
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold it: a scalar, or a tuple or list of scalars."""
+    return isinstance(value, Scalar) or (isinstance(value, tuple | list) and all(isinstance(v, Scalar) for v in value))

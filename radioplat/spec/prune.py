@@ -1,0 +1,74 @@
+"""Spec section ``prune``: what leaves a trained student."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class PruneMode(str, Enum):
+    """How much goes."""
+
+    amount = "amount"
+    threshold = "threshold"
+
+
+class PruneScore(str, Enum):
+    """What a channel is worth."""
+
+    magnitude = "magnitude"  # the norm of its weights
+    taylor = "taylor"  # |weight x gradient|: the first-order change of the loss (Molchanov et al. 2019)
+    hessian = "hessian"  # (weight x gradient)^2: the second-order change, with the Fisher diagonal for the Hessian
+    random = "random"
+
+
+class RawScore(str, Enum):
+    """TAO's: the norm of ``magnitude``."""
+
+    L1 = "L1"
+    L2 = "L2"
+
+
+class PrunePart(str, Enum):
+    """Where channels may go."""
+
+    hidden = "hidden"  # inside a block: an MLP's hidden units, a bottleneck's channels
+    heads = "heads"  # whole attention heads
+    width = "width"  # of the stream between blocks: a ViT's embedding, a stage's channels
+
+
+class PruneScope(str, Enum):
+    """Among which channels the least worthy are looked for."""
+
+    layer = "layer"
+    all = "global"
+
+
+@dataclass
+class PruneBudget:
+    """What the pruned backbone may take, as a share of what it takes now; ``amount`` is then found."""
+
+    params: float | None = None
+    macs: float | None = None  # multiply-accumulates of one image of dataset.img_size
+    latency: float | None = None  # seconds of such an image, on the machine that prunes
+
+
+@dataclass
+class PruneConfig:
+    """Spec section ``prune``."""
+
+    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
+    results_dir: str | None = None
+    mode: PruneMode = PruneMode.amount
+    amount: float = 0.5  # share of the channels that goes
+    threshold: float = 0.1  # channels go that are worth less than this share of their layer's most worthy one
+    granularity: int = 8  # channels that stay are a multiple of this
+    raw_prune_score: RawScore = RawScore.L2
+    score: PruneScore = PruneScore.magnitude  # (+)
+    scope: PruneScope = PruneScope.layer  # (+)
+    parts: list[PrunePart] = field(default_factory=lambda: [PrunePart.hidden, PrunePart.heads])  # (+)
+    exclude: list[str] = field(default_factory=list)  # (+) patterns of the backbone's layers that are left alone
+    # (+) blocks that go whole, those that change their input least: a count
+    blocks: int = 0
+    budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
+    score_batches: int = 8  # (+) micro-batches that gradients and blocks are judged over

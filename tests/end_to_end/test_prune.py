@@ -1,0 +1,76 @@
+"""A distilled student pruned, judged, retrained against the same teachers, exported: each by what it left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import radioplat
+from radioplat.distill.prune import prune
+from radioplat.errors import SpecError
+from radioplat.evaluate.run import evaluate
+from radioplat.export.run import export
+from radioplat.spec.load import load_spec
+from radioplat.track.status import read_status
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def spec(quiet_run):
+    return load_spec(quiet_run.file)
+
+
+@pytest.fixture(scope="module")
+def pruned(spec, tmp_path_factory):
+    changes = ("prune.parts=[hidden,heads,width]", "prune.amount=0.25", "prune.blocks=1", "prune.score_batches=2")
+    return prune(spec, (*changes, f"prune.results_dir={tmp_path_factory.mktemp('prune')}"))
+
+
+def test_what_it_left(pruned, spec):
+    student = radioplat.load_student(pruned.path)
+    assert len(student.backbone.blocks) == 1 and student.backbone.spatial_dim == 40
+    assert student.backbone.blocks[0].attn.num_heads == 3  # a quarter of three heads is none
+    assert pruned.after.params < 0.6 * pruned.before.params
+    assert json.loads((pruned.path / "prune.json").read_text())["after"]["params"] == pruned.after.params
+    last = read_status(pruned.path.parent / "status.json")[-1]
+    assert last["status"] == "SUCCESS" and last["kpi"]["params_kept"] < 0.6
+
+
+def test_it_is_judged_and_exported_as_any_student(pruned, spec, tmp_path):
+    changes = (f"evaluate.checkpoint={pruned.path}", f"results_dir={tmp_path}", "evaluate.pictures=0")
+    found = evaluate(spec, changes)
+    assert found.fidelity["student"]["lite0"].keys() == {"summary", "spatial"}
+    report = export(load_spec(spec, (f"export.checkpoint={pruned.path}", f"results_dir={tmp_path}")))
+    assert report.path.is_file() and report.max_abs_error < 1e-4
+
+
+def test_it_is_retrained_from_where_it_is(pruned, spec, distil, tmp_path):
+    trail = distil(spec, f"train.pretrained_model_path={pruned.path}", f"results_dir={tmp_path}", "train.num_epochs=1")
+    student = radioplat.load_student(trail.result.checkpoint)
+    assert len(student.backbone.blocks) == 1 and student.backbone.spatial_dim == 40
+    assert not [line for line in trail.lines if "starts anew" in line]
+
+
+def test_a_budget_finds_the_amount(spec, tmp_path):
+    report = prune(spec, ("prune.budget.macs=0.6", "prune.granularity=4", f"prune.results_dir={tmp_path}"))
+    assert 0.4 < report.after.macs / report.before.macs <= 0.6
+    with pytest.raises(SpecError, match="prune.budget"):
+        prune(spec, ("prune.budget.macs=0.01", f"prune.results_dir={tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("prune.amount=1", "prune.amount: must be at least 0 and below 1, not 1.*leave nothing"),
+        ("prune.parts=[]", "prune.parts: nothing is named"),
+        ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
+        ("prune.blocks=2", "prune.blocks: 2 blocks cannot go"),
+        ("prune.budget.params=2", "prune.budget.params: must be between 0 and 1"),
+        ("prune.mode=threshold prune.budget.params=0.5", "prune.budget: a budget finds prune.amount"),
+    ],
+)
+def test_what_cannot_be_is_named(spec, override, said, tmp_path):
+    with pytest.raises(SpecError, match=said):
+        prune(spec, (*override.split(), f"prune.results_dir={tmp_path}"))
