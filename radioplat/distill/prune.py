@@ -71,7 +71,7 @@ def _prune(spec: Spec, folder: TaskFolder) -> PruneReport:
     path = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
     student, score = load_student(path, "prune.checkpoint"), ChannelScore(asked, spec.train.seed)
     images = None
-    if asked.blocks or score.needs_gradients:
+    if asked.blocks:
         run = _run(spec, folder)
         images = torch.cat([torch.tensor(b.views[run.student_view].pixels) for b in _batches(run, asked.score_batches)])
     timed = asked.budget.latency is not None

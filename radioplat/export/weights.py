@@ -75,6 +75,8 @@ def export_weights(
             does not give the student's features.
     """
     path = Path(path)
+    if problems := format_problems(student, form, adaptors):
+        raise EngineError(*problems)
     if student.backbone.needs_multiple and (height % student.stride or width % student.stride):
         raise EngineError(
             f"{height} x {width} pixels are no whole patches of {student.stride}",
@@ -107,6 +109,9 @@ def export_weights(
 
 def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str]) -> list[Problem]:
     """What would keep ``student``, which may be on the meta device, from leaving in ``form``."""
+    if student.architecture.pruned is not None and form not in (ExportFormat.onnx, ExportFormat.safetensors):
+        hint = "Take onnx or safetensors."
+        return [Problem(f"format {form.value} has no place for the shapes of a pruned student", "export.format", hint)]
     try:
         if form in (ExportFormat.radio, ExportFormat.hf):
             require_radio(student)

@@ -32,9 +32,6 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
     if not asked.parts and not asked.blocks:
         known = ", ".join(part.value for part in PrunePart)
         yield Problem("nothing is named that may go", "prune.parts", f"Any of {known}; or prune.blocks.")
-    if asked.score in (PruneScore.taylor, PruneScore.hessian) and not spec.distill.teacher:
-        yield Problem(
-            f"score {asked.score.value} needs the gradients of a distillation, and the spec has no teacher",
-            "prune.score",
-            "Name the teachers in distill.teacher, or take score: magnitude.",
-        )
+    if asked.score in (PruneScore.taylor, PruneScore.hessian):
+        hint = "Take score: magnitude or random."
+        yield Problem(f"this version does not take the gradients that {asked.score.value} needs", "prune.score", hint)

@@ -86,7 +86,8 @@ def test_single_samples_cannot_be_halved(tmp_path):
 
 
 def test_an_attempt_that_the_killer_ended_counts_once(tmp_path):
-    line = {"attempt": 1, "event": "end", "cause": "oom", "detail": "worker killed due to memory pressure"}
+    line = {"attempt": 1, "time": 0.0, "world_size": 1, "from_step": 0, "event": "end"}
+    line |= {"cause": "oom", "detail": "worker killed due to memory pressure"}
     (tmp_path / ATTEMPTS).write_text(json.dumps(line) + "\n")
     assert memory.halvings(tmp_path, SPEC, 2)[0] == 1
     assert memory.halvings(tmp_path, SPEC, 2)[0] == 1  # asked again it is the same start

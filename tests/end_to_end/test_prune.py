@@ -8,7 +8,7 @@ import pytest
 
 import radioplat
 from radioplat.distill.prune import prune
-from radioplat.errors import SpecError
+from radioplat.errors import EngineError, SpecError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export
 from radioplat.spec.load import load_spec
@@ -44,6 +44,8 @@ def test_it_is_judged_and_exported_as_any_student(pruned, spec, tmp_path):
     assert found.fidelity["student"]["lite0"].keys() == {"summary", "spatial"}
     report = export(load_spec(spec, (f"export.checkpoint={pruned.path}", f"results_dir={tmp_path}")))
     assert report.path.is_file() and report.max_abs_error < 1e-4
+    with pytest.raises(EngineError, match="export.format: format radio has no place"):
+        export(load_spec(spec, (f"export.checkpoint={pruned.path}", f"results_dir={tmp_path}", "export.format=radio")))
 
 
 def test_it_is_retrained_from_where_it_is(pruned, spec, distil, tmp_path):
@@ -64,6 +66,7 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
     ("override", "said"),
     [
         ("prune.amount=1", "prune.amount: must be at least 0 and below 1, not 1.*leave nothing"),
+        ("prune.score=taylor", "prune.score: this version does not take the gradients"),
         ("prune.parts=[]", "prune.parts: nothing is named"),
         ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
         ("prune.blocks=2", "prune.blocks: 2 blocks cannot go"),

@@ -136,7 +136,8 @@ def test_causes_come_from_the_drivers_book_and_from_last_words(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in BEATEN) + '{"event": "st'
     (tmp_path / FILE).write_text(text)
     assert goodput(tmp_path).restarts == [(1, "unknown", "")]
-    line = {"attempt": 1, "event": "end", "cause": "worker_killed", "detail": "rank 1 is gone"}
+    line = {"attempt": 1, "time": 0.0, "world_size": 1, "from_step": 0, "event": "end"}
+    line |= {"cause": "worker_killed", "detail": "rank 1 is gone"}
     (tmp_path / ATTEMPTS).write_text(json.dumps(line) + "\n")
     assert goodput(tmp_path).restarts == [(1, "worker_killed", "rank 1 is gone")]
     attempt_folder(tmp_path, 1).mkdir(parents=True)
