@@ -105,7 +105,8 @@ class Timed:
 
     def go(self) -> None:
         """Take all steps."""
-        from radioplat.distill.worker import Seat, run_worker
+        from radioplat.distill.seat import Seat
+        from radioplat.distill.worker import run_worker
 
         teacher = self.run.teachers[0].name
         clients = {teacher: Known(teacher, self.answers, self._step_begins)}

@@ -19,7 +19,8 @@ from radioplat.distill.device_fit import device_problems
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.feeder import prefetch_depth
 from radioplat.distill.prepare import Run
-from radioplat.distill.worker import OpenBatches, Seat, run_worker
+from radioplat.distill.seat import Seat
+from radioplat.distill.worker import OpenBatches, run_worker
 from radioplat.errors import OutOfMemory, SpecError
 from radioplat.teachers.client import InlineTeacher, TeacherClient
 

@@ -17,8 +17,9 @@ from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.patience import collective_timeout
 from radioplat.distill.pause import Pauses, watch_notices
 from radioplat.distill.prepare import Run
+from radioplat.distill.seat import Seat
 from radioplat.distill.spare import keep_spares
-from radioplat.distill.worker import Seat, run_worker
+from radioplat.distill.worker import run_worker
 from radioplat.errors import RadioplatError
 from radioplat.teachers.client import InlineTeacher, TeacherClient
 from radioplat.teachers.service import RemoteTeacher, await_pool

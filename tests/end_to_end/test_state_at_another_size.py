@@ -81,14 +81,22 @@ def walk(value, path: str, found: dict) -> None:
 def open_worker(run, rank: int, world: int):
     """A worker as ``run_worker`` makes it, at the newest checkpoint, and the teachers it asks."""
     from radioplat.distill.cost_meter import CostMeter
+    from radioplat.distill.accounts import Accounts
     from radioplat.distill.persist import Persistence
-    from radioplat.distill.worker import Seat, _Worker
+    from radioplat.distill.phases import Phases
+    from radioplat.distill.seat import Seat
+    from radioplat.distill.trainer import Trainer
     from radioplat.teachers.client import InlineTeacher
 
     clients = {t.name: InlineTeacher(t, run.grids[t.name], "cpu", world) for t in run.teachers}
     persistence = Persistence(run, rank, world)
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
-    return _Worker(run, Seat(rank, world, torch.device("cpu")), persistence, meter), clients
+    state = persistence.state
+    accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False)
+    books = (meter, accounts, Phases(), (0, ""))
+    worker = Trainer(run, Seat(rank, world, torch.device("cpu")), persistence, *books)
+    worker.build_engine()
+    return worker, clients
 
 
 def train(run, rank: int, world: int) -> dict:
@@ -97,11 +105,16 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.data.run_data import open_reader
     from radioplat.distill.feeder import Feeder
 
+    from radioplat.distill.attempt_clock import AttemptClock
+    from radioplat.distill.pause import Pauses
+
     worker, clients = open_worker(run, rank, world)
+    clock = AttemptClock(run, rank, lambda: None)
+    clock.begin(worker.state)
     wanted = [grain for step in range(run.total_steps) for grain in run.grains(world).of_rank(step, rank)]
     batches = load_grains(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
-        worker.train(iter(feeder))
+        worker.train(iter(feeder), Pauses(), clock)
         return everything(worker)
 
 
