@@ -80,8 +80,8 @@ def walk(value, path: str, found: dict) -> None:
 
 def open_worker(run, rank: int, world: int):
     """A worker as ``run_worker`` makes it, at the newest checkpoint, and the teachers it asks."""
-    from radioplat.distill.cost_meter import CostMeter
     from radioplat.distill.accounts import Accounts
+    from radioplat.distill.cost_meter import CostMeter
     from radioplat.distill.persist import Persistence
     from radioplat.distill.phases import Phases
     from radioplat.distill.seat import Seat
@@ -103,9 +103,8 @@ def train(run, rank: int, world: int) -> dict:
     """All steps from the first to the last, whose checkpoint is then committed; what the worker held then."""
     from radioplat.data.loader import load_grains
     from radioplat.data.run_data import open_reader
-    from radioplat.distill.feeder import Feeder
-
     from radioplat.distill.attempt_clock import AttemptClock
+    from radioplat.distill.feeder import Feeder
     from radioplat.distill.pause import Pauses
 
     worker, clients = open_worker(run, rank, world)
