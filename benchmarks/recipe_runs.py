@@ -13,7 +13,8 @@ from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, WITH_UNTRAINED, Fi
 from radioplat.aside import written_aside
 from radioplat.distill.run import distill
 from radioplat.evaluate.images import open_images
-from radioplat.evaluate.run import TRAINED, UNTRAINED, EvaluateResult, evaluate
+from radioplat.evaluate.run import EvaluateResult, evaluate
+from radioplat.evaluate.subjects import TRAINED, UNTRAINED
 from radioplat.quickstart.corpora import Corpora
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
 from radioplat.spec.load import load_spec
