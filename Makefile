@@ -29,13 +29,14 @@ quickstart: $(STAMP)
 # in its own process as users run them, two at a time.
 STARTS_RAY := grep -rlE --include='test_*.py' 'ray_environment|ray\.init\('
 test: lint
+	alone() { $(RUN) $(VENV)/bin/python -m pytest "$$1" $(PYTEST_ARGS) || [[ $$? == 5 ]]; }  # 5: all of it is proof
+	export -f alone
 	with_ray=$$($(STARTS_RAY) tests | sort)
 	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadfile --ignore=tests/end_to_end $${with_ray//tests\//--ignore=tests/} $(PYTEST_ARGS)
 	for file in $$with_ray; do
-		$(RUN) $(VENV)/bin/python -m pytest $$file $(PYTEST_ARGS)
+		alone $$file
 	done
-	ls tests/end_to_end/test_*.py | grep -vxF "$$with_ray" | $(RUN) xargs -P 2 -I FILE \
-		$(VENV)/bin/python -m pytest FILE $(PYTEST_ARGS)
+	ls tests/end_to_end/test_*.py | grep -vxF "$$with_ray" | xargs -P 2 -I FILE bash -c 'alone FILE'
 
 # Long measurements and chaos tests, marked `proof`: each file in a process of its own, as above.
 proof: $(STAMP)
