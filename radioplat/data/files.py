@@ -172,6 +172,7 @@ class _Local:
         self.state = _state(os.fstat(self._fd))
 
     def read(self, offset: int, length: int) -> bytes:
+        """As :class:`_Source`'s; also where the system gives less than was asked for."""
         data = os.pread(self._fd, length, offset)
         if len(data) == length or not data:
             return data
@@ -188,6 +189,7 @@ class _Remote:
         self._file = filesystem(path).open_input_file(strip_scheme(path))
 
     def read(self, offset: int, length: int) -> bytes:
+        """As :class:`_Source`'s."""
         length = min(length, self.state.size - offset)  # a range that starts behind the end is an error there
         return self._file.read_at(length, offset) if length > 0 else b""
 

@@ -97,11 +97,6 @@ def snapshot(
     return Snapshot(name, files, json.dumps(asdict(state), indent=1))
 
 
-def write_checkpoint(folder: Path, *parts, **more) -> Path:
-    """:func:`commit` of a :func:`snapshot`, whose arguments follow ``folder``."""
-    return commit(folder, snapshot(*parts, **more))
-
-
 def commit(folder: Path, made: Snapshot) -> Path:
     """Write ``folder/<name>``; one process at a time.
 

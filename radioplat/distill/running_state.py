@@ -37,6 +37,7 @@ class RunningState:
 
     def _collect(self, i: int):
         def hook(layer: _BatchNorm, inputs, output) -> None:
+            """Add what this forward made of the statistics, and put back those that the step began with."""
             if layer.training:
                 if self._counts:
                     self._sums[i] += _buffers(layer).double().cpu()

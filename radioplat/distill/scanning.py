@@ -27,6 +27,7 @@ def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
     with contextlib.ExitStack() as stack:
 
         def scan(batches: list[ScanBatch]) -> Iterator[ScanResult]:
+            """Here where it is little, else on the cluster."""
             if is_little(batches):
                 yield from here(batches)
                 return

@@ -76,6 +76,7 @@ class Processes:
             _result(started)
 
         def find(queries: torch.Tensor, k: int) -> Nearest:
+            """Ask every piece, and keep the nearest of all."""
             asked = [self._ask(i, _nearest, queries.cpu().numpy(), k) for i in range(len(self._workers))]
             parts = [Nearest(*(torch.from_numpy(each).to(queries.device) for each in _result(a))) for a in asked]
             found = parts[0]

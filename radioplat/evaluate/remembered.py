@@ -54,6 +54,7 @@ def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
     """``encode`` for images that ``store`` does not know yet. Teachers answer in bf16, which is kept bit for bit."""
 
     def through_store(images: torch.Tensor) -> Features:
+        """uint8 ``[B, 3, H, W]`` to fp32 features; only what the store lacks is encoded, in one batch."""
         keys = [feature_key(key, sample_digest(pixels, _ANYWHERE)) for pixels in images.numpy()]
         rows = store.get(keys)
         missing = [i for i, row in enumerate(rows) if row is None]

@@ -134,6 +134,7 @@ def _segmented(spec: Spec, subjects: dict[str, Subject], images: Images) -> dict
 
 def _map_of(subject: Subject) -> MapOf:
     def map_of(batch: Masked) -> torch.Tensor:
+        """``[B, h, w, D]`` of the images at the subject's size."""
         spatial = subject.encode(batch.pixels[subject.size]).spatial
         assert spatial is not None
         return spatial

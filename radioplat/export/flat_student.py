@@ -51,6 +51,7 @@ class FlatStudent(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Float ``[B, 3, H, W]`` in [0, 1] to the outputs, in the order of their names."""
         return tuple(tensor for _, tensor in self._named(images))
 
     @property
@@ -86,6 +87,7 @@ class FlatStudent(nn.Module):
 
 
 def trace(module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], opset: int, verbose: bool):
+    """The ONNX program of ``module`` at images of ``shape`` (batch, height, width); batch 0 or less is any batch."""
     batch, height, width = shape
     dynamic = batch <= 0
     # torch.export treats a sample batch of 1 as a constant.

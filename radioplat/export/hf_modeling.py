@@ -34,6 +34,7 @@ class PatchGenerator(nn.Module):
         self.cls_token = nn.ParameterDict({"token": nn.Parameter(torch.zeros(tokens, width))})
 
     def forward(self, images):
+        """``[B, C, H, W]`` to prefix and patch tokens ``[B, T + N, D]``."""
         b, c, height, width = images.shape
         p = self.patch
         h, w = height // p, width // p
@@ -80,6 +81,7 @@ class Conditioner(nn.Module):
         self.register_buffer("norm_std", torch.ones(3, 1, 1))
 
     def forward(self, images):
+        """Images in [0, 1], normalized."""
         return (images - self.norm_mean) / self.norm_std
 
 
@@ -97,6 +99,7 @@ class Mlp(nn.Module):
         self.final = nn.Sequential(nn.LayerNorm(hidden_dim), nn.GELU(), nn.Linear(hidden_dim, output_dim))
 
     def forward(self, x, grid=None):
+        """Tokens ``[B, N, D]`` to the teacher's width; ``grid`` is their height and width."""
         x = self.fc1(x)
         for block in self.blocks:
             x = x + block(x)
@@ -116,6 +119,7 @@ class AttentionMlp(nn.Module):
         self.mlp = Mlp(input_dim, **config)
 
     def forward(self, x, grid):
+        """Blocks first, then the MLP."""
         return self.mlp(self.blocks(x), grid)
 
 
@@ -129,6 +133,7 @@ class Adaptor(nn.Module):
         self.head_mlp, self.feat_mlp = Mlp(**config["summary"]), of_maps(**config["feature"])
 
     def forward(self, classes, patches, grid):
+        """The summary and the spatial features in the teacher's space."""
         return self.head_mlp(classes[:, self.slot]), self.feat_mlp(patches, grid)
 
 
@@ -162,6 +167,7 @@ class RadioModel(PreTrainedModel):
         """Nothing: every tensor is in the folder."""
 
     def forward(self, pixel_values):
+        """``[B, 3, H, W]`` in [0, 1] to every adaptor's summary and features."""
         radio, patch = self.radio_model, self.config.patch_size
         grid = tuple(side // patch for side in pixel_values.shape[-2:])
         classes, patches = radio.model(radio.input_conditioner(pixel_values))

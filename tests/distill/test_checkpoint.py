@@ -11,11 +11,12 @@ import torch
 from radioplat.distill import checkpoint
 from radioplat.distill.checkpoint import (
     RunState,
+    commit,
     newest,
     read_checkpoint,
     read_losses,
+    snapshot,
     verified_state,
-    write_checkpoint,
 )
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
@@ -44,7 +45,7 @@ def write(student, tmp_path):
     def make(name: str = "model_epoch_001", step: int = 3):
         moments = {f"{n}.exp_avg": torch.full_like(p, 0.5) for n, p in student.named_parameters()}
         state = dataclasses.replace(STATE, global_step=step)
-        return write_checkpoint(tmp_path, name, student, student.state_dict(), moments, state)
+        return commit(tmp_path, snapshot(name, student, student.state_dict(), moments, state))
 
     return make
 
@@ -63,7 +64,7 @@ def test_round_trip(write, student, tmp_path):
 def test_statistics_of_losses_are_part_of_it(write, student, tmp_path):
     assert read_losses(write()) == {}
     mine = {"criteria.t/summary.direction": torch.arange(3, dtype=torch.float64) / 7}
-    folder = write_checkpoint(tmp_path, "model_epoch_002", student, student.state_dict(), {}, STATE, mine)
+    folder = commit(tmp_path, snapshot("model_epoch_002", student, student.state_dict(), {}, STATE, mine))
     found = read_losses(folder)
     assert found.keys() == mine.keys() and all(torch.equal(found[name], value) for name, value in mine.items())
     (folder / checkpoint.LOSSES).unlink()
@@ -141,5 +142,5 @@ def test_what_is_still_being_written_does_not_count(write, tmp_path):
 
 
 def test_no_moments_yet(student, tmp_path):
-    folder = write_checkpoint(tmp_path, "model_epoch_000", student, student.state_dict(), {}, RunState())
+    folder = commit(tmp_path, snapshot("model_epoch_000", student, student.state_dict(), {}, RunState()))
     assert newest(tmp_path)[0] == folder and read_checkpoint(folder)[1] == {}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from radioplat.distill import ds_compat
-from radioplat.distill.checkpoint import OPTIMIZER, RunState, newest, write_checkpoint
+from radioplat.distill.checkpoint import OPTIMIZER, RunState, commit, newest, snapshot
 from radioplat.distill.ema import Ema
 from radioplat.distill.engine import build_engine
 from radioplat.distill.optimizer import MOMENTS
@@ -164,7 +164,7 @@ def folder(tmp_path):
     student = Student(ARCHITECTURE)
     average = {n: p.detach() + 1 for n, p in student.named_parameters()}
     parts = (student, student.state_dict(), {}, RunState(3))
-    return write_checkpoint(tmp_path, "model_epoch_001", *parts, average=average)
+    return commit(tmp_path, snapshot("model_epoch_001", *parts, average=average))
 
 
 def test_a_checkpoint_holds_both(folder):
@@ -188,7 +188,7 @@ def test_a_damaged_average_is_a_damaged_checkpoint(folder):
 
 def test_without_an_average(tmp_path):
     student = Student(ARCHITECTURE)
-    made = write_checkpoint(tmp_path, "model_epoch_001", student, student.state_dict(), {}, RunState(), average={})
+    made = commit(tmp_path, snapshot("model_epoch_001", student, student.state_dict(), {}, RunState(), average={}))
     assert not has_average(made) and read_average(made) == {}
     assert dataclasses.asdict(load_student(made).architecture) == dataclasses.asdict(student.architecture)
     with pytest.raises(WeightsError, match="holds no EMA") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -84,10 +85,8 @@ def test_a_stopped_worker_is_found_and_the_group_starts_again(cluster, make_spec
         result = radioplat.distill(spec, say=lambda line: None)
     finally:
         for process in stopped:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
     assert stopped and result.global_step == 40
     words = last_words(folder, 1)
     assert [w.rank for w in words] == [0] and words[0].cause == "hang" and "rank 1" in words[0].detail
