@@ -83,29 +83,29 @@ class Lease:
 
     def __enter__(self) -> Lease:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        while not self._create():
-            self._await_end()
+        while not self._create(self.path):
+            ended = self._await_end()
+            if ended is not None and self._alone(ended, lambda: self._put(self.path)):
+                break
+            time.sleep(0.01)  # another newcomer is at it
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
-        holder = read_holder(self.path)
-        if holder is not None and holder.token == self.token:
-            self.path.unlink(missing_ok=True)
+        self._alone(self.token, lambda: self.path.unlink(missing_ok=True))
 
-    def _create(self) -> bool:
-        """Make the file, unless there is one."""
-        aside = self._aside()
-        aside.write_text(json.dumps(asdict(self._mine)))
+    def _create(self, path: Path) -> bool:
+        """Make a file that names us, unless there is one."""
+        aside = self._written_aside()
         try:
-            os.link(aside, self.path)
+            os.link(aside, path)
         except FileExistsError:
             return False
         except OSError:  # a file system without links; what O_EXCL promises is the next best
             try:
-                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
                 return False
             with os.fdopen(descriptor, "w") as file:
@@ -114,19 +114,51 @@ class Lease:
             aside.unlink(missing_ok=True)
         return True
 
-    def _await_end(self) -> None:
-        """Come back when the holder has gone and its file is away.
+    def _put(self, path: Path) -> None:
+        """Make a file name us in place of whom it names."""
+        os.replace(self._written_aside(), path)
+
+    def _alone(self, token: str, change: Callable[[], None], path: Path | None = None) -> bool:
+        """``change`` the file of ``token`` as the only one who may: newcomers that found it stale, and its holder.
+
+        The right is a file of its own, named after the token, that only one can make. Who has it finds the token still
+        in place, or comes too late; it cannot go while he looks. A right whose owner died is taken over likewise.
+
+        Returns:
+            Whether it was changed.
+        """
+        path = path or self.path
+        right = self.path.with_name(f".{NAME}.after.{token}")
+        if not self._create(right):
+            other = read_holder(right)
+            age = self._age(right)
+            dead = age is not None and (age > self._stale_s or (other is not None and other.is_gone()))
+            if not dead or not self._alone(_token(other), lambda: self._put(right), right):
+                return False
+        try:
+            if not path.exists() or _token(read_holder(path)) != token:
+                return False
+            change()
+            return True
+        finally:
+            right.unlink(missing_ok=True)
+
+    def _await_end(self) -> str | None:
+        """Come back when the holder has gone.
+
+        Returns:
+            Its token (empty where its file names nobody); None where the file is another's by now, or away.
 
         Raises:
             LeaseTaken: it gave a sign of life.
         """
-        holder, first, told = read_holder(self.path), self._age(), False
+        holder, first, told = read_holder(self.path), self._age(self.path), False
         while True:
-            now, age = read_holder(self.path), self._age()
+            now, age = read_holder(self.path), self._age(self.path)
             if age is None:
-                return
+                return None
             if _token(now) != _token(holder):
-                return  # another newcomer was quicker
+                return None  # another newcomer was quicker
             if now is not None and now.is_gone():
                 break
             if now is not None and now.place == _place():
@@ -143,33 +175,23 @@ class Lease:
                 )
             first = age
             time.sleep(min(0.5, self._beat_s / 4))
-        self._take_away(_token(holder))
+        return _token(holder)
 
-    def _take_away(self, token: str) -> None:
-        """Remove the file with ``token``; one that another newcomer has put there meanwhile is put back."""
-        aside = self._aside()
+    def _age(self, path: Path) -> float | None:
+        """Seconds since ``path`` was touched, by the storage's own clock; None where there is no such file."""
+        aside = self._written_aside()
         try:
-            os.rename(self.path, aside)
-        except FileNotFoundError:
-            return
-        if _token(read_holder(aside)) != token:
-            with contextlib.suppress(OSError):
-                os.link(aside, self.path)
-        aside.unlink(missing_ok=True)
-
-    def _age(self) -> float | None:
-        """Seconds since the holder's last sign of life, by the storage's own clock; None where nobody holds it."""
-        aside = self._aside()
-        aside.write_text("")
-        try:
-            return aside.stat().st_mtime - self.path.stat().st_mtime
+            return aside.stat().st_mtime - path.stat().st_mtime
         except FileNotFoundError:
             return None
         finally:
             aside.unlink(missing_ok=True)
 
-    def _aside(self) -> Path:
-        return self.path.with_name(f".{NAME}.{self.token}")
+    def _written_aside(self) -> Path:
+        """A file of our own that names us."""
+        aside = self.path.with_name(f".{NAME}.{self.token}")
+        aside.write_text(json.dumps(asdict(self._mine)))
+        return aside
 
     def _taken(self, holder: Holder | None, why: str) -> LeaseTaken:
         return LeaseTaken(

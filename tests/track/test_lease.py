@@ -99,26 +99,53 @@ def test_a_living_holder_elsewhere_is_found_out_by_its_sign(tmp_path, elsewhere)
     assert time.monotonic() - begin < 10, "its sign is enough; nobody waits until it would be stale"
 
 
-def test_of_many_that_come_at_once_one_gets_it(tmp_path, elsewhere):
-    put(tmp_path, replace(Holder.myself(), born="1"))  # all of them find it left behind
-    got, refused, gate = [], [], threading.Barrier(8)
+@pytest.fixture
+def restless():
+    """Threads that take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
-    def come() -> None:
-        gate.wait()
-        try:
-            lease = Lease(tmp_path, lambda line: None).__enter__()
-            got.append(lease)
-        except LeaseTaken:
-            refused.append(1)
 
-    threads = [threading.Thread(target=come) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 1 and len(refused) == 7
-    got[0].__exit__(None, None, None)
-    assert not (tmp_path / NAME).exists()
+@pytest.mark.parametrize("left", ["by a dead run", "by nobody", "and nameless", "with a right to it that is dead too"])
+def test_of_many_that_come_at_once_one_gets_it(tmp_path, restless, left):
+    for number in range(15):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        dead = replace(Holder.myself(), born="1")
+        if left != "by nobody":
+            put(folder, dead)
+        if left.startswith("with"):
+            (folder / f".{NAME}.after.{dead.token}").write_text(json.dumps(asdict(replace(dead, token="late"))))
+        if left == "and nameless":
+            (folder / NAME).write_text("")
+            os.utime(folder / NAME, (0, 0))
+        got, refused, gate = [], [], threading.Barrier(8)
+
+        def come(folder=folder, got=got, refused=refused, gate=gate) -> None:
+            """As a new run."""
+            gate.wait()
+            try:
+                got.append(Lease(folder, lambda line: None).__enter__())
+            except LeaseTaken:
+                refused.append(1)
+
+        threads = [threading.Thread(target=come) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(got) == 1 and len(refused) == 7
+        assert read_holder(folder / NAME).token == got[0].token
+        got[0].__exit__(None, None, None)
+        assert list(folder.iterdir()) == []
+
+
+def test_a_holder_that_was_taken_over_takes_nothing_away(tmp_path, elsewhere):
+    with Lease(tmp_path, pytest.fail):
+        put(tmp_path, elsewhere)
+    assert read_holder(tmp_path / NAME) == elsewhere
 
 
 def test_the_holder_keeps_it_fresh(tmp_path):
