@@ -26,22 +26,22 @@ quickstart: $(STAMP)
 # The unit tests run in two processes, file by file. The files that start Ray run one after another, for a run joins the
 # cluster that it finds on the machine, and each in a process of its own: one that has done other work holds so much
 # address space that the kernel refuses the fork with which Ray starts a cluster. Beside them run the other end-to-end
-# files, each in its own process as users run them. A file prints when it has ended, and what failed is printed last.
+# files. Each prints when it has ended, and what failed is printed last.
 STARTS_RAY := grep -rlE --include='test_*.py' 'ray_environment|ray\.init\('
 test: lint
 	failed=$$(mktemp)
 	trap 'kill %1 2>/dev/null || true; rm -f $$failed' EXIT
 	alone() {
 		local said code=0
-		said=$$($(RUN) $(VENV)/bin/python -m pytest "$$1" $(PYTEST_ARGS) 2>&1) || code=$$?
-		printf '%s: %s\n' "$$1" "$$said"
-		[[ $$code == 0 || $$code == 5 ]] || printf '%s: %s\n' "$$1" "$$said" >> $$failed  # 5: all of it is proof
+		said=$$($(RUN) $(VENV)/bin/python -m pytest "$$@" $(PYTEST_ARGS) 2>&1) || code=$$?
+		printf '%s\n' "$$said"
+		[[ $$code == 0 || $$code == 5 ]] || printf '%s\n' "$$said" >> $$failed  # 5: all of it is proof
 	}
 	with_ray=$$($(STARTS_RAY) tests | sort)
 	others=$$(ls tests/end_to_end/test_*.py | grep -vxF "$$with_ray")
 	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadfile --ignore=tests/end_to_end $${with_ray//tests\//--ignore=tests/} $(PYTEST_ARGS)
 	for file in $$with_ray; do alone $$file; done &
-	for file in $$others; do alone $$file; done
+	alone $$others
 	wait
 	cat $$failed
 	[[ ! -s $$failed ]]
