@@ -221,7 +221,12 @@ ONE_SIZE = f"{W}={{prob: 1.0, window_sizes: [4], num_global: 1}}"  # each size i
 @pytest.mark.parametrize(
     ("backend", "overrides", "backbone"),
     [
-        ("inductor", ["model.backbone.drop_path=0.2"], {**RADIO, "kwargs": {**RADIO["kwargs"], "depth": 1}}),
+        pytest.param(
+            "inductor",
+            ["model.backbone.drop_path=0.2"],
+            {**RADIO, "kwargs": {**RADIO["kwargs"], "depth": 1}},
+            marks=pytest.mark.proof,  # it compiles C++
+        ),
         ("aot_eager", [*EVERYTHING[1:], ONE_SIZE, "train.grad_checkpointing=true"], SMALL),
         ("aot_eager", ["model.backbone.freeze_norm=true"], RESNET),
     ],

@@ -24,7 +24,7 @@ from radioplat.spec.load import load_spec
 from radioplat.teachers.named_pools import stop_pools
 from radioplat.teachers.pool import NAMESPACE
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.proof]  # test_everything.py has the shortest of it
 STEPS = 8
 
 
@@ -96,7 +96,6 @@ def test_same_losses_at_one_and_two_workers(local_run, two_workers):
         assert two_workers.losses[step] == pytest.approx(loss, rel=1e-3), step
 
 
-@pytest.mark.proof
 def test_a_cluster_takes_what_a_local_run_kept(cluster, workers, make_spec, distil, tmp_path):
     cache = f"feature_cache.dir={tmp_path / 'cache'}"
     alone = distil(make_spec(tmp_path / "local", {"train": {"zero_stage": 2}}), cache, "train.max_steps=1")
@@ -114,7 +113,6 @@ def test_the_group_said_what_it_runs_on(two_workers):
     assert verified_state(two_workers.result.checkpoint).world_size == 2
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("stage", [2, 3])
 def test_workers_whose_micro_batches_other_teachers_see(cluster, workers, make_spec, distil, tmp_path, stage):
     """Ranks that are at the same place of a step with different teachers do not wait for each other for ever."""
@@ -137,7 +135,6 @@ def test_workers_whose_micro_batches_other_teachers_see(cluster, workers, make_s
     assert both.losses.keys() == alone.losses.keys() and both.losses[1] == pytest.approx(alone.losses[1], rel=1e-5)
 
 
-@pytest.mark.proof
 def test_bf16_on_two_workers_goes_on_with_one(cluster, workers, make_spec, distil, ids_by_step, local_run, tmp_path):
     bf16 = {"zero_stage": 2, "precision": "bf16"}
     first = distil(workers(tmp_path, 2, max_steps=5, **bf16))
@@ -171,7 +168,6 @@ class Chaos:
         os.kill(alive[-1].pid, signal.SIGKILL)
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_dead_teachers_and_workers_lose_no_sample(
     cluster, workers, ids_by_step, make_spec, distil, student_tensors, tmp_path
@@ -223,7 +219,6 @@ class Killer(threading.Thread):
         self.lasted = time.monotonic() - begin
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_a_minute_of_dying_teachers_changes_nothing(cluster, workers, ids_by_step, make_spec, distil, tmp_path):
     longer = {"zero_stage": 2, "num_epochs": 50, "checkpoint_interval": 50}
@@ -262,7 +257,6 @@ def test_weights_that_cannot_teach_are_named_as_in_local_mode(cluster, workers, 
         radioplat.distill(_one_teacher(workers(tmp_path, 2), tmp_path / "nan.safetensors"), say=lambda line: None)
 
 
-@pytest.mark.proof
 def test_what_all_workers_agree_on_ends_the_run_at_once(cluster, workers, weights, tmp_path):
     tensors = safetensors.torch.load_file(weights["vit"])
     tensors["norm.weight"] = tensors["norm.weight"] + 3e38
@@ -273,7 +267,6 @@ def test_what_all_workers_agree_on_ends_the_run_at_once(cluster, workers, weight
     assert len(list((tmp_path / "distill" / "ledger").glob("consumed-a*-r00000-*"))) == 1, "it must not be restarted"
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize(("scheme", "stage"), [("self", 1), ("self", 3), ("online", 2), ("online", 3)])
 def test_teachers_inside_the_module_say_the_same_on_two_workers(
     cluster, workers, make_spec, distil, tmp_path, scheme, stage
