@@ -21,7 +21,7 @@ from radioplat.teachers.replica import pulse_of
 from radioplat.teachers.service import await_pool, start_pool, stop_pool
 from radioplat.teachers.transport import to_host
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 GRID = (2, 2)
 
 SLOW = """
