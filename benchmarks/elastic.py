@@ -1,6 +1,6 @@
 """How soon a run goes on after a worker or a node is lost, and what our loop and its checkpoints cost.
 
-``python -m benchmarks.elastic [--rounds 3] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets
+``python -m benchmarks.elastic [--rounds 2] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets
 of this machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the
 kill to the end of the next optimizer step. The table splits the median run: until the loss is known (detection),
 until the new workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is
@@ -86,7 +86,7 @@ def phases(killed: float, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Recovery, loop overhead, checkpoint stall; see the head of the file.")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=("recovery", "loop"))
     parser.add_argument("--spares", action="store_true", help="keep spare workers, and kill when they are ready")
     given = parser.parse_args()

@@ -25,7 +25,7 @@ from benchmarks.elastic_loop_sides import Work, save
 from benchmarks.ingest_photographs import make_shards
 from radioplat import terminal
 
-LOOP_ROUNDS, STALL_ROUNDS = 3, 3
+LOOP_ROUNDS, STALL_ROUNDS = 3, 2
 
 
 def loop_overhead(rounds: int = LOOP_ROUNDS, work: Work | None = None) -> float:

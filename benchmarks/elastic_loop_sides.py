@@ -37,7 +37,7 @@ class Work:
 
     shards: str = ""
     size: int = 224
-    batch: int = 8
+    batch: int = 4
     warm_up: int = 3
     steps: int = 24
     save_every: int = 0

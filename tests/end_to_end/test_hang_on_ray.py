@@ -1,4 +1,4 @@
-"""On a real cluster: a stopped worker is found and its group starts again; two workers roll back alike."""
+"""On a real cluster: a stopped worker is found and its group starts again; two workers roll back, or halve, alike."""
 
 from __future__ import annotations
 
@@ -40,6 +40,37 @@ def forced_verdict() -> None:
     SpikeGuard.is_spike = verdict
 
 
+def appetite() -> None:
+    """In every process: where ``HUNGRY`` is set, rank 1 has a real limit of address space and a tensor a sample."""
+    import os
+
+    if "HUNGRY" not in os.environ:
+        return
+    import resource
+
+    from radioplat.distill.module import DistillModule
+
+    forward, limited = DistillModule.forward, []
+
+    def hungry(self, batch):
+        """As ``forward``, beside 800 MiB a sample."""
+        if os.environ.get("RANK") == "1":
+            if not limited:
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                limited.append(pages * resource.getpagesize() + 1200 * 2**20)
+                resource.setrlimit(resource.RLIMIT_AS, (limited[0],) * 2)
+            torch.empty(len(batch.weight) * 800 * 2**20, dtype=torch.uint8)
+        return forward(self, batch)
+
+    DistillModule.forward = hungry
+
+
+def interference() -> None:
+    """What Ray calls in every process of the cluster."""
+    forced_verdict()
+    appetite()
+
+
 @pytest.fixture
 def cluster(ray_environment, request):
     before = dict(os.environ)
@@ -51,7 +82,7 @@ def cluster(ray_environment, request):
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"worker_process_setup_hook": forced_verdict},
+        runtime_env={"worker_process_setup_hook": interference},
     )
     yield
     ray.shutdown()
@@ -120,3 +151,19 @@ def test_two_workers_roll_back_alike_when_one_sees_a_jump(cluster, make_spec, tm
         student_tensors(result.folder / name) for name in ("model_epoch_001", "model_epoch_001_step_00006")
     )
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("cluster", [{"HUNGRY": "1", "MALLOC_ARENA_MAX": "1"}], indirect=True)
+def test_two_workers_halve_alike_when_one_runs_out_of_memory(cluster, make_spec, tmp_path, distil, ids_by_step):
+    train = {"num_gpus": 2, "zero_stage": 2, "max_steps": 4}
+    result = radioplat.distill(
+        make_spec(tmp_path / "hungry", {"train": train, "cluster": {"mode": "ray"}}), say=lambda line: None
+    )
+    assert json.loads((result.folder / "memory.json").read_text()) == {"batch_size": 2, "halvings": 1, "attempt": 1}
+    assert [(n, cause) for n, cause, _ in result.account.restarts] == [(1, "oom")]
+    quiet = distil(make_spec(tmp_path / "quiet", {"train": train | {"num_gpus": 1}}))
+    assert prove_run(result.folder).holds and ids_by_step(result.folder) == ids_by_step(quiet.folder)
+    lines = map(json.loads, (result.folder / "status.json").read_text().splitlines())
+    losses = {line["step"]: line["kpi"]["loss"] for line in lines if "max_step" in line}
+    assert losses == pytest.approx(quiet.losses, rel=1e-3)
+    assert any("oom (1)" in line for line in diagnose(tmp_path / "hungry").evidence)
