@@ -38,7 +38,13 @@ class _Source(Protocol):
 
     state: FileState
 
-    def read(self, offset: int, length: int) -> bytes: ...
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset``; fewer at the end of the file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
 
 
 def stat_file(path: str) -> FileState:

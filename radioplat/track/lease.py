@@ -94,7 +94,8 @@ class Lease:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._alone(self.token, lambda: self.path.unlink(missing_ok=True))
+        with contextlib.suppress(OSError):  # a full disk, or the folder is gone; a dead holder is taken over anyway
+            self._alone(self.token, lambda: self.path.unlink(missing_ok=True))
 
     def _create(self, path: Path) -> bool:
         """Make a file that names us, unless there is one."""
@@ -253,11 +254,9 @@ def _place() -> str:
 
 def _born(pid: int) -> str:
     """When process ``pid`` began; empty where there is none, ``?`` where only that it lives is known."""
-    try:
+    with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]  # one that nobody has waited for is dead all the same
-    except (OSError, IndexError):
-        pass
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -140,6 +141,13 @@ def test_of_many_that_come_at_once_one_gets_it(tmp_path, restless, left):
         assert read_holder(folder / NAME).token == got[0].token
         got[0].__exit__(None, None, None)
         assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_went_away_is_no_error_at_the_end(tmp_path):
+    folder = tmp_path / "results"
+    with Lease(folder, pytest.fail):
+        shutil.rmtree(folder)
+    assert not folder.exists()
 
 
 def test_a_holder_that_was_taken_over_takes_nothing_away(tmp_path, elsewhere):
