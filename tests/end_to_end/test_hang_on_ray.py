@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -75,6 +76,8 @@ def interference() -> None:
 def cluster(ray_environment, request):
     before = dict(os.environ)
     os.environ.update(ray_environment | getattr(request, "param", {}))
+    here = sys.modules[__name__]  # no process of the cluster can import it
+    ray.cloudpickle.register_pickle_by_value(here)
     ray.init(
         address="local",
         num_cpus=6,
@@ -86,6 +89,7 @@ def cluster(ray_environment, request):
     )
     yield
     ray.shutdown()
+    ray.cloudpickle.unregister_pickle_by_value(here)
     os.environ.clear()
     os.environ.update(before)
 
