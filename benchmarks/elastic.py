@@ -25,23 +25,24 @@ from benchmarks.elastic_inputs import make_inputs, tiny_spec
 from clusters.local import LocalCluster
 from radioplat import terminal
 from radioplat.distill.follow import CheckpointEvent, StepEvent
+from radioplat.distill.spare import spare_processes
 from radioplat.track.attempts import Attempts
 
 PHASES = ("detection", "scheduling", "load", "first batch")
 
 
 class Loss:
-    """A callback that kills once, after the first checkpoint and ``settle_s`` seconds, a few steps after a save."""
+    """A callback that kills once, after the first checkpoint and when ``spares`` spares are ready, a few steps after a
+    save."""
 
-    def __init__(self, cluster: LocalCluster, what: str, settle_s: float) -> None:
-        self._cluster, self._what, self._settle_s = cluster, what, settle_s
-        self.killed = self._begun = 0.0
+    def __init__(self, cluster: LocalCluster, what: str, spares: int) -> None:
+        self._cluster, self._what, self._spares = cluster, what, spares
+        self.killed = 0.0
         self._saved = False
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
         self._saved = self._saved or isinstance(event, CheckpointEvent)
-        self._begun = self._begun or time.time()
-        settled = self._saved and time.time() - self._begun > self._settle_s
+        settled = self._saved and len(list(spare_processes(ready=True))) >= self._spares
         if settled and not self.killed and isinstance(event, StepEvent) and event.step % 10 > 3:
             number = max(n for n in self._cluster.nodes if self._cluster.workers(n))
             self.killed = time.time()
@@ -56,14 +57,14 @@ def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, 
 
     Args:
         what: ``worker`` or ``node``.
-        spares: whether there are spare workers; they are given time to import.
+        spares: whether there are spare workers; the kill waits until they are ready.
     """
     import ray
 
     folder = results / "distill"
     with LocalCluster(nodes=2, head_cpus=3) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        loss = Loss(cluster, what, 20.0 if spares else 0.0)
+        loss = Loss(cluster, what, 2 if spares else 0)
         spec = tiny_spec(inputs, results, 400 if spares else 60, (1, 2), resize_interval_s=600.0)
         spec["cluster"]["spare_workers"] = spares
         spec["cluster"]["address"] = cluster.address

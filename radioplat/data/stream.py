@@ -86,6 +86,7 @@ def open_stream(
     *,
     tasks: int,
     cpus_per_task: float,
+    environment: dict | None = None,
 ) -> list[ray.data.DataIterator]:
     """One iterator a rank over the grains of steps ``start`` to ``stop``; made by one process and sent to the others.
 
@@ -93,6 +94,7 @@ def open_stream(
         reader: the arguments of :func:`radioplat.data.run_data.open_reader`.
         tasks: decode tasks that run at once.
         cpus_per_task: logical CPUs of each.
+        environment: runtime environment of each, over this process's own.
     """
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -112,6 +114,7 @@ def open_stream(
         zero_copy_batch=True,
         num_cpus=cpus_per_task,
         compute=ray.data.TaskPoolStrategy(size=tasks),
+        **({"runtime_env": environment} if environment else {}),
     )
     return dataset.streaming_split(grains.world_size)
 

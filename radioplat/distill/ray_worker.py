@@ -18,7 +18,7 @@ from radioplat.distill.patience import collective_timeout
 from radioplat.distill.pause import Pauses, watch_notices
 from radioplat.distill.prepare import Run
 from radioplat.distill.seat import Seat
-from radioplat.distill.spare import keep_spares
+from radioplat.distill.spare import Keeper, reader_environment
 from radioplat.distill.worker import run_worker
 from radioplat.errors import RadioplatError
 from radioplat.teachers.client import InlineTeacher, TeacherClient
@@ -55,14 +55,12 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             pools[teacher.name].choose_transport(device.type, cached)
     node = ray.get_runtime_context().get_node_id()
     places = group.gather(node)
-
-    def keep() -> None:
-        """One worker of each node asks for its spares."""
-        if run.spec.cluster.spare_workers and seat.rank == places.index(node):
-            keep_spares(places.count(node))
-
-    with through_cache(run, clients, seat.rank) as behind:
-        run_worker(run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keep)
+    # One worker of each node sees to its spares.
+    spares = places.count(node) if run.spec.cluster.spare_workers and seat.rank == places.index(node) else 0
+    with Keeper(spares, device.type) as keeper, through_cache(run, clients, seat.rank) as behind:
+        run_worker(
+            run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keeper.begin
+        )
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
@@ -98,6 +96,7 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
                 last,
                 tasks=dataset.workers * seat.world_size,
                 cpus_per_task=run.spec.cluster.cpus_per_decode,
+                environment=reader_environment(),
             )
         return read_stream(group.agree(iterators, channel)[seat.rank])
 

@@ -1,27 +1,47 @@
 """Spare training workers: idle processes of Ray that have imported everything, so that a restart need not.
 
-Most of the time from a worker's death to the next step went into the imports of its successor. A worker that has taken
-its first step asks the raylet of its node to start as many processes ahead as the node has workers
-(``PrestartWorkers``, which Ray has and shows no Python caller), in its own runtime environment; the next group's
-actors then begin in those. A spare costs its host's memory some 0.6 GB.
+Most of the time from a worker's death to the next step went into the imports of its successor. From its first step on a
+worker of each node sees to it that the node's raylet holds as many processes ahead as the node has workers
+(``PrestartWorkers``, which Ray has and shows no Python caller), in the workers' own runtime environment: the next
+group's actors begin in those. Nothing else does. A process that has run a plain task never becomes an actor's (the
+raylet compares), so Ray's public means cannot keep spares; and what the workers start has another environment
+(:func:`reader_environment`), or its tasks would take the spares first. A spare costs its host some 0.6 GB of memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import ray
 
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 HOOK = "radioplat.distill.spare.when_started"
-_TITLE = "ray::RadioplatSpare"
-_KEEP_S = 30 * 86400  # how long the raylet keeps an idle one; it ends with its job anyway
+TITLE, _READY = "ray::RadioplatSpare", "ready"
+_KEEP_S = 30 * 86400  # how long the raylet keeps an idle one; it ends with its keepers
 _LATER_S = 2.0  # after the first step: its neighbours take theirs
+_LOOK_S = 5.0  # between looks
+_LATE_S = 60.0  # a ticket that no process has taken by then is void
+_LOWER = 5  # how much nicer it is while it imports
+_ALONE_S = 120.0  # a spare without a keeper ends; a restart is quicker
+# What a worker has imported at its first step; the last of each are imported by functions.
+_MODULES = ("ray.train.torch", "ray.data", "timm", "radioplat.distill.ray_worker", "torch._dynamo")
+_OF_DEEPSPEED = (
+    "deepspeed",
+    "deepspeed.comm.torch",
+    "deepspeed.comm.mori",
+    "deepspeed.runtime.bf16_optimizer",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)
+
+logger = logging.getLogger(__name__)
 
 
 def worker_environment(job: dict) -> dict:
@@ -31,95 +51,206 @@ def worker_environment(job: dict) -> dict:
         job: that of the job; a setup hook of its own stays, and then there are no spares.
     """
     hooked = job.get("worker_process_setup_hook") or HOOK_VARIABLE in job.get("env_vars", {})
-    return {} if hooked else {"env_vars": {HOOK_VARIABLE: HOOK}}
+    return {} if hooked or not Path("/proc/self/cmdline").exists() else {"env_vars": {HOOK_VARIABLE: HOOK}}
+
+
+def reader_environment() -> dict | None:
+    """The runtime environment of the stream's tasks, from a training worker: without spares None, which is its own."""
+    return {"env_vars": {HOOK_VARIABLE: ""}} if os.environ.get(HOOK_VARIABLE) == HOOK else None
+
+
+class Keeper:
+    """In one training worker of a node: a thread that sees to the spares there, and never raises.
+
+    As a context manager: where the block ends without an error, or with one that all ranks have agreed on, the run is
+    over, and the spares end soon. After any other they wait for the next group.
+
+    Args:
+        count: spares to have; 0 for none.
+        device: type of the device that the workers compute on, ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, count: int, device: str) -> None:
+        wanted = count > 0 and os.environ.get(HOOK_VARIABLE) == HOOK
+        self._count, self._device, self._over = count if wanted else 0, device, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spares", daemon=True)
+
+    def begin(self) -> None:
+        """Come back at once; the spares begin a little later."""
+        if self._count:
+            self._thread.start()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        if (error is None or getattr(error, "agreed", False)) and self._thread.is_alive():
+            self._over.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            sign = _folder() / f"{_place()}{os.getpid()}.keeper"
+            sign.parent.mkdir(exist_ok=True)
+            pause = _LATER_S
+            while not self._over.wait(pause):
+                sign.touch()  # before those of dead ones go: a spare without any ends
+                for other in _signs():
+                    if not _lives(other):
+                        other.unlink(missing_ok=True)
+                self._look()
+                pause = _LOOK_S
+            sign.unlink(missing_ok=True)
+        except Exception:
+            logger.warning("spare workers are not looked after any longer", exc_info=True)
+
+    def _look(self) -> None:
+        """Ask for as many as are missing; a process that starts finds a ticket, which says what it is to be."""
+        now, waiting = time.time(), 0
+        for ticket in _folder().glob(f"{_place()}*.ticket"):
+            with contextlib.suppress(FileNotFoundError):
+                if now - ticket.stat().st_mtime < _LATE_S:
+                    waiting += 1
+                else:
+                    ticket.unlink()
+        missing = self._count - _spares_here() - waiting
+        for number in range(missing):
+            (_folder() / f"{_place()}{time.time_ns()}{number}.ticket").write_text(self._device)
+        if missing > 0:
+            _prestart(missing)
 
 
 def when_started() -> None:
-    """What Ray calls in each process with that environment, readers of the stream too, before it takes any work.
+    """What Ray calls in each process with that environment before it takes any work.
 
     One that finds a ticket is a spare, and imports. It does so in the main thread: work that comes meanwhile waits,
     where beside a second thread it would meet modules that are half imported.
     """
     try:
-        if _take_ticket():
-            _warm_up()
+        device = _take_ticket()
+        if device is not None:
+            ray._raylet.setproctitle(f"{TITLE} {_place()}")
+            haste = _Haste()
+            threading.Thread(target=_attend, args=(haste,), name="spare", daemon=True).start()
+            try:
+                _import(device)
+            finally:
+                haste.hurry()
+            ray._raylet.setproctitle(f"{TITLE} {_place()}{_READY}")
     except Exception:  # it is no worse than a process that begins cold
-        logging.getLogger(__name__).warning("a spare worker could not import", exc_info=True)
+        logger.warning("a spare worker could not import", exc_info=True)
 
 
-def keep_spares(count: int) -> None:
-    """From a training worker: have ``count`` spares on this node. Comes back at once, and never raises."""
-    if os.environ.get(HOOK_VARIABLE) == HOOK:
-        threading.Thread(target=_ask, args=(count,), name="spares", daemon=True).start()
+class _Haste:
+    """The priority of this process: a little lower while it imports, where it may be raised again, which root may."""
+
+    def __init__(self) -> None:
+        self._before = os.getpriority(os.PRIO_PROCESS, 0)
+        self._low = os.geteuid() == 0
+        if self._low:  # this thread's, and that of those that it starts
+            os.setpriority(os.PRIO_PROCESS, 0, min(self._before + _LOWER, 19))
+
+    def hurry(self) -> None:
+        """As before, every thread."""
+        if self._low:
+            self._low = False
+            for task in Path("/proc/self/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, int(task.name), self._before)
 
 
-def _warm_up() -> None:
-    """Import what a training worker imports; as root, who may take that back, at the lowest priority."""
-    ray._raylet.setproctitle(_title())
-    before, lower = os.getpriority(os.PRIO_PROCESS, 0), os.geteuid() == 0
-    if lower:
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-    try:
-        for name in ("ray.train.torch", "radioplat.distill.ray_worker"):
+def _take_ticket() -> str | None:
+    for ticket in _folder().glob(f"{_place()}*.ticket"):
+        taken = ticket.with_suffix(f".{os.getpid()}")
+        try:
+            ticket.rename(taken)
+        except FileNotFoundError:  # another was quicker
+            continue
+        device = taken.read_text()
+        taken.unlink()
+        return device
+    return None
+
+
+def _import(device: str) -> None:
+    """What a training worker imports.
+
+    Which GPUs will be its own a spare learns with its work, so nothing here may start CUDA: DeepSpeed, which asks for
+    devices as it is imported, is left to the worker there.
+    """
+    names = _MODULES
+    if device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # as ds_compat.init_distributed does
+        names += _OF_DEEPSPEED
+    else:
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whoever only asks for devices starts nothing
+    for name in names:
+        with contextlib.suppress(ImportError):  # another version's
             importlib.import_module(name)
-    finally:
-        if lower:
-            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-def _tickets() -> Path:
-    """A folder of this machine and session, with a file for each spare that was asked for and has not begun."""
+def _attend(haste: _Haste) -> None:
+    """In a spare, until it is given work: hurry when a keeper is gone, for the group is about to be replaced; end the
+    process where nobody has kept it for long."""
+    while _is_spare():
+        time.sleep(1.0)
+        signs = _signs()
+        if not all(map(_lives, signs)):
+            haste.hurry()
+        if all(time.time() - _touched(sign) > _ALONE_S for sign in signs) and _is_spare():
+            os._exit(0)
+
+
+def _is_spare() -> bool:
+    return ray._raylet.getproctitle().startswith(TITLE)
+
+
+def _signs() -> list[Path]:
+    """One of each keeper here, of any run of this job."""
+    return list(_folder().glob(f"{_place()}*.keeper"))
+
+
+def _lives(sign: Path) -> bool:
+    return Path("/proc", sign.stem.rpartition("-")[2]).exists()
+
+
+def _touched(sign: Path) -> float:
+    """When its keeper last looked, by Unix time; 0.0 where it is gone."""
+    try:
+        return sign.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _folder() -> Path:
+    """A folder of this machine and session for tickets and keepers' signs."""
     return Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "radioplat_spares"
 
 
-def _take_ticket() -> bool:
+def _place() -> str:
+    """The job and the node whose spares these are."""
     context = ray.get_runtime_context()
-    for ticket in _tickets().glob(f"{context.get_job_id()}-{context.get_node_id()}-*"):
-        try:
-            ticket.unlink()
-        except FileNotFoundError:  # another was quicker
-            continue
-        return True
-    return False
-
-
-def _title() -> str:
-    """What a spare of this job on this node is called among the processes."""
-    context = ray.get_runtime_context()
-    return f"{_TITLE} {context.get_job_id()} {context.get_node_id()}"
-
-
-def _ask(count: int) -> None:
-    time.sleep(_LATER_S)
-    try:
-        missing = count - _spares_here()
-        if missing > 0:
-            _write_tickets(missing)
-            _prestart(missing)
-    except Exception:
-        logging.getLogger(__name__).warning("no spare worker was started", exc_info=True)
+    return f"{context.get_job_id()}-{context.get_node_id()}-"
 
 
 def _spares_here() -> int:
-    """Spares of this job on this node."""
-    title, found = _title().encode(), 0
+    """Spares of this place, by what they are called among the processes."""
+    return len(list(spare_processes(_place())))
+
+
+def spare_processes(place: str = "", ready: bool = False) -> Iterator[int]:
+    """Process numbers of this machine's spares.
+
+    Args:
+        place: job and node, as :func:`_place` names them; default: of all.
+        ready: only those that have imported everything.
+    """
+    title = f"{TITLE} {place}".encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += path.read_bytes().startswith(title)
-        except OSError:  # it has ended
-            continue
-    return found
-
-
-def _write_tickets(count: int) -> None:
-    """As many as are asked for now; what an earlier start has left behind is void."""
-    context, folder = ray.get_runtime_context(), _tickets()
-    folder.mkdir(exist_ok=True)
-    prefix = f"{context.get_job_id()}-{context.get_node_id()}-"
-    for old in folder.glob(f"{prefix}*"):
-        old.unlink(missing_ok=True)
-    for number in range(count):
-        (folder / f"{prefix}{number}").touch()
+        with contextlib.suppress(OSError):  # it has ended
+            found = path.read_bytes().rstrip(b"\0 ")
+            if found.startswith(title) and (not ready or found.endswith(_READY.encode())):
+                yield int(path.parent.name)
 
 
 def _prestart(count: int) -> None:

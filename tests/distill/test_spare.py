@@ -1,0 +1,38 @@
+"""Spare workers, as far as no cluster is needed; tests/end_to_end/test_spares.py has the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from radioplat.distill.spare import HOOK, HOOK_VARIABLE, TITLE, reader_environment, spare_processes, worker_environment
+
+
+def test_a_hook_of_the_job_stays():
+    assert worker_environment({"env_vars": {"A": "1"}}) == {"env_vars": {HOOK_VARIABLE: HOOK}}
+    assert worker_environment({"worker_process_setup_hook": "its.own"}) == {}
+    assert worker_environment({"env_vars": {HOOK_VARIABLE: "its.own"}}) == {}
+
+
+def test_readers_have_another_environment_only_beside_spares(monkeypatch):
+    monkeypatch.delenv(HOOK_VARIABLE, raising=False)
+    assert reader_environment() is None
+    monkeypatch.setenv(HOOK_VARIABLE, "its.own")
+    assert reader_environment() is None
+    monkeypatch.setenv(HOOK_VARIABLE, HOOK)
+    found = reader_environment()
+    assert found["env_vars"] != worker_environment({})["env_vars"] and not found["env_vars"][HOOK_VARIABLE]
+
+
+def test_spares_are_known_by_their_title():
+    titles = [f"{TITLE} test-here-", f"{TITLE} test-here-ready", f"{TITLE} test-there-ready"]
+    started = [subprocess.Popen([t], executable=sys.executable, stdin=subprocess.PIPE) for t in titles]
+    try:
+        processes = [process.pid for process in started]
+        assert sorted(spare_processes("test-here-")) == sorted(processes[:2])
+        assert list(spare_processes("test-here-", ready=True)) == processes[1:2]
+        assert set(processes) <= set(spare_processes())
+    finally:
+        for process in started:
+            process.communicate()
+    assert not list(spare_processes("test-"))
