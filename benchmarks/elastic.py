@@ -18,6 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
+from _thread import interrupt_main
+from contextlib import suppress
 from pathlib import Path
 
 import radioplat
@@ -33,11 +35,16 @@ PHASES = ("detection", "scheduling", "load", "first batch")
 
 class Loss:
     """A callback that kills once, after the first checkpoint and when ``spares`` spares are ready, a few steps after a
-    save."""
+    save, and interrupts the run when it goes on.
 
-    def __init__(self, cluster: LocalCluster, what: str, spares: int) -> None:
-        self._cluster, self._what, self._spares = cluster, what, spares
+    Attributes:
+        split: seconds of each phase, when the run has gone on.
+    """
+
+    def __init__(self, cluster: LocalCluster, what: str, spares: int, folder: Path) -> None:
+        self._cluster, self._what, self._spares, self._folder = cluster, what, spares, folder
         self.killed = 0.0
+        self.split: dict[str, float] | None = None
         self._saved = False
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
@@ -50,6 +57,9 @@ class Loss:
                 self._cluster.kill_worker(number)
             else:
                 self._cluster.kill(number)
+        elif self.killed and not self.split and (split := phases(self.killed, self._folder)):
+            self.split = split
+            interrupt_main()
 
 
 def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, float]:
@@ -64,22 +74,33 @@ def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, 
     folder = results / "distill"
     with LocalCluster(nodes=2, head_cpus=3) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        loss = Loss(cluster, what, 2 if spares else 0)
-        spec = tiny_spec(inputs, results, 400 if spares else 60, (1, 2), resize_interval_s=600.0)
+        loss = Loss(cluster, what, 4 if spares else 0, folder)
+        spec = tiny_spec(inputs, results, 2000, (1, 2), resize_interval_s=600.0)
         spec["cluster"]["spare_workers"] = spares
         spec["cluster"]["address"] = cluster.address
-        radioplat.distill(spec, callbacks=[loss], say=lambda line: None)
-    return phases(loss.killed, folder)
+        with suppress(KeyboardInterrupt):
+            radioplat.distill(spec, callbacks=[loss], say=lambda line: None)
+    if not loss.split:
+        raise RuntimeError(f"the run did not go on after the loss of a {what}; see {folder}")
+    return loss.split
 
 
-def phases(killed: float, folder: Path) -> dict[str, float]:
-    """The time from ``killed`` (seconds since the epoch) to the next step, from what the run left in ``folder``."""
-    ended = next(e for e in Attempts(folder).read() if e.event == "end" and e.time > killed)
+def phases(killed: float, folder: Path) -> dict[str, float] | None:
+    """The time from ``killed`` (seconds since the epoch) to the next step, from what the run has written to ``folder``.
+
+    None while it has not taken that step.
+    """
+    ended = next((e for e in Attempts(folder).read() if e.event == "end" and e.time > killed), None)
+    if ended is None:
+        return None
     expected = {"worker_killed", "node_lost"}
     if ended.cause not in expected:
         raise RuntimeError(f"the run ended its attempt with {ended.cause}: {ended.detail}")
     lines = map(json.loads, (folder / "status.json").read_text().splitlines())
-    found = next(line["recovery"] for line in lines if line.get("recovery", {}).get("ended") == ended.time)
+    recoveries = (line["recovery"] for line in lines if "recovery" in line)
+    found = next((recovery for recovery in recoveries if recovery.get("ended") == ended.time), None)
+    if found is None:
+        return None
     marks = [killed, ended.time, found["entered"], found["ready"], found["stepped"]]
     return dict(zip(PHASES, (b - a for a, b in zip(marks, marks[1:], strict=False)), strict=True))
 

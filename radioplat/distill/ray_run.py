@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterator
 
 import ray
@@ -64,12 +66,27 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             others={"CPU": beside.cpus, "GPU": beside.gpus},
         )
         try:
-            ended = trainer.fit().return_value
+            with _interruptible():
+                ended = trainer.fit().return_value
         except Exception as error:
             cause = _ours(error)
             raise cause if cause is not None else error from None
         if ended is not None:
             raise ended
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT is a ``KeyboardInterrupt``: Ray Train would end the process with exit status 0, which says that all went
+    well, and leaves its handler behind."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as ended:
+        raise KeyboardInterrupt from ended
+    finally:
+        if threading.current_thread() is threading.main_thread():  # nor has Ray Train set one elsewhere
+            signal.signal(signal.SIGINT, before)
 
 
 def _worker_environment(run: Run) -> dict:

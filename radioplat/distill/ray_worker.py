@@ -55,8 +55,9 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             pools[teacher.name].choose_transport(device.type, cached)
     node = ray.get_runtime_context().get_node_id()
     places = group.gather(node)
-    # One worker of each node sees to its spares.
-    spares = places.count(node) if run.spec.cluster.spare_workers and seat.rank == places.index(node) else 0
+    # One worker of each node sees to its spares: one for each worker, and one for the stream's coordinator, which is an
+    # actor in the environment of the worker that makes it.
+    spares = places.count(node) + 1 if run.spec.cluster.spare_workers and seat.rank == places.index(node) else 0
     with Keeper(spares, device.type) as keeper, through_cache(run, clients, seat.rank) as behind:
         run_worker(
             run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keeper.begin
