@@ -57,8 +57,9 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     places = group.gather(node)
     # One worker of each node sees to its spares: one for each worker, and one for the stream's coordinator, which is an
     # actor in the environment of the worker that makes it.
-    spares = places.count(node) + 1 if run.spec.cluster.spare_workers and seat.rank == places.index(node) else 0
-    with Keeper(spares, device.type) as keeper, through_cache(run, clients, seat.rank) as behind:
+    keeps = run.spec.cluster.spare_workers and seat.rank == places.index(node)
+    workers, readers = (places.count(node) + 1, places.count(node) * run.spec.dataset.workers) if keeps else (0, 0)
+    with Keeper(workers, readers, device.type) as keeper, through_cache(run, clients, seat.rank) as behind:
         run_worker(
             run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keeper.begin
         )

@@ -1,11 +1,11 @@
-"""Spare training workers: idle processes of Ray that have imported everything, so that a restart need not.
+"""Spare processes of Ray that have imported everything, so that a restart need not.
 
-Most of the time from a worker's death to the next step went into the imports of its successor. From its first step on a
-worker of each node sees to it that the node's raylet holds as many processes ahead as the node has workers
-(``PrestartWorkers``, which Ray has and shows no Python caller), in the workers' own runtime environment: the next
-group's actors begin in those. Nothing else does. A process that has run a plain task never becomes an actor's (the
-raylet compares), so Ray's public means cannot keep spares; and what the workers start has another environment
-(:func:`reader_environment`), or its tasks would take the spares first. A spare costs its host some 0.6 GB of memory.
+Most of the time from a worker's death to the next step went into the imports of its successor and of its stream's
+readers, which end with it. From its first step on a worker of each node sees to it that the node's raylet holds
+processes ahead (``PrestartWorkers``, which Ray has and shows no Python caller) in two runtime environments: the
+workers' own, for the next group's actors, and that of the stream's tasks (:func:`reader_environment`). Two, or the
+stream's tasks would take the workers' spares first. Nothing public does: a process that has run a plain task never
+becomes an actor's (the raylet compares). A worker's spare costs its host some 0.6 GB of memory, a reader's 0.2 GB.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pathlib import Path
 import ray
 
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-HOOK = "radioplat.distill.spare.when_started"
+HOOK, READER_HOOK = "radioplat.distill.spare.when_started", "radioplat.distill.spare.when_reader_started"
 TITLE, _READY = "ray::RadioplatSpare", "ready"
+WORKER, READER = "worker", "reader"
 _KEEP_S = 30 * 86400  # how long the raylet keeps an idle one; it ends with its keepers
 _LATER_S = 2.0  # after the first step: its neighbours take theirs
 _LOOK_S = 5.0  # between looks
@@ -40,6 +41,7 @@ _OF_DEEPSPEED = (
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.zero.muon.muon_optimizer",
 )
+_OF_READERS = ("ray.data", "radioplat.data.stream", "radioplat.data.run_data")
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ def worker_environment(job: dict) -> dict:
 
 def reader_environment() -> dict | None:
     """The runtime environment of the stream's tasks, from a training worker: without spares None, which is its own."""
-    return {"env_vars": {HOOK_VARIABLE: ""}} if os.environ.get(HOOK_VARIABLE) == HOOK else None
+    return {"env_vars": {HOOK_VARIABLE: READER_HOOK}} if os.environ.get(HOOK_VARIABLE) == HOOK else None
 
 
 class Keeper:
@@ -66,18 +68,19 @@ class Keeper:
     over, and the spares end soon. After any other they wait for the next group.
 
     Args:
-        count: spares to have; 0 for none.
+        workers: spares to have for the group's actors; 0 for no spares at all.
+        readers: and for the stream's tasks.
         device: type of the device that the workers compute on, ``cpu`` or ``cuda``.
     """
 
-    def __init__(self, count: int, device: str) -> None:
-        wanted = count > 0 and os.environ.get(HOOK_VARIABLE) == HOOK
-        self._count, self._device, self._over = count if wanted else 0, device, threading.Event()
+    def __init__(self, workers: int, readers: int, device: str) -> None:
+        self._wanted = workers > 0 and os.environ.get(HOOK_VARIABLE) == HOOK
+        self._counts, self._device, self._over = {WORKER: workers, READER: readers}, device, threading.Event()
         self._thread = threading.Thread(target=self._run, name="spares", daemon=True)
 
     def begin(self) -> None:
         """Come back at once; the spares begin a little later."""
-        if self._count:
+        if self._wanted:
             self._thread.start()
 
     def __enter__(self) -> Keeper:
@@ -92,53 +95,73 @@ class Keeper:
         try:
             sign = _folder() / f"{_place()}{os.getpid()}.keeper"
             sign.parent.mkdir(exist_ok=True)
+            context = ray.get_runtime_context()
+            environments = {WORKER: context.get_runtime_env_string(), READER: _environment_of_readers()}
             pause = _LATER_S
             while not self._over.wait(pause):
                 sign.touch()  # before those of dead ones go: a spare without any ends
                 for other in _signs():
                     if not _lives(other):
                         other.unlink(missing_ok=True)
-                self._look()
+                for role, environment in environments.items():
+                    self._look(role, environment)
                 pause = _LOOK_S
             sign.unlink(missing_ok=True)
         except Exception:
             logger.warning("spare workers are not looked after any longer", exc_info=True)
 
-    def _look(self) -> None:
+    def _look(self, role: str, environment: str) -> None:
         """Ask for as many as are missing; a process that starts finds a ticket, which says what it is to be."""
         now, waiting = time.time(), 0
-        for ticket in _folder().glob(f"{_place()}*.ticket"):
+        for ticket in _folder().glob(f"{_place()}*.{role}"):
             with contextlib.suppress(FileNotFoundError):
                 if now - ticket.stat().st_mtime < _LATE_S:
                     waiting += 1
                 else:
                     ticket.unlink()
-        missing = self._count - _spares_here() - waiting
+        missing = self._counts[role] - len(list(spare_processes(_place(), role=role))) - waiting
         for number in range(missing):
-            (_folder() / f"{_place()}{time.time_ns()}{number}.ticket").write_text(self._device)
+            (_folder() / f"{_place()}{time.time_ns()}{number}.{role}").write_text(self._device)
         if missing > 0:
-            _prestart(missing)
+            _prestart(missing, environment)
 
 
 def when_started() -> None:
-    """What Ray calls in each process with that environment before it takes any work.
+    """What Ray calls in each process with the workers' environment before it takes any work."""
+    _become(WORKER)
 
-    One that finds a ticket is a spare, and imports. It does so in the main thread: work that comes meanwhile waits,
-    where beside a second thread it would meet modules that are half imported.
+
+def when_reader_started() -> None:
+    """What Ray calls in each process with the readers' environment before it takes any work."""
+    _become(READER)
+
+
+def _become(role: str) -> None:
+    """Whoever finds a ticket is a spare, and imports.
+
+    It does so in the main thread: work that comes meanwhile waits, where beside a second thread it would meet modules
+    that are half imported.
     """
     try:
-        device = _take_ticket()
+        device = _take_ticket(role)
         if device is not None:
-            ray._raylet.setproctitle(f"{TITLE} {_place()}")
+            title = f"{TITLE} {role} {_place()}"
+            ray._raylet.setproctitle(title)
             haste = _Haste()
             threading.Thread(target=_attend, args=(haste,), name="spare", daemon=True).start()
             try:
-                _import(device)
+                _import(_OF_READERS if role == READER else _of_workers(device))
             finally:
                 haste.hurry()
-            ray._raylet.setproctitle(f"{TITLE} {_place()}{_READY}")
+            ray._raylet.setproctitle(f"{title}{_READY}")
     except Exception:  # it is no worse than a process that begins cold
-        logger.warning("a spare worker could not import", exc_info=True)
+        logger.warning("a spare %s could not import", role, exc_info=True)
+
+
+def _environment_of_readers() -> str:
+    """As the raylet knows it: the text of the environment that a task of a training worker's runs in."""
+    ask = ray.remote(num_cpus=0, scheduling_strategy="DEFAULT", runtime_env=reader_environment())
+    return ray.get(ask(lambda: ray.get_runtime_context().get_runtime_env_string()).remote())
 
 
 class _Haste:
@@ -159,8 +182,8 @@ class _Haste:
                     os.setpriority(os.PRIO_PROCESS, int(task.name), self._before)
 
 
-def _take_ticket() -> str | None:
-    for ticket in _folder().glob(f"{_place()}*.ticket"):
+def _take_ticket(role: str) -> str | None:
+    for ticket in _folder().glob(f"{_place()}*.{role}"):
         taken = ticket.with_suffix(f".{os.getpid()}")
         try:
             ticket.rename(taken)
@@ -172,7 +195,7 @@ def _take_ticket() -> str | None:
     return None
 
 
-def _import(device: str) -> None:
+def _of_workers(device: str) -> tuple[str, ...]:
     """What a training worker imports.
 
     Which GPUs will be its own a spare learns with its work, so nothing here may start CUDA: DeepSpeed, which asks for
@@ -184,6 +207,10 @@ def _import(device: str) -> None:
         names += _OF_DEEPSPEED
     else:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whoever only asks for devices starts nothing
+    return names
+
+
+def _import(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):  # another version's
             importlib.import_module(name)
@@ -233,19 +260,15 @@ def _place() -> str:
     return f"{context.get_job_id()}-{context.get_node_id()}-"
 
 
-def _spares_here() -> int:
-    """Spares of this place, by what they are called among the processes."""
-    return len(list(spare_processes(_place())))
-
-
-def spare_processes(place: str = "", ready: bool = False) -> Iterator[int]:
-    """Process numbers of this machine's spares.
+def spare_processes(place: str = "", ready: bool = False, role: str = WORKER) -> Iterator[int]:
+    """Process numbers of this machine's spares, by what they are called among the processes.
 
     Args:
         place: job and node, as :func:`_place` names them; default: of all.
         ready: only those that have imported everything.
+        role: ``worker`` or ``reader``.
     """
-    title = f"{TITLE} {place}".encode()
+    title = f"{TITLE} {role} {place}".encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
             found = path.read_bytes().rstrip(b"\0 ")
@@ -253,14 +276,14 @@ def spare_processes(place: str = "", ready: bool = False) -> Iterator[int]:
                 yield int(path.parent.name)
 
 
-def _prestart(count: int) -> None:
-    """Ask this node's raylet; the environment is compared as text, so it must be this worker's own."""
+def _prestart(count: int, serialized: str) -> None:
+    """Ask this node's raylet; it compares environments as text, so ``serialized`` must be what tasks or actors have."""
     from ray._private.grpc_utils import init_grpc_channel
     from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc, runtime_environment_pb2
 
     context = ray.get_runtime_context()
     node = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-    environment = runtime_environment_pb2.RuntimeEnvInfo(serialized_runtime_env=context.get_runtime_env_string())
+    environment = runtime_environment_pb2.RuntimeEnvInfo(serialized_runtime_env=serialized)
     request = node_manager_pb2.PrestartWorkersRequest(
         language=common_pb2.Language.PYTHON,
         job_id=bytes.fromhex(context.get_job_id()),

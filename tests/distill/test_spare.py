@@ -21,11 +21,11 @@ def test_readers_have_another_environment_only_beside_spares(monkeypatch):
     assert reader_environment() is None
     monkeypatch.setenv(HOOK_VARIABLE, HOOK)
     found = reader_environment()
-    assert found["env_vars"] != worker_environment({})["env_vars"] and not found["env_vars"][HOOK_VARIABLE]
+    assert found["env_vars"] != worker_environment({})["env_vars"] and found["env_vars"][HOOK_VARIABLE] != HOOK
 
 
 def test_spares_are_known_by_their_title():
-    titles = [f"{TITLE} test-here-", f"{TITLE} test-here-ready", f"{TITLE} test-there-ready"]
+    titles = [f"{TITLE} worker test-here-", f"{TITLE} worker test-here-ready", f"{TITLE} worker test-there-ready"]
     started = [subprocess.Popen([t], executable=sys.executable, stdin=subprocess.PIPE) for t in titles]
     try:
         processes = [process.pid for process in started]
