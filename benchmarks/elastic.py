@@ -1,9 +1,9 @@
 """How soon a run goes on after a worker or a node is lost, and what our loop and its checkpoints cost.
 
-``python -m benchmarks.elastic [--rounds 2] [--only recovery|loop] [--spares]``. Recovery: a tiny run on two raylets
+``python -m benchmarks.elastic [--rounds 2] [--only recovery|loop] [--no-spares]``. Recovery: a tiny run on two raylets
 of this machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the
 kill to the end of the next optimizer step. The table splits the median run: until the loss is known (detection),
-until the new workers enter our code (scheduling, which is mostly imports; not with ``--spares``), until everything is
+until the new workers enter our code (scheduling, which is mostly imports with ``--no-spares``), until everything is
 loaded (load), and until the first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see
 :mod:`benchmarks.elastic_loop`.
 
@@ -110,11 +110,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recovery, loop overhead, checkpoint stall; see the head of the file.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=("recovery", "loop"))
-    parser.add_argument("--spares", action="store_true", help="keep spare workers, and kill when they are ready")
+    parser.add_argument("--no-spares", action="store_true", help="as with cluster.spare_workers: false, the default")
     given = parser.parse_args()
     figures: dict[str, float] = {}
     if given.only != "loop":
-        figures |= _recoveries(given.rounds, given.spares)
+        figures |= _recoveries(given.rounds, not given.no_spares)
     if given.only != "recovery":
         from benchmarks.elastic_loop import checkpoint_stall, loop_overhead
 

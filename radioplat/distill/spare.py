@@ -5,7 +5,7 @@ readers, which end with it. From its first step on a worker of each node sees to
 processes ahead (``PrestartWorkers``, which Ray has and shows no Python caller) in two runtime environments: the
 workers' own, for the next group's actors, and that of the stream's tasks (:func:`reader_environment`). Two, or the
 stream's tasks would take the workers' spares first. Nothing public does: a process that has run a plain task never
-becomes an actor's (the raylet compares). A worker's spare costs its host some 0.6 GB of memory, a reader's 0.2 GB.
+becomes an actor's (the raylet compares). A worker's spare costs its host some 0.6 GB of memory, a reader's 0.1 GB.
 """
 
 from __future__ import annotations

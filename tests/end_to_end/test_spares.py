@@ -50,11 +50,11 @@ def test_the_next_group_begins_in_the_spares(environment, tmp_path):
     inputs, results = tmp_path / "inputs", tmp_path / "run"
     make_inputs(inputs)
     with LocalCluster(nodes=2, head_cpus=3) as cluster:
-        spec = tiny_spec(inputs, results, 120, (2, 2), resize_interval_s=600.0)
+        spec = tiny_spec(inputs, results, 400, (2, 2), resize_interval_s=600.0)
         spec["cluster"] |= {"address": cluster.address, "spare_workers": True}
         blow = Blow(cluster)
         result = radioplat.distill(spec, callbacks=[blow], say=lambda line: None)
-        assert result.global_step == 120
+        assert result.global_step == 400
         assert blow.next and blow.next < blow.spares, (blow.first, blow.spares, blow.next)
         assert [e.cause for e in Attempts(results / "distill").read() if e.event == "end"] == ["worker_killed", "done"]
         # The cluster is still there, and nobody is kept for a run that is over.
