@@ -161,7 +161,8 @@ def _become(role: str) -> None:
 def _environment_of_readers() -> str:
     """As the raylet knows it: the text of the environment that a task of a training worker's runs in."""
     ask = ray.remote(num_cpus=0, scheduling_strategy="DEFAULT", runtime_env=reader_environment())
-    return ray.get(ask(lambda: ray.get_runtime_context().get_runtime_env_string()).remote())
+    asked = ask(lambda: ray.get_runtime_context().get_runtime_env_string()).remote()
+    return ray.get(asked, timeout=_LATE_S)  # the end of a run waits for this thread
 
 
 class _Haste:
