@@ -86,6 +86,12 @@ def lock_held(phases: Phases, rank: int) -> None:
     time.sleep(60)
 
 
+def linger_and_end(code: int) -> None:
+    """On a busy machine rank 0's watchdog looks later: what it waits in must not break before."""
+    time.sleep(0.75 * LIMIT)
+    os._exit(code)
+
+
 CASES = {f.__name__: f for f in (late_data, one_stuck, one_ahead, one_stopped, slow_checkpoint, lock_held)}
 
 
@@ -97,7 +103,7 @@ def work(case: str, folder: Path) -> None:
     phases = Phases()
     said = (folder / f"said_{rank}.txt").open("a", buffering=1)
     say = partial(print, file=said)
-    dog = Watchdog(phases, folder, 1, rank, world, LIMIT, say, say)
+    dog = Watchdog(phases, folder, 1, rank, world, LIMIT, say, say, os._exit if rank == 0 else linger_and_end)
     if world > 1:
         dist.barrier()
     CASES[case](phases, rank)
