@@ -170,6 +170,7 @@ def _begun(batches: Iterator[Batch]) -> Iterator[Batch]:
     first: Future[list[Batch]] = Future()
 
     def fetch() -> None:
+        """Wait for the first, in a thread; what goes wrong there is raised where it is asked for."""
         try:
             first.set_result(list(islice(batches, 1)))
         except BaseException as error:
@@ -178,6 +179,7 @@ def _begun(batches: Iterator[Batch]) -> Iterator[Batch]:
     threading.Thread(target=fetch, name="next dataset", daemon=True).start()
 
     def rest() -> Iterator[Batch]:
+        """All of them, the first from the thread."""
         yield from first.result()
         yield from batches
 

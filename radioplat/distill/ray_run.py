@@ -86,7 +86,7 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt from ended
     finally:
         if threading.current_thread() is threading.main_thread():  # nor has Ray Train set one elsewhere
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
 def _worker_environment(run: Run) -> dict:
