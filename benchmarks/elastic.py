@@ -39,12 +39,14 @@ class Loss:
 
     Attributes:
         split: seconds of each phase, when the run has gone on.
+        fault: why it did not; a callback cannot raise what ends a run.
     """
 
     def __init__(self, cluster: LocalCluster, what: str, spares: int, folder: Path) -> None:
         self._cluster, self._what, self._spares, self._folder = cluster, what, spares, folder
         self.killed = 0.0
         self.split: dict[str, float] | None = None
+        self.fault: RuntimeError | None = None
         self._saved = False
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
@@ -57,9 +59,13 @@ class Loss:
                 self._cluster.kill_worker(number)
             else:
                 self._cluster.kill(number)
-        elif self.killed and not self.split and (split := phases(self.killed, self._folder)):
-            self.split = split
-            interrupt_main()
+        elif self.killed and not self.split and not self.fault:
+            try:
+                self.split = phases(self.killed, self._folder)
+            except RuntimeError as error:
+                self.fault = error
+            if self.split or self.fault:
+                interrupt_main()
 
 
 def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, float]:
@@ -74,14 +80,15 @@ def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, 
     folder = results / "distill"
     with LocalCluster(nodes=2, head_cpus=3) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        loss = Loss(cluster, what, 4 if spares else 0, folder)
+        # On each node one for its worker and one for the stream's coordinator.
+        loss = Loss(cluster, what, 2 * 2 if spares else 0, folder)
         spec = tiny_spec(inputs, results, 2000, (1, 2), resize_interval_s=600.0)
         spec["cluster"]["spare_workers"] = spares
         spec["cluster"]["address"] = cluster.address
         with suppress(KeyboardInterrupt):
             radioplat.distill(spec, callbacks=[loss], say=lambda line: None)
     if not loss.split:
-        raise RuntimeError(f"the run did not go on after the loss of a {what}; see {folder}")
+        raise loss.fault or RuntimeError(f"the run did not go on after the loss of a {what}; see {folder}")
     return loss.split
 
 

@@ -53,7 +53,8 @@ def checkpoint_stall(rounds: int = STALL_ROUNDS, work: Work | None = None) -> fl
     work = dataclasses.replace(work or Work(), warm_up=PERIOD - 1, steps=3 * PERIOD, save_every=PERIOD)
     found = []
     for _ in range(rounds):
-        steps, written = _apart("saving_loop", work).values()
+        seen = _apart("saving_loop", work)
+        steps, written = seen["steps"], seen["written"]
         for at in range(0, work.steps, PERIOD):
             period = steps[at : at + PERIOD]
             after = max((i for i in range(PERIOD) if written[at + i]), default=0) + 2
