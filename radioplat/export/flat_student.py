@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
+from radioplat.export.resolution import FIELD, sides, traced_size
 from radioplat.models.features import Features
 from radioplat.models.heads import TeacherHead
 from radioplat.models.norm_fold import fold_head
@@ -86,13 +87,23 @@ class FlatStudent(nn.Module):
                 yield f"{prefix}spatial", found.spatial
 
 
-def trace(module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], opset: int, verbose: bool):
-    """The ONNX program of ``module`` at images of ``shape`` (batch, height, width); batch 0 or less is any batch."""
+def trace(
+    module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], opset: int, verbose: bool, step: int = 0
+):
+    """The ONNX program of ``module`` at images of ``shape`` (batch, height, width); batch 0 or less is any batch.
+
+    Args:
+        step: above 0, images of any size whose sides are multiples of it.
+    """
     batch, height, width = shape
     dynamic = batch <= 0
+    if step:
+        height, width = traced_size(height, width, step)
     # torch.export treats a sample batch of 1 as a constant.
     example = torch.zeros(2 if dynamic else batch, 3, height, width)
-    dimensions = {"images": {0: torch.export.Dim("batch", min=1)}} if dynamic else None
+    open_sides = {0: torch.export.Dim("batch", min=1)} if dynamic else {}
+    open_sides.update(sides(step) if step else {})
+    dimensions = {INPUT: open_sides} if open_sides else None
     try:
         with contextlib.nullcontext() if verbose else _quiet():
             return torch.onnx.export(
@@ -107,6 +118,7 @@ def trace(module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], 
             )
     except Exception as error:  # the exporter has many classes of failure, none of them a contract
         hint = "A fixed export.batch_size may succeed." if dynamic else ""
+        hint = f"Without {FIELD} it may succeed." if step else hint
         raise EngineError(f"torch cannot export this student: {_root(error)}", where="export", hint=hint) from error
 
 

@@ -15,6 +15,7 @@ from radioplat.errors import EngineError
 from radioplat.export.flat_student import Exportable, FlatStudent, trace
 from radioplat.export.onnx_check import Agreement, compare_with_torch
 from radioplat.export.precision import parse_data_type, retype, simulate
+from radioplat.export.resolution import name_sides, step_of, tried_sizes
 
 # The lowest operator set torch's exporter writes (what it offers for older ones is a conversion that mostly fails), and
 # the first in which ONNX defines convolutions in bf16.
@@ -60,6 +61,7 @@ def export_onnx(
     width: int,
     batch_size: int = -1,
     opset: int = 18,
+    dynamic_resolution: bool = False,
     adaptors: Sequence[str] = (),
     data_type: str = "fp32",
     verbose: bool = False,
@@ -73,6 +75,7 @@ def export_onnx(
 
     Args:
         batch_size: a fixed batch, or -1 for a dynamic one.
+        dynamic_resolution: take images of any size whose sides are multiples of the student's stride.
         opset: at least 18, and 22 for bf16; a lower one is raised with a note.
         adaptors: heads to add, from ``student.head_names``.
         data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside.
@@ -87,19 +90,23 @@ def export_onnx(
     data_type = parse_data_type(data_type, "export.data_type")
     opset, notes = _choose_opset(opset, data_type)
     module = FlatStudent(student, _known(adaptors, student.head_names))
-    outputs = module.find_outputs(height, width)
+    step = step_of(student) if dynamic_resolution else 0
+    sizes = tried_sizes(height, width, step) if step else [(height, width)]
+    outputs = [module.find_outputs(*size) for size in sizes][0]
     folder = _aside(path)
     try:
         written = folder / path.name
-        program = trace(module, outputs, (batch_size, height, width), opset, verbose)
+        program = trace(module, outputs, (batch_size, height, width), opset, verbose, step)
         program.save(str(written), external_data=module.bytes > one_file_bytes)
+        if step:
+            name_sides(written)
         report = _describe(written, path, opset, notes)
         if batch_size <= 0 and report.inputs["images"][0] != "batch":
             raise _fixed_batch()
 
         def check(file: Path) -> Agreement:
             batches = (1, 3) if batch_size <= 0 else (batch_size,)
-            return compare_with_torch(file, module, outputs, batches=batches, height=height, width=width)
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes)
 
         agreement = check(written)
         if not agreement.max_relative_error <= TOLERANCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +30,15 @@ class Agreement:
 
 
 def compare_with_torch(
-    path: Path, module: nn.Module, outputs: Sequence[str], *, batches: Sequence[int], height: int, width: int
+    path: Path, module: nn.Module, outputs: Sequence[str], *, batches: Sequence[int], sizes: Sequence[tuple[int, int]]
 ) -> Agreement:
     """Run a file on onnxruntime and ``module`` on torch, both in fp32 on the CPU, on the same noise images.
 
     Args:
-        path: an ONNX file with one input ``images``, float32 ``[B, 3, height, width]`` in [0, 1].
+        path: an ONNX file with one input ``images``, float32 ``[B, 3, H, W]`` in [0, 1].
         module: gives a tuple of float32 tensors, one for each name in ``outputs``.
         batches: the batch sizes to try; each sees other images.
+        sizes: height and width in pixels, each tried with each batch size.
 
     Raises:
         EngineError: onnxruntime refuses the file, or torch or the file gives a number that is not finite.
@@ -44,14 +46,14 @@ def compare_with_torch(
     session = _open(path)
     generator = torch.Generator().manual_seed(0)
     worst = Agreement(0.0, -1.0, "")
-    for batch in batches:
+    for batch, (height, width) in itertools.product(batches, sizes):
         images = torch.rand(batch, 3, height, width, generator=generator)
         with torch.no_grad():
             wanted = [tensor.numpy() for tensor in module(images)]
         try:
             got = session.run(list(outputs), {"images": images.numpy()})
         except Exception as error:  # its classes share no base but Exception
-            problem = f"onnxruntime cannot run the file on {batch} images: {_line(error)}"
+            problem = f"onnxruntime cannot run the file on {batch} images of {height} x {width}: {_line(error)}"
             raise EngineError(problem, where="export") from error
         for name, a, b in zip(outputs, wanted, got, strict=True):
             worst = _worse(worst, _difference(name, a, b))

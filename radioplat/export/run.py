@@ -56,6 +56,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         height=asked.input_height or spec.dataset.img_size,
         width=asked.input_width or spec.dataset.img_size,
         batch_size=asked.batch_size,
+        dynamic_resolution=asked.dynamic_resolution,
         opset=asked.opset_version,
         adaptors=asked.adaptors,
         data_type=asked.data_type or spec.gen_trt_engine.tensorrt.data_type,

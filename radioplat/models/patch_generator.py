@@ -61,8 +61,9 @@ class PatchGenerator(nn.Module):
                 table.expand(batch, -1, -1, -1), grid, mode="bilinear", padding_mode="border", align_corners=False
             )
         else:
-            longest = max(h, w)
-            if longest != self.side:
+            longest = torch.sym_max(h, w)
+            # An exported graph of open size has no branches; at the table's own size it resizes to what is there.
+            if isinstance(longest, torch.SymInt) or longest != self.side:
                 table = F.interpolate(table, size=(longest, longest), mode="bilinear", align_corners=False)
             crops = table[:, :, :h, :w]
         return crops.flatten(2).transpose(1, 2).to(self.pos_embed.dtype)

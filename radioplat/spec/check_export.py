@@ -19,6 +19,9 @@ def export_problems(spec: Spec) -> Iterator[Problem]:
         return
     if asked.onnx_file is not None:
         yield Problem(f"format {asked.format.value} writes no ONNX", "export.onnx_file", "Take export.output.")
+    if asked.dynamic_resolution:
+        hint = "Leave it out; weights have no size."
+        yield Problem(f"format {asked.format.value} is no graph", "export.dynamic_resolution", hint)
     if asked.data_type not in (None, "fp32"):
         hint = "Leave export.data_type out; onnx alone is typed."
         yield Problem(

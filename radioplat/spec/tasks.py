@@ -64,6 +64,7 @@ class ExportConfig:
     input_height: int | None = None
     opset_version: int = 18  # at least 18, and 22 for bf16; a lower one is raised
     batch_size: int = -1  # -1: dynamic
+    dynamic_resolution: bool = False  # (+) the ONNX file takes images of any size, in whole strides
     on_cpu: bool = True  # TAO's; the student is traced on the CPU either way
     verbose: bool = False  # let torch's exporter print
     # (+) fp32 | fp16 | bf16, what the file computes in; default: gen_trt_engine.tensorrt.data_type
