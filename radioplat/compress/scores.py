@@ -42,8 +42,8 @@ class ChannelScore:
         # torch-pruning 1.6.1's own accumulate_grad forgets all but the last.
         for parameter in student.parameters():
             if parameter.grad is not None:
-                old = self._squares.get(parameter, 0.0)
-                self._squares[parameter] = old + (parameter.grad.square() - old) / self._seen
+                old, new = self._squares.get(parameter, 0.0), parameter.grad.square().cpu()
+                self._squares[parameter] = old + (new - old) / self._seen
         student.zero_grad()
 
     def of(self, student: nn.Module, copied: nn.Module) -> ChannelScore:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,11 +15,8 @@ from radioplat.compress.budget import within_budget
 from radioplat.compress.cost import Cost, cost_of
 from radioplat.compress.prune import prune_student
 from radioplat.compress.scores import ChannelScore
-from radioplat.cores import decode_threads
-from radioplat.data.batch import Batch
-from radioplat.data.loader import load_grains
-from radioplat.data.run_data import open_reader
 from radioplat.distill.prepare import Run, keep_data, prepare
+from radioplat.distill.score_pass import first_batches, score_student
 from radioplat.errors import SpecError
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student, save_student
@@ -71,9 +67,13 @@ def _prune(spec: Spec, folder: TaskFolder) -> PruneReport:
     path = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
     student, score = load_student(path, "prune.checkpoint"), ChannelScore(asked, spec.train.seed)
     images = None
+    if asked.blocks or score.needs_gradients:
+        run = _run(spec, student, folder)
     if asked.blocks:
-        run = _run(spec, folder)
-        images = torch.cat([torch.tensor(b.views[run.student_view].pixels) for b in _batches(run, asked.score_batches)])
+        shown = (b.views[run.student_view].pixels for b in first_batches(run, asked.score_batches))
+        images = torch.cat([torch.tensor(pixels) for pixels in shown])
+    if score.needs_gradients:
+        score_student(run, student, path, score, asked.score_batches)
     timed = asked.budget.latency is not None
     before = cost_of(student.backbone, student.architecture.img_size, timed)
 
@@ -92,19 +92,11 @@ def _prune(spec: Spec, folder: TaskFolder) -> PruneReport:
     return report
 
 
-def _run(spec: Spec, folder: TaskFolder) -> Run:
-    run, data = prepare(spec, "distill" if spec.distill.teacher else "train", folder.path)
+def _run(spec: Spec, student: Student, folder: TaskFolder) -> Run:
+    """The run that taught ``student``: by teachers where it has heads for any, else by labels."""
+    run, data = prepare(spec, "distill" if student.head_names else "train", folder.path)
     keep_data(run, data)
     return run
-
-
-def _batches(run: Run, count: int) -> Iterator[Batch]:
-    """The first ``count`` micro-batches of the run that the spec asks for."""
-    steps = range(-(-count // run.micro_batches))
-    grains = itertools.islice((grain for step in steps for grain in run.grains(1).of_step(step)), count)
-    return load_grains(
-        open_reader(*run.reader_arguments), grains, threads=decode_threads(run.spec.dataset.workers), prefetch=2
-    )
 
 
 def _write(student: Student, report: PruneReport) -> None:

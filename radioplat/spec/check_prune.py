@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.prune import PruneMode, PrunePart, PruneScope, PruneScore
+from radioplat.spec.prune import PruneMode, PrunePart, PruneScope
 from radioplat.spec.root import Spec
 
 
@@ -32,6 +32,3 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
     if not asked.parts and not asked.blocks:
         known = ", ".join(part.value for part in PrunePart)
         yield Problem("nothing is named that may go", "prune.parts", f"Any of {known}; or prune.blocks.")
-    if asked.score in (PruneScore.taylor, PruneScore.hessian):
-        hint = "Take score: magnitude or random."
-        yield Problem(f"this version does not take the gradients that {asked.score.value} needs", "prune.score", hint)

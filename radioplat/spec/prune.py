@@ -71,4 +71,4 @@ class PruneConfig:
     # (+) blocks that go whole, those that change their input least: a count
     blocks: int = 0
     budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
-    score_batches: int = 8  # (+) micro-batches that blocks are judged over
+    score_batches: int = 8  # (+) micro-batches that blocks, and channels by gradients, are judged over

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+import torch
 
 import radioplat
+from radioplat.compress.scores import ChannelScore
 from radioplat.distill.prune import prune
-from radioplat.errors import EngineError, SpecError
+from radioplat.errors import EngineError, SpecError, WeightsError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export
 from radioplat.spec.load import load_spec
@@ -55,6 +58,36 @@ def test_it_is_retrained_from_where_it_is(pruned, spec, distil, tmp_path):
     assert not [line for line in trail.lines if "starts anew" in line]
 
 
+@pytest.mark.parametrize("score", ["taylor", "hessian"])
+def test_channels_are_judged_by_the_gradients_of_the_runs_own_loss(spec, score, tmp_path, monkeypatch):
+    """Each micro-batch leaves gradients, what stays are rows of the student, and others than the largest ones."""
+    seen = []
+    see = ChannelScore.see
+
+    def watched(self, student):
+        """Keep what each backward left."""
+        weight = student.backbone.blocks[0].mlp.fc1.weight
+        seen.append((weight.detach().clone(), weight.grad.clone()))
+        see(self, student)
+
+    monkeypatch.setattr(ChannelScore, "see", watched)
+    report = prune(spec, (f"prune.score={score}", "prune.score_batches=3", f"prune.results_dir={tmp_path}"))
+    assert len(seen) == 3 and all(grad.abs().sum() > 0 for _, grad in seen)
+    small = radioplat.load_student(report.path)
+    assert small.backbone.blocks[0].mlp.fc1.out_features == 96
+    kept = small.backbone.blocks[0].mlp.fc1.weight
+    assert all((seen[0][0] == row).all(1).any() for row in kept)
+    by_magnitude = prune(spec, (f"prune.results_dir={tmp_path / 'magnitude'}",))
+    assert not torch.equal(radioplat.load_student(by_magnitude.path).backbone.blocks[0].mlp.fc1.weight, kept)
+
+
+def test_gradients_need_the_heads_of_the_teachers(spec, pruned, tmp_path):
+    changed = dataclasses.replace(spec.distill.teacher[0], name="other")
+    other = dataclasses.replace(spec, distill=dataclasses.replace(spec.distill, teacher=[changed]), teachers={})
+    with pytest.raises(WeightsError, match="prune.checkpoint.*no head .summary, spatial. for teacher other"):
+        prune(other, ("prune.score=taylor", f"prune.results_dir={tmp_path}"))
+
+
 def test_a_budget_finds_the_amount(spec, tmp_path):
     report = prune(spec, ("prune.budget.macs=0.6", "prune.granularity=4", f"prune.results_dir={tmp_path}"))
     assert 0.4 < report.after.macs / report.before.macs <= 0.6
@@ -66,7 +99,6 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
     ("override", "said"),
     [
         ("prune.amount=1", "prune.amount: must be at least 0 and below 1, not 1.*leave nothing"),
-        ("prune.score=taylor", "prune.score: this version does not take the gradients"),
         ("prune.parts=[]", "prune.parts: nothing is named"),
         ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
         ("prune.blocks=2", "prune.blocks: 2 blocks cannot go"),

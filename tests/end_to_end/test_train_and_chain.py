@@ -46,6 +46,15 @@ def test_fine_tuning_learns(fine_tuned):
     assert all(0 <= m["accuracy"] <= 1 for m in steps)
 
 
+def test_it_is_pruned_by_the_gradients_of_its_labels(fine_tuned, tmp_path):
+    from radioplat.distill.prune import prune
+
+    changes = ("prune.score=taylor", "prune.score_batches=2", f"prune.results_dir={tmp_path}")
+    report = prune(fine_tuned[0].folder / "experiment.yaml", changes)
+    assert report.after.params < 0.9 * report.before.params
+    assert radioplat.load_student(report.path).architecture.num_classes == 4
+
+
 def test_a_folder_of_images_is_a_source_beside_tars(fine_tuned):
     from radioplat.data.run_data import RunData
     from radioplat.spec.load import load_spec
