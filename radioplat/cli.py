@@ -167,6 +167,20 @@ def weights_convert(args: argparse.Namespace) -> None:
     show(*convert_weights(args.file, args.out))
 
 
+def nodes_watch(args: argparse.Namespace) -> None:
+    """Ask the cloud for the notice that this machine is to go, and drain Ray's node on it."""
+    from radioplat.nodes.commands import watch
+
+    watch(args)
+
+
+def nodes_drain(args: argparse.Namespace) -> None:
+    """Give notice that a node of the cluster is to go: what runs there saves and leaves."""
+    from radioplat.nodes.commands import drain
+
+    drain(args)
+
+
 def teachers_check(args: argparse.Namespace) -> None:
     """Run 200 images through each teacher and say what looks wrong."""
     from radioplat.evaluate.teacher_check import check_teachers
@@ -228,15 +242,19 @@ _GROUPS: dict[str, dict[str, Callable[[argparse.Namespace], None]]] = {
         "status": teachers_status,
         "stop": teachers_stop,
     },
+    "nodes": {"watch": nodes_watch, "drain": nodes_drain},
 }
 _GROUP_HELP = {
     "show": "See what a run works on.",
     "weights": "Look into a checkpoint file.",
     "teachers": "Teachers apart from a run.",
+    "nodes": "The machines of a cluster.",
 }
 
 
 def _add_groups(subparsers) -> None:
+    from radioplat.nodes.commands import ARGUMENTS
+
     for group, verbs in _GROUPS.items():
         inner = subparsers.add_parser(group, help=_GROUP_HELP[group]).add_subparsers(
             dest="verb", required=True, metavar="verb"
@@ -250,6 +268,8 @@ def _add_groups(subparsers) -> None:
                     sub.add_argument("out", nargs="?", help="default: beside it, ending in .safetensors")
                 else:
                     sub.add_argument("files", nargs="+", metavar="FILE", help=kinds)
+            elif group == "nodes":
+                ARGUMENTS[verb](sub)
             elif group == "show":
                 _add_spec(sub, "N | key=value", "how many batches (2), and overrides")
             elif verb in ("status", "stop"):

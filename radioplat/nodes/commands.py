@@ -1,0 +1,53 @@
+"""The commands ``radioplat nodes watch`` and ``radioplat nodes drain``: their arguments, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+
+from radioplat.terminal import note
+
+
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``radioplat nodes watch``."""
+    parser.add_argument("--cloud", choices=("auto", "aws", "gcp"), default="auto", help="default: the one that answers")
+    parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks (5)")
+    parser.add_argument(
+        "--process", type=int, metavar="PID", help="send SIGTERM to this run instead of draining Ray's node"
+    )
+
+
+def watch(args: argparse.Namespace) -> None:
+    """Ask the cloud for the notice that this machine is to go, and drain Ray's node on it."""
+    from radioplat.errors import PlacementError
+    from radioplat.nodes.watch import drain_this_node, end_process
+    from radioplat.nodes.watch import watch as run
+
+    act = end_process(args.process) if args.process else drain_this_node
+    if run(args.cloud, act, note, args.every) is None:
+        raise PlacementError("the notice ran out before the cluster could be told")
+
+
+def add_drain(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``radioplat nodes drain``."""
+    parser.add_argument("--seconds", type=float, default=110.0, help="until the node goes (110)")
+    parser.add_argument("--reason", default="radioplat nodes drain", help="for people")
+    parser.add_argument("--node-id", help="Ray's, in hex; default: the node on this machine")
+    parser.add_argument("--wait", action="store_true", help="return when no training worker is left on this machine")
+
+
+def drain(args: argparse.Namespace) -> None:
+    """Give notice that a node of the cluster is to go: what runs there saves and leaves."""
+    import time
+
+    from radioplat.nodes.drain import await_workers
+    from radioplat.nodes.drain import drain as run
+
+    begin = time.monotonic()
+    run(args.seconds, args.reason, args.node_id)
+    note(f"the cluster knows: this node goes in {args.seconds:g} s")
+    if args.wait:
+        left = args.seconds - (time.monotonic() - begin)
+        note("no training worker is left here" if await_workers(left) else "time is up; training workers are left")
+
+
+ARGUMENTS = {"watch": add_watch, "drain": add_drain}
