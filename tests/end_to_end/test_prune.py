@@ -84,7 +84,7 @@ def test_channels_are_judged_by_the_gradients_of_the_runs_own_loss(spec, score, 
 def test_gradients_need_the_heads_of_the_teachers(spec, pruned, tmp_path):
     changed = dataclasses.replace(spec.distill.teacher[0], name="other")
     other = dataclasses.replace(spec, distill=dataclasses.replace(spec.distill, teacher=[changed]), teachers={})
-    with pytest.raises(WeightsError, match="prune.checkpoint.*no head .summary, spatial. for teacher other"):
+    with pytest.raises(WeightsError, match="prune.checkpoint.*no head .spatial, summary. for teacher other"):
         prune(other, ("prune.score=taylor", f"prune.results_dir={tmp_path}"))
 
 
