@@ -16,6 +16,7 @@ from radioplat.errors import Problem, SpecError
 from radioplat.export.weights import format_problems
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.probe import probe
+from radioplat.models.quantization import Quantization
 from radioplat.models.start import known_architecture
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.distill import Source
@@ -152,6 +153,7 @@ def _student_architecture(
         return dataclasses.replace(
             known,
             heads=heads,
+            quantized=_quantized(known, heads),
             num_classes=num_classes,
             img_size=spec.dataset.img_size,
             num_class_tokens=tokens,
@@ -172,8 +174,15 @@ def _student_architecture(
         num_classes=num_classes,
         heads=heads,
         pruned=known.pruned if known is not None and known.type == backbone.type else None,
+        quantized=_quantized(known, heads) if known is not None and known.type == backbone.type else None,
         **normal,
     )
+
+
+def _quantized(known: StudentArchitecture, heads: tuple[HeadArchitecture, ...]) -> Quantization | None:
+    """That of pretrained weights. Quantized heads stay so only where all heads are of the same form."""
+    same = [dataclasses.replace(head, bindings=()) for head in known.heads] == list(heads)
+    return known.quantized if same or known.quantized is None else known.quantized.without_heads()
 
 
 def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchitecture:

@@ -20,19 +20,28 @@ def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
     The pairs are found by running the model: a BatchNorm is folded where its input is the very tensor that a
     convolution returned. Should something else use that tensor too, outputs change; then ``model`` itself is returned.
     """
-    with torch.no_grad():
-        pairs = _pairs(model, example)
-        if not pairs:
-            return model
-        folded = copy.deepcopy(model)
-        for conv_name, norm_name in pairs:
-            conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
-            _replace(folded, conv_name, fuse_conv_bn_eval(conv, norm))
-            _replace(folded, norm_name, _what_follows(norm))
-        before, after = _tensors(model(example)), _tensors(folded(example))
-    both = zip(before, after, strict=True)
+    return fold_pairs(model, example)[0]
+
+
+@torch.no_grad()
+def fold_pairs(model: nn.Module, example: torch.Tensor) -> tuple[nn.Module, list[tuple[str, str]]]:
+    """As :func:`fold_batch_norm`, with the names of the convolutions and BatchNorms that became one."""
+    pairs = _pairs(model, example)
+    if not pairs:
+        return model, []
+    folded = copy.deepcopy(model)
+    for conv_name, norm_name in pairs:
+        conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
+        _replace(folded, conv_name, fuse_conv_bn_eval(conv, norm))
+        drop_norm(folded, norm_name)
+    both = zip(_tensors(model(example)), _tensors(folded(example)), strict=True)
     close = all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())) for a, b in both)
-    return folded if close else model
+    return (folded, pairs) if close else (model, [])
+
+
+def drop_norm(model: nn.Module, name: str) -> None:
+    """Leave of the BatchNorm called ``name``, which is folded, what it does beside normalising."""
+    _replace(model, name, _what_follows(model.get_submodule(name)))
 
 
 def _pairs(model: nn.Module, example: torch.Tensor) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from radioplat.errors import SpecError
 from radioplat.models import names
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
+from radioplat.models.quantization import Quantization, quantize_modules
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.reshaping import Reshaping, reshape
 from radioplat.models.spectral import materialise, reparametrize
@@ -33,6 +34,7 @@ class StudentArchitecture:
         drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
         pruned: what pruning took of the backbone that ``type`` builds; None for nothing.
+        quantized: which layers have quantizers, BatchNorm folded; None for none.
     """
 
     type: str
@@ -49,6 +51,7 @@ class StudentArchitecture:
     drop_path: float = 0.0
     spectral_reparam: bool = False
     pruned: Reshaping | None = None
+    quantized: Quantization | None = None
 
     @property
     def summary_slots(self) -> list[int]:
@@ -70,6 +73,7 @@ class StudentArchitecture:
         raw = json.loads(text)
         raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])
         raw["pruned"] = Reshaping(**raw["pruned"]) if raw.get("pruned") else None
+        raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
         return cls(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
 
 
@@ -138,6 +142,13 @@ class Student(nn.Module):
         )
         needs_classifier = architecture.num_classes and isinstance(self.backbone, RadioViT)
         self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if needs_classifier else None
+        if architecture.quantized is not None:
+            if architecture.spectral_reparam:
+                hint = "Set it to false: quantized layers learn scales of their own."
+                raise SpecError(
+                    "a quantized student has plain weights", where="model.backbone.spectral_reparam", hint=hint
+                )
+            quantize_modules(self, architecture.quantized)
         self.register_buffer("mean", torch.tensor(architecture.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(architecture.std).view(1, 3, 1, 1), persistent=False)
 

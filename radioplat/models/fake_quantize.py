@@ -1,0 +1,113 @@
+"""Fake quantization: a tensor rounded to the values that an integer or 8-bit float format holds, still as floats.
+
+``y = s q(x / s)``, q rounds to the nearest value of the format (ties to even) and clips to its range. It is an
+operator of its own, so that ``torch.export`` keeps it whole and ONNX gets QuantizeLinear and DequantizeLinear for it.
+
+Gradients: for x, 1 inside the range and 0 beyond it (the clipped straight-through estimator); for s, ``q(v) - v``
+inside and the bound beyond it, v = x / s, times ``1 / sqrt(N Q)`` with N the values that share a scale and Q the
+highest value (LSQ, Esser et al. 2020, equations 3 and 5; N counts the images of a batch, too).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+
+class NumberFormat(str, Enum):
+    """What values are rounded to. All are symmetric around 0, with 0 among their values."""
+
+    int8 = "int8"
+    int4 = "int4"
+    fp8 = "fp8"  # E4M3 without infinities (torch.float8_e4m3fn)
+
+    @property
+    def highest(self) -> float:
+        """The largest value that it holds; the lowest is its negative."""
+        return _HIGHEST[self]
+
+    @property
+    def bits(self) -> int:
+        """Of one value."""
+        return 4 if self is NumberFormat.int4 else 8
+
+
+_HIGHEST = {NumberFormat.int8: 127.0, NumberFormat.int4: 7.0, NumberFormat.fp8: 448.0}
+# Below it a scale counts as this: a quotient stays finite whatever an optimizer makes of a scale.
+LEAST_SCALE = 1e-12
+
+
+def fake_quantize(x: torch.Tensor, scale: torch.Tensor, axis: int, format: NumberFormat | str) -> torch.Tensor:
+    """``x`` rounded to ``format``; computed in fp32, given back in the dtype of ``x``.
+
+    Args:
+        scale: what 1 in the format stands for: one number, or one for each index of ``axis``; its magnitude counts.
+        axis: -1 for one scale.
+
+    Raises:
+        ValueError: no such format, or scales of another number.
+    """
+    count = 1 if axis == -1 else x.shape[axis]
+    if scale.numel() != count:
+        raise ValueError(f"{scale.numel()} scales for {count} along axis {axis}")
+    return torch.ops.radioplat.fake_quantize.default(x, scale, axis, NumberFormat(format).value)
+
+
+def round_to(v: torch.Tensor, format: NumberFormat) -> torch.Tensor:
+    """fp32 ``v`` clipped to ``format`` and rounded to its nearest value."""
+    clipped = v.clamp(-format.highest, format.highest)
+    return clipped.to(torch.float8_e4m3fn).float() if format is NumberFormat.fp8 else clipped.round()
+
+
+def effective_scale(scale: torch.Tensor) -> torch.Tensor:
+    """The positive fp32 scale that the operator divides by."""
+    return scale.float().abs().clamp_min(LEAST_SCALE)
+
+
+@torch.library.custom_op(
+    "radioplat::fake_quantize", mutates_args=(), schema="(Tensor x, Tensor scale, int axis, str format) -> Tensor"
+)
+def _operator(x: torch.Tensor, scale: torch.Tensor, axis: int, format: str) -> torch.Tensor:
+    step = _along(effective_scale(scale), x, axis)
+    return (round_to(x.float() / step, NumberFormat(format)) * step).to(x.dtype)
+
+
+@_operator.register_fake
+def _(x: torch.Tensor, scale: torch.Tensor, axis: int, format: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _remember(ctx, inputs: tuple, output: torch.Tensor) -> None:
+    x, scale, ctx.axis, ctx.format = inputs
+    ctx.save_for_backward(x, scale)
+
+
+def _backward(ctx, grad: torch.Tensor) -> tuple:
+    x, scale = ctx.saved_tensors
+    format = NumberFormat(ctx.format)
+    v = x.float() / _along(effective_scale(scale), x, ctx.axis)
+    inside = v.abs() <= format.highest
+    grad = grad.float()
+    grad_x = (grad * inside).to(x.dtype) if ctx.needs_input_grad[0] else None
+    grad_scale = None
+    if ctx.needs_input_grad[1]:
+        q = round_to(v, format)
+        each = grad * torch.where(inside, q - v, q)
+        others = [d for d in range(x.ndim) if d != ctx.axis]
+        total = each.sum(others) if ctx.axis != -1 else each.sum()
+        factor = (x.numel() / scale.numel() * format.highest) ** -0.5
+        sign = torch.where(scale < 0, -1.0, 1.0)
+        grad_scale = (total.reshape(scale.shape) * factor * sign).to(scale.dtype)
+    return grad_x, grad_scale, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_remember)
+
+
+def _along(scale: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
+    """``scale`` in a shape that broadcasts over ``x``."""
+    shape = [1] * x.ndim
+    if axis != -1:
+        shape[axis] = -1
+    return scale.reshape(shape)
