@@ -134,6 +134,13 @@ def diagnose(args: argparse.Namespace) -> None:
     show(run(args.results))
 
 
+def lint(args: argparse.Namespace) -> None:
+    """Report every misplaced or missing Q/DQ of an ONNX graph."""
+    from radioplat.export.qdq.show import lint_and_show
+
+    lint_and_show(args.file, args.overrides)
+
+
 def default_specs(args: argparse.Namespace) -> None:
     """Print every field with its default."""
     from radioplat.spec.load import load_spec, to_yaml
@@ -225,11 +232,12 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         pack,
         ledger,
         diagnose,
+        lint,
         default_specs,
         quickstart,
     )
 }
-_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger", "diagnose")
+_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger", "diagnose", "lint")
 
 
 # Tasks of two words: group -> verb -> what runs.
@@ -307,6 +315,8 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
         if name == "pack":
             sub.add_argument("source", help="a folder of images, or a CSV file with columns path, label, caption")
             sub.add_argument("out", help="where the shards go: OUT/train and OUT/val")
+        if name == "lint":
+            sub.add_argument("file", metavar="FILE.onnx", help="an ONNX file with QuantizeLinear and DequantizeLinear")
         if name in ("ledger", "diagnose"):
             sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")

@@ -1,0 +1,1 @@
+"""Quantized ONNX: graphs with QuantizeLinear and DequantizeLinear (Q/DQ), their linter, ranges and caches."""
