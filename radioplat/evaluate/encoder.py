@@ -16,7 +16,7 @@ _BOTH = frozenset({"summary", "spatial"})
 
 
 def student_encoder(student: Student) -> Encoder:
-    """The student's backbone in evaluation mode; ``logits`` too where it has a classifier."""
+    """The student's backbone in evaluation mode, in its own precision; ``logits`` too where it has a classifier."""
     student = student.eval()
     wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
     device = next(student.parameters()).device

@@ -46,12 +46,12 @@ class HeldOut:
         seed: int = 0,
     ) -> None:
         self._subjects, self._kinds, self._config, self._seed = subjects, kinds, config, seed
-        students = [name for name, subject in subjects.items() if subject.student is not None]
         rows = config.cka_rows
         self._fidelity = {
             (student, teacher, kind): FidelityMeter(mean, RowSample(rows, images) if rows else None)
-            for student in students
+            for student, subject in subjects.items()
             for (teacher, kind), mean in means.items()
+            if subject.speaks(teacher, kind)
         }
         self._agreement: dict[str, AgreementMeter] = {}
         for name, center in centers.items():
@@ -78,10 +78,11 @@ class HeldOut:
         if not alive.any():
             return
         heads = {
-            (name, teacher): subject.student.head(teacher, features[name])
+            (name, teacher): subject.heads.head(teacher, features[name])
             for name, subject in self._subjects.items()
-            if subject.student is not None
-            for teacher in self._kinds
+            if subject.heads is not None
+            for teacher, kinds in self._kinds.items()
+            if any(subject.speaks(teacher, kind) for kind in kinds)
         }
         self._compare(alive, features, heads)
         self._over_resolutions(alive, features, heads)
@@ -143,7 +144,11 @@ class HeldOut:
     ) -> None:
         if self._zero_shot is None:
             return
-        own = {n: heads[n, t] for n, t in heads if t == self._zero_shot and self._subjects[n].resolution_of is None}
+        own = {
+            n: heads[n, t]
+            for n, t in heads
+            if t == self._zero_shot and self._subjects[n].speaks(t, "summary") and not self._subjects[n].resolution_of
+        }
         for name, value in {**own, self._zero_shot: features[self._zero_shot]}.items():
             self._embeddings.setdefault(name, []).append(_of(value, "summary")[alive].float().cpu())
 
@@ -158,7 +163,7 @@ class HeldOut:
         for name in self._subjects:
             self._maps[name] = _of(features[name], "spatial")[chosen].float().cpu()
         for (name, teacher), value in heads.items():
-            if "spatial" in self._kinds[teacher]:
+            if "spatial" in self._kinds[teacher] and self._subjects[name].speaks(teacher, "spatial"):
                 self._maps[f"{name}/{teacher}"] = _of(value, "spatial")[chosen].float().cpu()
 
 

@@ -12,16 +12,18 @@ import torch
 
 from radioplat.data.batch import Batch
 from radioplat.data.split_images import Images
+from radioplat.errors import RadioplatError
 from radioplat.evaluate.correspondence import CorrespondenceResult
 from radioplat.evaluate.fidelity import FidelityResult, TeacherMean
 from radioplat.evaluate.held_out import HeldOut
 from radioplat.evaluate.knn import KnnResult, knn_accuracy
+from radioplat.evaluate.likeness import Likeness
 from radioplat.evaluate.linear import LinearProbeResult, linear_probe
 from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.resolutions import Agreement
 from radioplat.evaluate.rows import Rows
 from radioplat.evaluate.segmentation import SegmentationResult
-from radioplat.evaluate.subjects import Subject
+from radioplat.evaluate.subject import Subject
 from radioplat.evaluate.zero_shot import ZeroShotResult, zero_shot_accuracy
 from radioplat.models.features import Features
 from radioplat.spec.tasks import EvaluateConfig
@@ -43,7 +45,9 @@ class Findings:
 
     Attributes:
         fidelity: by student (a resolution of it is ``student at 448``), teacher and kind.
+        accuracy: top-1 of own classifiers, by those models that have one.
         agreement: of the trained student's maps at its resolutions: ``backbone``, and each teacher's name for its head.
+        likeness: of backbone features to those of the first of ``evaluate.models``, by model and kind.
         absent: metrics that were not to be had, a line each with what to give.
         shown: images of the pictures, uint8 ``[N, 3, H, W]``.
         maps: spatial features of the shown images, ``[N, h, w, D]``, by model; a student's in a teacher's space is
@@ -52,12 +56,13 @@ class Findings:
 
     knn: dict[str, KnnResult] = field(default_factory=dict)
     fidelity: dict[str, dict[str, dict[str, FidelityResult]]] = field(default_factory=dict)
-    accuracy: float | None = None
+    accuracy: dict[str, float] = field(default_factory=dict)
     linear: dict[str, LinearProbeResult] = field(default_factory=dict)
     zero_shot: dict[str, ZeroShotResult] = field(default_factory=dict)
     correspondence: dict[str, CorrespondenceResult] = field(default_factory=dict)
     segmentation: dict[str, SegmentationResult] = field(default_factory=dict)
     agreement: dict[str, list[Agreement]] = field(default_factory=dict)
+    likeness: dict[str, dict[str, FidelityResult]] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
     shown: np.ndarray | None = None
     maps: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -74,6 +79,7 @@ def measure(
     texts: Texts | None = None,
     seed: int = 0,
     processes: Processes | None = None,
+    reference: str | None = None,
 ) -> Findings:
     """Everything that training and held-out images tell of every subject; each image is read and encoded once.
 
@@ -84,22 +90,28 @@ def measure(
         texts: for zero-shot classification.
         seed: of the warps for correspondence, and of the training images that judge a linear probe.
         processes: that encode and search in place of this one.
+        reference: the model that all others, teachers aside, are compared with.
     """
     total = sum(math.ceil(len(i.rows) / i.batch_size) for i in (bank, queries))
     tick = _Ticker(progress, total)
     means = {(teacher, kind): TeacherMean() for teacher, wanted in kinds.items() for kind in wanted}
     # The student's own mean is needed where its resolutions are compared.
     centers = {s.resolution_of: TeacherMean() for s in subjects.values() if s.resolution_of is not None}
+    others = [name for name, subject in subjects.items() if subject.heads is not None and name != reference]
+    likeness = Likeness(reference, others) if reference is not None else None
     bank_rows = Rows(subjects)
     with ThreadPoolExecutor(at_once, "encode") as pool:
         encoded = processes.encode if processes else _encoder(pool)
         for batch, features in encoded(tick(bank.batches()), subjects):
             alive = torch.from_numpy(batch.weight > 0)
+            _require_widths(subjects, kinds, features)
             bank_rows.add(batch, features)
             for (teacher, kind), mean in means.items():
                 mean.update(_of(features[teacher], kind)[alive])
             for name, mean in centers.items():
                 mean.update(_of(features[name], "spatial")[alive])
+            if likeness:
+                likeness.learn(features, alive)
         held_out = HeldOut(
             subjects,
             kinds,
@@ -114,8 +126,11 @@ def measure(
         for batch, features in encoded(tick(queries.batches()), subjects):
             query_rows.add(batch, features)
             held_out.see(batch, features)
+            if likeness:
+                likeness.see(features, torch.from_numpy(batch.weight > 0))
     found = Findings()
     held_out.tell(found)
+    found.likeness = likeness.result() if likeness else {}
     if bank_rows.has_labels and query_rows.has_labels:
         _labelled(found, bank_rows, query_rows, subjects, config, seed, processes)
     else:
@@ -124,8 +139,18 @@ def measure(
     if texts is not None:
         for name, rows in held_out.embeddings().items():
             found.zero_shot[name] = zero_shot_accuracy(rows, query_rows.label, texts.embeddings)
-    found.accuracy = query_rows.accuracy()
+    usual = {name for name, subject in subjects.items() if subject.resolution_of is None}
+    found.accuracy = {name: share for name, share in query_rows.accuracy().items() if name in usual}
     return found
+
+
+def _require_widths(subjects: dict[str, Subject], kinds: dict[str, list[str]], features: dict[str, Features]) -> None:
+    """Heads must give what the teachers do: a file's are known by their names alone."""
+    for subject in subjects.values():
+        for (teacher, kind), width in subject.heads.spoken.items() if subject.heads else ():
+            if kind in kinds.get(teacher, ()) and width != (given := _of(features[teacher], kind).shape[-1]):
+                message = f"its {kind} head for {teacher} is {width} wide, and the teacher's {kind} {given}"
+                raise RadioplatError(message, where=subject.where, hint="It was made for another teacher of that name.")
 
 
 def _labelled(
@@ -161,9 +186,7 @@ class _Ticker:
 def _encoder(pool: Executor) -> Encoded:
     """Encode in this process, subjects side by side in the threads of ``pool``."""
 
-    def encode(
-        batches: Iterator[Batch], subjects: dict[str, Subject]
-    ) -> Iterator[tuple[Batch, dict[str, Features]]]:
+    def encode(batches: Iterator[Batch], subjects: dict[str, Subject]) -> Iterator[tuple[Batch, dict[str, Features]]]:
         """Each batch with what every subject says of it."""
         for batch in batches:
             views = {name: torch.from_numpy(view.pixels) for name, view in batch.views.items()}

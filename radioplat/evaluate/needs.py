@@ -64,6 +64,11 @@ def _resolutions(spec: Spec, architecture: StudentArchitecture | None) -> Iterat
         sizes = {"dataset.val_img_size": spec.dataset.val_img_size, **sizes}
     if architecture is None or not sizes:
         return
+    yield from size_problems(architecture, sizes)
+
+
+def size_problems(architecture: StudentArchitecture, sizes: dict[str, int]) -> Iterator[Problem]:
+    """Sizes in pixels, by the fields that ask for them, that a student of ``architecture`` cannot take."""
     try:
         with torch.device("meta"):
             student = Student(architecture)

@@ -22,8 +22,8 @@ from radioplat.cores import decode_threads, share_among
 from radioplat.data.batch import Batch
 from radioplat.errors import RadioplatError
 from radioplat.evaluate.knn import Nearest, nearest
-from radioplat.evaluate.subjects import Subject, subjects_of
-from radioplat.models.checkpoint import load_student
+from radioplat.evaluate.subject import Subject
+from radioplat.evaluate.subjects import open_lineup, with_teachers
 from radioplat.models.features import Features
 from radioplat.spec.root import Spec
 
@@ -34,7 +34,7 @@ _AHEAD = 2  # batches that wait in each process
 class Processes:
     """``count`` processes that hold every model of an evaluation; to be closed."""
 
-    def __init__(self, spec: Spec, checkpoint: Path, count: int) -> None:
+    def __init__(self, spec: Spec, checkpoint: Path | None, count: int) -> None:
         gpus = torch.cuda.device_count()
         self._device = "cuda" if gpus else "cpu"
         devices = [f"cuda:{i}" if gpus else "cpu" for i in range(count)]
@@ -121,7 +121,7 @@ _own: dict[str, Any] = {}
 _open = contextlib.ExitStack()
 
 
-def _begin(spec: Spec, checkpoint: Path, device: str, count: int) -> None:
+def _begin(spec: Spec, checkpoint: Path | None, device: str, count: int) -> None:
     if device == "cpu":
         share_among(count, decode_threads(spec.dataset.workers))
     _own.update(spec=spec, checkpoint=checkpoint, device=device)
@@ -135,9 +135,9 @@ def _end() -> None:
 def _encode(pixels: dict[str, np.ndarray], names: list[str]) -> dict[str, Features]:
     """Features as numpy arrays: torch would send each tensor through a file of its own."""
     if "subjects" not in _own:  # here, and not at the start, so that an error comes back with its reason
-        spec, checkpoint = _own["spec"], _own["checkpoint"]
-        student = load_student(checkpoint, "evaluate.checkpoint", spec.evaluate.use_ema)
-        _own["subjects"] = _open.enter_context(subjects_of(spec, student, _own["device"]))
+        spec, device = _own["spec"], _own["device"]
+        lineup = open_lineup(spec, _own["checkpoint"], device)
+        _own["subjects"] = _open.enter_context(with_teachers(spec, lineup, device))
     views = {size: torch.from_numpy(each) for size, each in pixels.items()}
     subjects = {name: _own["subjects"][name] for name in names}
     return {n: s.encode(views[str(s.size)]).map(lambda t: t.cpu().numpy()) for n, s in subjects.items()}

@@ -20,7 +20,7 @@ class Rows:
     def __init__(self, names: Iterable[str]) -> None:
         self._summaries: dict[str, list[torch.Tensor]] = {name: [] for name in names}
         self._labels: list[torch.Tensor] = []
-        self._right: list[torch.Tensor] = []
+        self._right: dict[str, list[torch.Tensor]] = {}
 
     def add(self, batch: Batch, features: dict[str, Features]) -> None:
         """Keep what models said of a batch, samples that could not be read aside."""
@@ -30,9 +30,9 @@ class Rows:
         for name, value in features.items():
             assert value.summary is not None
             self._summaries[name].append(value.summary[alive].cpu())
-            if name == "student" and "logits" in value.named:
+            if "logits" in value.named:
                 guess = value.named["logits"].argmax(-1).cpu()[alive]
-                self._right.append((guess == label)[label >= 0].float())
+                self._right.setdefault(name, []).append((guess == label)[label >= 0].float())
 
     @property
     def label(self) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Rows:
         """``[n, D]`` of a model."""
         return torch.cat(self._summaries[name])
 
-    def accuracy(self) -> float | None:
-        """Share of labelled rows that the student's own classifier has right; None where it has none."""
-        answers = torch.cat(self._right) if self._right else torch.zeros(0)
-        return float(answers.mean()) if len(answers) else None
+    def accuracy(self) -> dict[str, float]:
+        """Share of labelled rows that a model's own classifier has right, by those that have one."""
+        answers = {name: torch.cat(right) for name, right in self._right.items()}
+        return {name: float(right.mean()) for name, right in answers.items() if len(right)}

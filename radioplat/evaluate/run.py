@@ -19,13 +19,16 @@ from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
 from radioplat.evaluate.measure import Findings, Texts, measure
-from radioplat.evaluate.needs import missing, not_asked
+from radioplat.evaluate.needs import not_asked
 from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
-from radioplat.evaluate.subjects import Subject, size_of, subjects_of, teachers_of
+from radioplat.evaluate.side_by_side import ModelRow, side_by_side
+from radioplat.evaluate.subject import Subject
+from radioplat.evaluate.subjects import TRAINED, open_lineup, teachers_of, unfit, with_teachers
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import has_average, load_student
+from radioplat.models.checkpoint import has_average
+from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
@@ -37,13 +40,14 @@ class EvaluateResult:
     """What an evaluation found.
 
     Attributes:
-        checkpoint: the student that was evaluated.
+        checkpoint: the student that was evaluated; the first of ``evaluate.models``.
         knn: by model: ``student``, ``student at 448`` (``evaluate.resolutions``), ``untrained student`` and each
-            teacher's name; empty without labels.
+            teacher's name; or the names of ``evaluate.models`` and the teachers'. Empty without labels.
         fidelity: by student, teacher and kind (``summary``, ``spatial``).
-        accuracy: top-1 of the student's own classifier, None without one.
+        accuracy: top-1 of the student's own classifier, None without one; of several models in ``found``.
         report: path of ``report.html``.
         found: all the rest: linear probe, zero-shot, correspondence, segmentation, agreement over resolutions.
+        models: a row for each of ``evaluate.models``, in its order.
     """
 
     checkpoint: Path
@@ -53,12 +57,15 @@ class EvaluateResult:
     accuracy: float | None
     report: Path
     found: Findings = field(default_factory=Findings)
+    models: list[ModelRow] = field(default_factory=list)
 
 
 def evaluate(
     spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
 ) -> EvaluateResult:
-    """Evaluate ``evaluate.checkpoint``, by default the latest student there is, on ``dataset.val_dataset``.
+    """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student there is.
+
+    Images are those of ``dataset.val_dataset``; those of ``dataset.train_dataset`` are the bank.
 
     Args:
         progress: called with (batches done, batches in all).
@@ -69,41 +76,51 @@ def evaluate(
     spec = load_spec(spec, overrides)
     if not (spec.dataset.val_dataset.tar_data_sources or spec.dataset.val_dataset.images_dir):
         raise SpecError("an evaluation needs held-out images", where="dataset.val_dataset.tar_data_sources")
-    path = find_checkpoint(spec, spec.evaluate.checkpoint, "evaluate.checkpoint").resolve()
+    if problems := list(evaluation_problems(spec)):
+        raise SpecError(*problems)
+    path = None
+    if not spec.evaluate.models:
+        path = find_checkpoint(spec, spec.evaluate.checkpoint, "evaluate.checkpoint").resolve()
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
     return keep_diary(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, path, folder, progress), _kpi)
 
 
 def _evaluate(
-    spec: Spec, path: Path, folder: TaskFolder, progress: Callable[[int, int], None] | None
+    spec: Spec, path: Path | None, folder: TaskFolder, progress: Callable[[int, int], None] | None
 ) -> EvaluateResult:
     from radioplat.evaluate.summary import write_summary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    student = load_student(path, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
-    teachers = teachers_of(spec, student)
-    sizes = {size_of(spec, student)} | {t.view_size for t in teachers} | set(spec.evaluate.resolutions)
+    lineup = open_lineup(spec, path, device)
+    teachers = teachers_of(spec, lineup)
+    sizes = {s.size for s in lineup.subjects.values()} | {t.view_size for t in teachers}
     bank, queries, classes = open_images(spec, sizes)
     # Before the teachers' weights are loaded, and anything is encoded.
-    if problems := missing(spec, student.architecture, bank.reader.index, queries.reader.index):
+    if problems := unfit(spec, lineup, bank.reader.index, queries.reader.index):
         raise SpecError(*problems)
     texts = _texts(spec, classes, device)
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     seed = spec.dataset.val_dataset.seed
-    with subjects_of(spec, student, device) as subjects:
+    first = next(iter(lineup.subjects)) if lineup.models else None
+    with with_teachers(spec, lineup, device) as subjects:
         at_once = torch_callers(len(subjects)) if device == "cpu" else 1
         with torch_beside(bank.threads, at_once), _processes(spec, path) as processes:
-            found = measure(subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes)
+            found = measure(
+                subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes, first
+            )
         with torch_beside(bank.threads):
             found.segmentation = _segmented(spec, subjects, bank)
     found.absent += not_asked(spec)
-    report = write_summary(spec, folder, path, found, classes)
-    result = EvaluateResult(path, folder.path, found.knn, found.fidelity, found.accuracy, report, found)
-    write_atomic(folder.path / "results.json", json.dumps(_as_json(path, spec.evaluate.use_ema, found), indent=1))
+    rows = side_by_side(lineup.models, found)
+    report = write_summary(spec, folder, path, found, classes, rows)
+    path = path or lineup.models[0].path
+    accuracy = found.accuracy.get(TRAINED)
+    result = EvaluateResult(path, folder.path, found.knn, found.fidelity, accuracy, report, found, rows)
+    write_atomic(folder.path / "results.json", json.dumps(_as_json(result, spec.evaluate.use_ema), indent=1))
     return result
 
 
-def _processes(spec: Spec, checkpoint: Path) -> contextlib.AbstractContextManager[Processes | None]:
+def _processes(spec: Spec, checkpoint: Path | None) -> contextlib.AbstractContextManager[Processes | None]:
     """The processes that encode beside this one; None where one is enough."""
     count = spec.evaluate.num_gpus
     return contextlib.closing(Processes(spec, checkpoint, count)) if count > 1 else contextlib.nullcontext()
@@ -142,28 +159,33 @@ def _map_of(subject: Subject) -> MapOf:
     return map_of
 
 
-def _as_json(checkpoint: Path, use_ema: bool | None, found: Findings) -> dict[str, Any]:
+def _as_json(result: EvaluateResult, use_ema: bool | None) -> dict[str, Any]:
     """``results.json``: everything that was measured."""
+    found, checkpoint = result.found, result.checkpoint
     tables = {
         name: {model: asdict(value) for model, value in getattr(found, name).items()}
         for name in ("knn", "linear", "zero_shot", "correspondence", "segmentation")
     }
+    judged: dict[str, Any] = {"models": [row.as_json() for row in result.models]}
+    if not result.models:
+        judged = {"checkpoint": checkpoint.name, "ema": has_average(checkpoint) and use_ema is not False}
     return {
-        "checkpoint": checkpoint.name,
-        "ema": has_average(checkpoint) and use_ema is not False,
+        **judged,
         **tables,
         "fidelity": {
             s: {t: {k: asdict(v) for k, v in kinds.items()} for t, kinds in by_teacher.items()}
             for s, by_teacher in found.fidelity.items()
         },
         "agreement": {name: [asdict(pair) for pair in pairs] for name, pairs in found.agreement.items()},
-        "accuracy": found.accuracy,
+        "accuracy": result.accuracy,
         "absent": found.absent,
     }
 
 
 def _kpi(result: EvaluateResult) -> dict[str, float]:
     kpi = {f"knn/{name}": value.top1 for name, value in result.knn.items()}
+    for row in result.models:
+        kpi.update({f"models/{row.name}/{name}": value for name, value in row.figures().items()})
     for student, by_teacher in result.fidelity.items():
         for teacher, kinds in by_teacher.items():
             kpi.update({f"fidelity/{student}/{teacher}/{kind}": value.centered for kind, value in kinds.items()})

@@ -1,16 +1,22 @@
-"""The models of an evaluation, in any process: the trained student, its untrained self, and the teachers."""
+"""The models of an evaluation, in any process: what is judged, and the teachers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from radioplat.evaluate.encoder import Encoder, student_encoder
+from radioplat.data.shard_index import ShardIndex
+from radioplat.errors import Problem
+from radioplat.evaluate.encoder import student_encoder
+from radioplat.evaluate.models import Model, open_models, student_size
+from radioplat.evaluate.needs import missing
 from radioplat.evaluate.remembered import teacher_encoders
-from radioplat.models.norm_fold import fold_head
+from radioplat.evaluate.subject import StudentHeads, Subject
+from radioplat.models.checkpoint import load_student
 from radioplat.models.start import start_student
-from radioplat.models.student import Student
+from radioplat.models.student import StudentArchitecture
 from radioplat.spec.resolve import ResolvedTeacher, asked_teachers
 from radioplat.spec.root import Spec
 
@@ -18,56 +24,69 @@ TRAINED, UNTRAINED = "student", "untrained student"
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model under measurement.
+class Lineup:
+    """What is judged.
 
     Attributes:
-        size: side of the view it sees, in pixels.
-        student: its heads are compared with the teachers; None for a teacher.
-        resolution_of: the subject of which this is another resolution. It takes part in what is measured at each
-            resolution only: kNN, fidelity and agreement.
+        subjects: those that run here, by name: the trained student, its other resolutions and its untrained self; or
+            what ``evaluate.models`` lists.
+        architectures: of the students among them, by the field they come from.
+        models: all of ``evaluate.models``, those that cannot run here too; empty for a single checkpoint.
     """
 
-    encode: Encoder
-    size: int
-    student: Student | None
-    resolution_of: str | None = None
+    subjects: Mapping[str, Subject]
+    architectures: Mapping[str, StudentArchitecture]
+    models: list[Model] = field(default_factory=list)
+
+
+def open_lineup(spec: Spec, checkpoint: Path | None, device: str) -> Lineup:
+    """Open ``evaluate.models``, or the student of ``checkpoint``.
+
+    Raises:
+        SpecError, EngineError, WeightsError: one of them cannot be opened.
+    """
+    if spec.evaluate.models:
+        models = open_models(spec, device)
+        running = {model.name: model.subject for model in models if model.subject is not None}
+        return Lineup(running, {m.where: m.architecture for m in models if m.architecture is not None}, models)
+    assert checkpoint is not None
+    student = load_student(checkpoint, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
+    heads = StudentHeads(student)
+    size, encode = student_size(spec, student.architecture), student_encoder(student)
+    subjects = {TRAINED: Subject(encode, size, heads)}
+    for other in sorted(set(spec.evaluate.resolutions) - {size}):
+        subjects[f"{TRAINED} at {other}"] = Subject(encode, other, heads, TRAINED)
+    if spec.evaluate.baseline:
+        fresh = start_student(spec, student.architecture).to(device)
+        subjects[UNTRAINED] = Subject(student_encoder(fresh), size, StudentHeads(fresh))
+    return Lineup(subjects, {"evaluate.checkpoint": student.architecture})
+
+
+def unfit(spec: Spec, lineup: Lineup, train: ShardIndex | None, val: ShardIndex | None) -> list[Problem]:
+    """What the spec asks for and cannot be had of these models and splits, naming the fields."""
+    problems = missing(spec, next(iter(lineup.architectures.values()), None), train, val)
+    asked = spec.evaluate.zero_shot.teacher
+    if lineup.models and asked and not any(s.speaks(asked, "summary") for s in lineup.subjects.values()):
+        message = f"none of evaluate.models has a summary head for {asked!r}"
+        problems.append(Problem(message, "evaluate.zero_shot.teacher"))
+    return problems
 
 
 @contextlib.contextmanager
-def subjects_of(spec: Spec, student: Student, device: str) -> Iterator[dict[str, Subject]]:
-    """Everything that ``spec`` has measured beside ``student``, by name.
+def with_teachers(spec: Spec, lineup: Lineup, device: str) -> Iterator[dict[str, Subject]]:
+    """Everything that is measured, by name: what is judged, then the teachers.
 
     On leaving, what ``feature_cache`` learnt of the teachers is written.
 
     Raises:
         SpecError, WeightsError: the cache's folder cannot be used, or weights cannot be read.
     """
-    student = _folded(student).to(device)
-    size, encode = size_of(spec, student), student_encoder(student)
-    subjects = {TRAINED: Subject(encode, size, student)}
-    for other in sorted(set(spec.evaluate.resolutions) - {size}):
-        subjects[f"{TRAINED} at {other}"] = Subject(encode, other, student, TRAINED)
-    if spec.evaluate.baseline:
-        fresh = _folded(start_student(spec, student.architecture)).to(device)
-        subjects[UNTRAINED] = Subject(student_encoder(fresh), size, fresh)
-    teachers = teachers_of(spec, student)
+    teachers = teachers_of(spec, lineup)
     with teacher_encoders(spec, teachers, device) as encoders:
-        yield subjects | {t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}
+        yield {**lineup.subjects, **{t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}}
 
 
-def size_of(spec: Spec, student: Student) -> int:
-    """Pixels a side at which the student is judged."""
-    return spec.dataset.val_img_size or student.architecture.img_size
-
-
-def teachers_of(spec: Spec, student: Student) -> list[ResolvedTeacher]:
-    """Teachers that the student has a head for."""
-    return [t for t in asked_teachers(spec) if t.name in student.head_names]
-
-
-def _folded(student: Student) -> Student:
-    """The same function; a matrix behind a head (PHI-S, whitening) costs more at each position than the head itself."""
-    for head in student.heads.values():
-        fold_head(head, mean=False)
-    return student
+def teachers_of(spec: Spec, lineup: Lineup) -> list[ResolvedTeacher]:
+    """Teachers that one of the models has a head for."""
+    names = {name for subject in lineup.subjects.values() if subject.heads for name in subject.heads.names}
+    return [t for t in asked_teachers(spec) if t.name in names]

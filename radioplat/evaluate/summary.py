@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from radioplat.evaluate.measure import Findings
 from radioplat.evaluate.pictures import pca_panel
+from radioplat.evaluate.side_by_side import ModelRow, models_table, reasons
 from radioplat.evaluate.tables import all_tables, size_of
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
@@ -20,8 +22,28 @@ from radioplat.track.teacher_cost import Bill
 _STUDENT = "student"
 
 
-def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Findings, classes: list[str]) -> Path:
-    """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path."""
+def write_summary(
+    spec: Spec,
+    folder: TaskFolder,
+    checkpoint: Path | None,
+    findings: Findings,
+    classes: list[str],
+    models: Sequence[ModelRow] = (),
+) -> Path:
+    """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path.
+
+    Args:
+        checkpoint: what was evaluated; None where ``models`` were.
+    """
+    notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
+    if checkpoint is None:
+        notes = [f"{row.name}: {row.path}" for row in models] + reasons(models) + notes
+        pictures = _of_models(findings, [row.name for row in models])
+        tables = [models_table(models), *all_tables(findings)]
+        title = f"radioplat: {len(models)} models side by side"
+        return write_report(
+            folder.report_path, title=title, tables=tables, pictures=pictures, spec_yaml=to_yaml(spec), notes=notes
+        )
     pictures = []
     if findings.shown is not None and findings.maps:
         panel = pca_panel(findings.shown, *_columns(findings))
@@ -48,8 +70,19 @@ def write_summary(spec: Spec, folder: TaskFolder, checkpoint: Path, findings: Fi
         curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
         pictures=pictures,
         spec_yaml=to_yaml(spec),
-        notes=[f"Checkpoint: {checkpoint}", f"Classes of the labels: {len(classes)}", *findings.absent],
+        notes=[f"Checkpoint: {checkpoint}", *notes],
     )
+
+
+def _of_models(findings: Findings, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    """The map of each model, along the axes of the first where its features have that width."""
+    maps = {name: findings.maps[name] for name in names if name in findings.maps}
+    if findings.shown is None or not maps:
+        return []
+    first = next(iter(maps))
+    same = {name: first for name, value in maps.items() if value.shape[-1] == maps[first].shape[-1]}
+    caption = "Spatial features of the backbones by three main components: the first model's, where widths agree."
+    return [(caption, pca_panel(findings.shown, maps, same, stretch=False))]
 
 
 def _over_resolutions(findings: Findings) -> list[tuple[str, bytes]]:

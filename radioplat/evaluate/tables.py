@@ -36,11 +36,11 @@ def size_of(student: str) -> int | None:
 def fidelity_table(findings: Findings) -> Table:
     """Rows of teacher and kind; one column for each student, centred cosine with the plain one and CKA in brackets."""
     students = [name for name in findings.fidelity if not size_of(name)]
-    rows = []
-    for teacher, kinds in (findings.fidelity[students[0]] if students else {}).items():
-        for kind in kinds:
-            values = [findings.fidelity[s][teacher][kind] for s in students]
-            rows.append([teacher, kind, *(_cosines(v) for v in values)])
+    measured = [findings.fidelity[student] for student in students]
+    spoken = dict.fromkeys((t, k) for by_teacher in measured for t, kinds in by_teacher.items() for k in kinds)
+    rows = [
+        [teacher, kind, *(_cosines(own.get(teacher, {}).get(kind)) for own in measured)] for teacher, kind in spoken
+    ]
     return Table(
         ["teacher", "features", *students],
         rows,
@@ -50,7 +50,9 @@ def fidelity_table(findings: Findings) -> Table:
     )
 
 
-def _cosines(value: FidelityResult) -> str:
+def _cosines(value: FidelityResult | None) -> str | None:
+    if value is None:
+        return None
     cka = "" if value.cka is None else f", {value.cka:.3f}"
     return f"{value.centered:.3f} ({value.plain:.3f}{cka})"
 
@@ -61,8 +63,7 @@ def knn_table(findings: Findings) -> Table:
     if findings.knn:
         any_result = next(iter(findings.knn.values()))
         note = f"{any_result.count} held-out images, {any_result.bank} labelled training images, k = {any_result.k}."
-    if findings.accuracy is not None:
-        rows.append(["student, its own classifier", f"{100 * findings.accuracy:.1f} %", ""])
+    rows += [[f"{name}, its own classifier", f"{100 * share:.1f} %", ""] for name, share in findings.accuracy.items()]
     return Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note=note)
 
 
@@ -75,7 +76,7 @@ def resolution_table(findings: Findings) -> Table:
     """Fidelity of the trained student at each resolution; empty where it was looked at one alone."""
     students = [name for name in findings.fidelity if name == "student" or size_of(name)]
     rows = []
-    for teacher, kinds in findings.fidelity["student"].items() if len(students) > 1 else ():
+    for teacher, kinds in findings.fidelity["student"].items() if any(map(size_of, students)) else ():
         for kind in kinds:
             for name in sorted(students, key=lambda n: size_of(n) or 0):
                 value = findings.fidelity[name][teacher][kind]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from radioplat.errors import Problem
+from radioplat.spec.check_models import model_problems
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
 
@@ -31,6 +32,7 @@ def evaluation_problems(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"must be at least 1, not {size}", f"{path}.resolutions[{i}]")
         elif size in config.resolutions[:i]:
             yield Problem(f"{size} is given twice", f"{path}.resolutions[{i}]")
+    yield from model_problems(spec)
     yield from _linear_probe(spec)
     yield from _segmentation(spec)
     yield from _correspondence(spec)

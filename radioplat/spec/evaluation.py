@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 
 def _weight_decays() -> list[float]:
     return [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+
+
+class JudgedPrecision(str, Enum):
+    """What a checkpoint computes in while it is judged: its weights and activations are cast."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+@dataclass
+class JudgedModel:
+    """(+) One entry of ``evaluate.models``."""
+
+    name: str = "???"
+    path: str = "???"  # a checkpoint folder, a .safetensors of `export`, an .onnx or an .engine
+    # of a checkpoint; unset: fp32. A file and an engine compute in what they were written in
+    precision: JudgedPrecision | None = None
 
 
 @dataclass

@@ -37,6 +37,7 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
     for override in overrides:
         apply_override(tree, override, Spec)
     _accept_single_teacher(tree)
+    _accept_named_models(tree)
     problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in faults(tree, Spec, "", Spec)]
     if problems:
         raise SpecError(*problems)
@@ -106,6 +107,16 @@ def _accept_single_teacher(plain: dict) -> None:
     distill = plain.get("distill")
     if isinstance(distill, dict) and isinstance(distill.get("teacher"), dict):
         distill["teacher"] = [distill["teacher"]]
+
+
+def _accept_named_models(plain: dict) -> None:
+    """``{name: path}``, or ``{name: {path: ..., precision: ...}}``, for the list of ``evaluate.models``."""
+    evaluate = plain.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(models := evaluate.get("models"), dict):
+        evaluate["models"] = [
+            {"name": str(name), **(value if isinstance(value, dict) else {"path": value})}
+            for name, value in models.items()
+        ]
 
 
 def _at(name: str, key: str) -> str:

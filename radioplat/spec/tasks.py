@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig, SegmentationConfig, ZeroShotConfig
+from radioplat.spec.evaluation import (
+    CorrespondenceConfig,
+    JudgedModel,
+    LinearProbeConfig,
+    SegmentationConfig,
+    ZeroShotConfig,
+)
 
 
 @dataclass
@@ -13,6 +19,9 @@ class EvaluateConfig:
     """Spec section ``evaluate``: what a trained student is worth on ``dataset.val_dataset``."""
 
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
+    # (+) several models side by side, instead of the checkpoint: the others are compared with the first. A mapping of
+    # names to paths will do
+    models: list[JudgedModel] = field(default_factory=list)
     results_dir: str | None = None
     batch_size: int | None = None
     num_gpus: int = 1  # processes of this machine that encode, a GPU each; without one, each has its share of cores
