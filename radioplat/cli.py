@@ -81,6 +81,14 @@ def prune(args: argparse.Namespace) -> None:
     show(run(args.spec, args.overrides))
 
 
+def compress(args: argparse.Namespace) -> None:
+    """Stages of compression one after another, with gates: prune, retrain, evaluate, export, engine."""
+    from radioplat.chain.run import compress as run
+    from radioplat.chain.show import show
+
+    show(run(args.spec, args.overrides))
+
+
 def plan(args: argparse.Namespace) -> None:
     """Check everything before a run starts, and say what it will take."""
     from radioplat.distill.plan import plan as run
@@ -225,6 +233,7 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         train_upsampler,
         evaluate,
         prune,
+        compress,
         export,
         gen_trt_engine,
         plan,

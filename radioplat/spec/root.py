@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radioplat.spec.cluster import ClusterConfig, FeatureCacheConfig, TeacherServiceConfig
+from radioplat.spec.compress import CompressConfig
 from radioplat.spec.dataset import DatasetConfig
 from radioplat.spec.distill import DistillConfig
 from radioplat.spec.model import ModelConfig
@@ -29,6 +30,7 @@ class Spec:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     prune: PruneConfig = field(default_factory=PruneConfig)
+    compress: CompressConfig = field(default_factory=CompressConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)

@@ -1,0 +1,122 @@
+"""The spec of one stage, made from the user's: what the stage reads, what it leaves, and what it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from radioplat.chain.groups import Step
+from radioplat.errors import Problem, SpecError
+from radioplat.spec.check import check
+from radioplat.spec.check_export import export_problems
+from radioplat.spec.check_prune import prune_problems
+from radioplat.spec.compress import Stage
+from radioplat.spec.load import load_spec
+from radioplat.spec.root import Spec
+
+TASKS = {stage: stage.value for stage in Stage} | {Stage.engine: "gen_trt_engine"}
+_TRAINING = ("model", "dataset", "train", "distill")
+# The sections that a stage's outcome depends on. Where teachers run, what is cached and who watches, are not of them.
+SECTIONS: dict[Stage, tuple[str, ...]] = {
+    Stage.distill: _TRAINING,
+    Stage.retrain: _TRAINING,
+    Stage.prune: (*_TRAINING, "prune"),
+    Stage.evaluate: ("dataset", "distill", "evaluate"),
+    Stage.export: ("dataset", "export", "gen_trt_engine"),
+    Stage.engine: ("gen_trt_engine",),
+}
+
+
+def task_of(spec: Spec, stage: Stage) -> str:
+    """The task that does the stage's work."""
+    if stage is Stage.retrain:
+        return "distill" if spec.distill.teacher else "train"
+    return TASKS[stage]
+
+
+def stage_spec(spec: Spec, step: Step, milder: Sequence[str] = ()) -> Spec:
+    """The spec of ``step`` before it is told where to read and write.
+
+    Args:
+        milder: overrides of a retry.
+
+    Raises:
+        SpecError: ``compress.changes`` cannot be applied.
+    """
+    asked = spec.compress.changes
+    derived = load_spec(spec, [*asked.get(step.stage.value, ()), *asked.get(step.name, ()), *milder])
+    derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")
+    test = derived.dataset.test_dataset
+    if step.stage is Stage.evaluate and (test.tar_data_sources or test.images_dir):
+        derived.dataset.val_dataset = test
+        derived.dataset.index_dir = str(Path(derived.dataset.index_dir).with_name("index_test"))
+    derived.distill.then = []
+    return derived
+
+
+def stage_problems(spec: Spec, step: Step) -> list[Problem]:
+    """What of the spec would stop ``step``, found before anything starts."""
+    task = task_of(spec, step.stage)
+    if step.stage is Stage.prune:
+        return list(prune_problems(spec))
+    if step.stage is Stage.export:
+        return list(export_problems(spec))
+    return check(spec, task) if task in ("distill", "train") else []
+
+
+def placed(spec: Spec, step: Step, folder: Path, student: Path | None, onnx: Path | None) -> Spec:
+    """Tell a stage's spec where to read and write; changes ``spec`` and returns it.
+
+    Args:
+        student: a checkpoint folder, what the stage before left; None for ``distill``.
+        onnx: what the last export left.
+    """
+    task = task_of(spec, step.stage)
+    spec.results_dir = str(folder)
+    section = getattr(spec, task)
+    if hasattr(section, "results_dir"):
+        section.results_dir = None
+    if hasattr(section, "checkpoint"):
+        section.checkpoint = str(student)
+    if step.stage in (Stage.retrain, Stage.distill):
+        spec.train.resume_training_checkpoint_path = None
+        if spec.train.checkpoint_dir:
+            spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir}/compress/{folder.name}"
+    if step.stage is Stage.retrain:
+        spec.train.pretrained_model_path = str(student)
+        spec.model.backbone.pretrained_backbone_path = None
+    if step.stage is Stage.engine:
+        spec.gen_trt_engine.onnx_file = str(onnx)
+    return spec
+
+
+def depends_on(spec: Spec, stage: Stage) -> str:
+    """YAML of what the stage's outcome depends on."""
+    tree = {name: OmegaConf.to_container(OmegaConf.structured(getattr(spec, name))) for name in SECTIONS[stage]}
+    for name, section in tree.items():
+        section.pop("results_dir", None)
+        if name == "dataset":
+            section.pop("index_dir")  # where it lies changes nothing
+    return OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def fingerprint(*parts: str) -> str:
+    """A hash of texts, in order."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def check_chain(spec: Spec, steps: Sequence[Step]) -> None:
+    """Find what would stop any of ``steps``, before the first one starts.
+
+    Raises:
+        SpecError: with every problem, and the stage that it would stop.
+    """
+    found: dict[Problem, None] = {}
+    for step in steps:
+        found.update(dict.fromkeys(stage_problems(stage_spec(spec, step), step)))
+    if found:
+        raise SpecError(*found)

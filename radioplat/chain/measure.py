@@ -1,0 +1,49 @@
+"""What a student is worth to a gate: the task ``evaluate`` on the validation split, less what no gate looks at."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from pathlib import Path
+
+from radioplat.evaluate.run import EvaluateResult, evaluate
+from radioplat.spec.compress import GateMetric
+from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig, SegmentationConfig, ZeroShotConfig
+from radioplat.spec.root import Spec
+
+TRAINED = "student"
+
+
+def measuring_spec(spec: Spec) -> Spec:
+    """``spec`` for :func:`measure`: ``dataset.val_dataset`` is what it judges on, whatever other splits there are."""
+    derived = copy.deepcopy(spec)
+    derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")
+    asked = derived.evaluate
+    asked.results_dir, asked.baseline, asked.pictures, asked.cka_rows, asked.resolutions = None, False, 0, 0, []
+    asked.linear_probe, asked.segmentation = LinearProbeConfig(), SegmentationConfig()
+    asked.correspondence, asked.zero_shot = CorrespondenceConfig(), ZeroShotConfig()
+    return derived
+
+
+def measure(spec: Spec, student: Path, folder: Path) -> dict[str, float]:
+    """Every metric of :class:`GateMetric` that can be had of ``student`` (a checkpoint folder), by name.
+
+    Args:
+        spec: of :func:`measuring_spec`.
+        folder: where the evaluation writes.
+
+    Raises:
+        RadioplatError: as :func:`radioplat.evaluate.run.evaluate`.
+    """
+    derived = copy.deepcopy(spec)
+    derived.results_dir, derived.evaluate.checkpoint = str(folder), str(student)
+    return metrics_of(evaluate(derived))
+
+
+def metrics_of(result: EvaluateResult) -> dict[str, float]:
+    """The figures of an evaluation that a gate can look at."""
+    values = [v.centered for kinds in result.fidelity.get(TRAINED, {}).values() for v in kinds.values()]
+    found = {GateMetric.fidelity: statistics.fmean(values) if values else None, GateMetric.top1: result.accuracy}
+    found[GateMetric.knn] = result.knn[TRAINED].top1 if TRAINED in result.knn else None
+    return {metric.value: value for metric, value in found.items() if value is not None and math.isfinite(value)}

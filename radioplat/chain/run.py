@@ -1,0 +1,250 @@
+"""The task ``compress``: stages in order, each from what the one before left, with gates between them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from radioplat.chain.derive import check_chain, depends_on, fingerprint, placed, stage_spec
+from radioplat.chain.groups import Group, Step, groups_of
+from radioplat.chain.measure import measure, measuring_spec
+from radioplat.chain.record import Entry, Record
+from radioplat.chain.relax import milder
+from radioplat.chain.stages import run_stage, student_outcome
+from radioplat.errors import RadioplatError, SpecError
+from radioplat.export.run import find_checkpoint
+from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE
+from radioplat.spec.check_compress import compress_problems
+from radioplat.spec.compress import OnFail, Stage
+from radioplat.spec.load import load_spec, to_yaml
+from radioplat.spec.root import Spec
+from radioplat.terminal import note
+from radioplat.track.diary import keep_diary
+from radioplat.track.lease import Lease
+from radioplat.track.results import TaskFolder
+
+RECORD, START = "compress.json", "00_start"
+
+
+class GateFailed(RadioplatError):
+    """A stage keeps less of the starting student than ``compress.gates.min_kept`` asks."""
+
+
+@dataclass(frozen=True)
+class CompressReport:
+    """What the chain came to.
+
+    Attributes:
+        entries: every stage and retry of this chain, in order; the first is the starting student.
+        student: the last student, a checkpoint folder.
+    """
+
+    folder: Path
+    entries: list[Entry]
+    metric: str
+    student: Path
+
+
+@dataclass(frozen=True)
+class _Student:
+    """A student in the chain: its checkpoint folder, and a hash of all that made it."""
+
+    path: Path
+    hash: str
+
+
+@dataclass
+class _Place:
+    """Where the chain is: what the next stage takes, and the last ONNX file with its hash."""
+
+    student: _Student | None
+    onnx: tuple[Path, str] | None = None
+
+
+def compress(
+    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), *, say: Callable[[str], None] = note
+) -> CompressReport:
+    """Run ``compress.stages``; the same command goes on where it was.
+
+    Args:
+        say: called with each line for the user.
+
+    Raises:
+        SpecError: the stages cannot stand in this order, or a stage's fields contradict each other.
+        GateFailed: too little was kept, and there is no (further) milder setting.
+        RadioplatError: as a stage's task does.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := list(compress_problems(spec)):
+        raise SpecError(*problems)
+    groups = groups_of(spec.compress)
+    check_chain(spec, [step for group in groups for step in group.steps])
+    folder = TaskFolder(spec.results_dir, "compress")
+    with Lease(folder.path, say):
+        chain = _Chain(spec, folder.path, say)
+        return keep_diary(folder, "compress", to_yaml(spec), lambda: chain.run(groups), _kpi)
+
+
+class _Chain:
+    def __init__(self, spec: Spec, folder: Path, say: Callable[[str], None]) -> None:
+        self._spec, self._folder, self._say = spec, folder, say
+        self._record = Record(folder / RECORD)
+        self._measuring = measuring_spec(spec)
+        self._measured_on = fingerprint(depends_on(self._measuring, Stage.evaluate))
+        self._reference: Entry | None = None
+
+    def run(self, groups: list[Group]) -> CompressReport:
+        """All of it."""
+        at = _Place(None)
+        if groups[0].steps[0].stage is not Stage.distill:
+            at.student = self._start()
+        try:
+            for group in groups:
+                self._run_group(group, at)
+            self._record.entries = {name: self._record.entries[name] for name in self._record.order}
+        finally:
+            self._write()
+        assert at.student is not None
+        entries = [self._record.entries[name] for name in self._record.order]
+        return CompressReport(self._folder, entries, self._spec.compress.gates.metric.value, at.student.path)
+
+    def _start(self) -> _Student:
+        """The student that the others are compared with."""
+        path = find_checkpoint(self._spec, self._spec.compress.checkpoint, "compress.checkpoint").resolve()
+        files = [f for f in (path / STUDENT_FILE, path / HEADS_FILE) if f.exists()] if path.is_dir() else [path]
+        said = fingerprint(*(_digest(file) for file in files))
+        entry = self._entry(START, START, said, [])
+        entry.outcome = entry.outcome or student_outcome(path)
+        self._judge(entry, path)
+        self._reference = entry
+        return _Student(path, said)
+
+    def _run_group(self, group: Group, at: _Place) -> None:
+        """Its stages, again with milder settings where too little is kept and the spec allows it."""
+        gates, before = self._spec.compress.gates, at.student
+        changes: list[str] = []
+        for attempt in range(gates.retries + 1):
+            at.student = before
+            for step in group.steps:
+                entry = self._run_step(step, at, attempt, changes if step is group.steps[0] else [])
+            entry.passed = None
+            if gates.min_kept is None or not group.gated:
+                return
+            if entry.kept is None:
+                raise self._cannot_judge(entry)
+            entry.passed = entry.kept >= gates.min_kept
+            self._write()
+            if entry.passed:
+                return
+            said = (
+                f"{gates.metric.value} after {entry.name} is {entry.kept:.1%} of the starting student's, "
+                f"and {gates.min_kept:.1%} was asked"
+            )
+            if gates.on_fail is OnFail.stop:
+                hint = "Take a milder setting, a lower min_kept, or on_fail: relax; the same command then goes on."
+                raise GateFailed(said, where="compress.gates.min_kept", hint=hint)
+            changes = milder(self._spec_of(group.steps[0]), group.steps[0].stage, attempt + 1)
+            if not changes or attempt == gates.retries:
+                why = "no retry is left" if changes else f"{group.steps[0].stage.value} has no milder setting"
+                raise GateFailed(f"{said}; {why}", where="compress.gates.min_kept", hint="Take a lower min_kept.")
+            self._say(f"{said}: {group.steps[0].name} again, with {', '.join(changes)}")
+
+    def _run_step(self, step: Step, at: _Place, attempt: int, changes: list[str]) -> Entry:
+        """One stage, or what an earlier start left of it."""
+        name = f"{step.name}.relaxed{attempt}" if attempt else step.name
+        derived = stage_spec(self._spec, step, changes)
+        fields = depends_on(derived, step.stage)
+        if step.stage is Stage.engine:
+            assert at.onnx is not None  # the check of the stages has seen to it
+            parent = at.onnx[1]
+        else:
+            parent = at.student.hash if at.student else ""
+        said = fingerprint(step.stage.value, fields, parent)
+        entry = self._entry(name, step.stage.value, said, changes, fields)
+        folder = TaskFolder(self._folder, name)
+        folder.write_experiment(fields)
+        onnx = at.onnx[0] if at.onnx else None
+        if entry.outcome is None or not Path(entry.outcome.path).exists():
+            start = time.monotonic()
+            try:
+                student = at.student.path if at.student else None
+                entry.outcome = run_stage(step.stage, placed(derived, step, folder.path, student, onnx), self._say)
+            finally:
+                entry.seconds += time.monotonic() - start
+                self._write()
+        if step.stage is Stage.export:
+            at.onnx = Path(entry.outcome.path), said
+        if step.changes_student:
+            at.student = _Student(Path(entry.outcome.path), said)
+            self._judge(entry, at.student.path)
+        else:
+            entry.metrics = entry.outcome.metrics
+        return entry
+
+    def _entry(self, name: str, stage: str, said: str, changes: list[str], fields: str = "") -> Entry:
+        """What the record has of a stage, or a new entry where its fields or a stage before it changed."""
+        record, entry = self._record, self._record.entries.get(name)
+        if entry is None and (self._folder / name).exists():  # of another chain
+            _moved_aside(self._folder / name)
+        if entry is not None and entry.spec_hash != said:
+            folder = TaskFolder(self._folder, name)
+            changed = folder.spec_changes(fields) if fields else ["it is another student"]
+            why = f"changed: {', '.join(changed)}" if changed else "what comes before it changed"
+            self._say(f"{name} starts anew, {why}; what it had left is in {_moved_aside(folder.path).name}")
+            entry = None
+        elif entry is not None and entry.outcome is not None:
+            self._say(f"{name} is done already")
+        if entry is None:
+            entry = Entry(name, stage, said, changes)
+        record.entries[name] = entry
+        record.order.append(name)
+        self._write()
+        return entry
+
+    def _judge(self, entry: Entry, student: Path) -> None:
+        """Measure a student, unless it was measured on the same."""
+        if entry.metrics_hash != self._measured_on:
+            start = time.monotonic()
+            entry.metrics = measure(self._measuring, student, self._folder / entry.name)
+            entry.metrics_hash, entry.measured_s = self._measured_on, time.monotonic() - start
+        self._reference = self._reference or entry
+        metric = self._spec.compress.gates.metric.value
+        ours, theirs = entry.metrics.get(metric), self._reference.metrics.get(metric)
+        entry.kept = ours / theirs if ours is not None and theirs else None
+        self._write()
+
+    def _cannot_judge(self, entry: Entry) -> SpecError:
+        metric, known = self._spec.compress.gates.metric.value, ", ".join(entry.metrics) or "none"
+        return SpecError(
+            f"nothing is known of {metric} after {entry.name}; measured: {known}",
+            where="compress.gates.metric",
+            hint="fidelity needs teachers, knn labels in both splits, top1 a classifier of the student.",
+        )
+
+    def _spec_of(self, step: Step) -> Spec:
+        return stage_spec(self._spec, step)
+
+    def _write(self) -> None:
+        gates = self._spec.compress.gates
+        self._record.write(metric=gates.metric.value, min_kept=gates.min_kept)
+
+
+def _moved_aside(folder: Path) -> Path:
+    """Give a stage's folder another name: what trained for days is not deleted because a field changed."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.before{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _kpi(report: CompressReport) -> dict[str, float]:
+    return {f"kept/{e.name}": e.kept for e in report.entries if e.kept is not None}

@@ -1,0 +1,101 @@
+"""One stage done: the existing task called with the stage's spec, and what it left in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from radioplat.chain.measure import metrics_of
+from radioplat.compress.cost import cost_of
+from radioplat.distill.prune import prune
+from radioplat.distill.run import distill, train
+from radioplat.evaluate.run import evaluate
+from radioplat.export.run import export, gen_trt_engine
+from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, load_student
+from radioplat.spec.compress import Stage
+from radioplat.spec.root import Spec
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage left.
+
+    Attributes:
+        path: a checkpoint folder, or a file.
+        bytes: of a checkpoint the weights' files, of anything else the file.
+        params, macs: of the backbone, for one image; None where no student was left.
+        metrics: by the names of ``compress.gates.metric``; where the stage measured any.
+        words: of an engine, what was done with it, for an engine that was not run is not one that runs.
+        facts: what else the task reported.
+    """
+
+    path: str
+    bytes: int
+    params: int | None = None
+    macs: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+Say = Callable[[str], None]
+
+
+def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
+    """What the student of a checkpoint folder takes.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    student = load_student(path)
+    cost = cost_of(student.backbone, student.architecture.img_size)
+    size = sum((path / name).stat().st_size for name in (STUDENT_FILE, HEADS_FILE) if (path / name).exists())
+    return Outcome(str(path), size, cost.params, cost.macs, facts=facts or {})
+
+
+def run_stage(stage: Stage, spec: Spec, say: Say) -> Outcome:
+    """Call the stage's task; ``spec`` names what it reads and where it writes.
+
+    Raises:
+        RadioplatError: as the task does.
+    """
+    return _RUNS[stage](spec, say)
+
+
+def _train(spec: Spec, say: Say) -> Outcome:
+    run = distill if spec.distill.teacher else train
+    result = run(spec, say=say, progress=True)
+    return student_outcome(result.checkpoint, {"steps": result.global_step})
+
+
+def _prune(spec: Spec, say: Say) -> Outcome:
+    report = prune(spec)
+    return student_outcome(report.path, {"amount": report.amount})
+
+
+def _evaluate(spec: Spec, say: Say) -> Outcome:
+    result = evaluate(spec)
+    return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result))
+
+
+def _export(spec: Spec, say: Say) -> Outcome:
+    report = export(spec)
+    return Outcome(str(report.path), report.bytes, facts={"max_abs_error": report.max_abs_error})
+
+
+def _engine(spec: Spec, say: Say) -> Outcome:
+    report = gen_trt_engine(spec)
+    facts = {"library": report.library, "version": report.version, "kernels": report.kernels}
+    return Outcome(str(report.path), report.bytes, words=["built"], facts=facts)
+
+
+_RUNS: dict[Stage, Callable[[Spec, Say], Outcome]] = {
+    Stage.distill: _train,
+    Stage.retrain: _train,
+    Stage.prune: _prune,
+    Stage.evaluate: _evaluate,
+    Stage.export: _export,
+    Stage.engine: _engine,
+}

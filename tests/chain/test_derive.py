@@ -1,0 +1,110 @@
+"""The spec of a stage: what the user's changes reach, and which changes begin which stage anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radioplat.chain.derive import SECTIONS, depends_on, placed, stage_spec
+from radioplat.chain.groups import Step, groups_of
+from radioplat.chain.relax import milder
+from radioplat.errors import SpecError
+from radioplat.spec.compress import Stage
+from radioplat.spec.load import load_spec
+from radioplat.spec.prune import PruneBudget, PruneConfig
+from radioplat.spec.root import Spec
+
+
+def steps(spec) -> dict[str, Step]:
+    """Every stage by its name."""
+    return {step.name: step for group in groups_of(spec.compress) for step in group.steps}
+
+
+def test_changes_reach_the_stages_that_they_name():
+    asked = [
+        "compress.stages=[prune,retrain,prune,retrain]",
+        "compress.changes.retrain=[train.num_epochs=3,train.seed=5]",
+        "compress.changes.04_retrain=[train.num_epochs=7]",
+    ]
+    spec = load_spec(None, asked)
+    found = {name: stage_spec(spec, step).train for name, step in steps(spec).items()}
+    assert [train.num_epochs for train in found.values()] == [10, 3, 10, 7]
+    assert [train.seed for train in found.values()] == [1234, 5, 1234, 5]
+    assert spec.train.num_epochs == 10
+    spec.compress.changes["prune"] = ["prune.amuont=0.1"]
+    with pytest.raises(SpecError, match="prune.amuont: unknown field. Did you mean prune.amount"):
+        stage_spec(spec, steps(spec)["01_prune"])
+
+
+def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder():
+    spec = load_spec(
+        None,
+        [
+            "compress.stages=[prune,retrain,evaluate,export,engine]",
+            "prune.results_dir=elsewhere",
+            "model.backbone.pretrained_backbone_path=w.pth",
+            "train.checkpoint_dir=s3://b/c",
+            "distill.then=[evaluate]",
+            "dataset.test_dataset.images_dir=test",
+        ],
+    )
+    found = {
+        step.stage: placed(stage_spec(spec, step), step, Path("out") / name, Path("student"), Path("s.onnx"))
+        for name, step in steps(spec).items()
+    }
+    assert {s.results_dir for s in found.values()} == {f"out/{name}" for name in steps(spec)}
+    assert found[Stage.prune].prune.checkpoint == "student" and found[Stage.prune].prune.results_dir is None
+    # Without teachers it is task train.
+    retrain = found[Stage.retrain]
+    assert retrain.train.pretrained_model_path == "student" and retrain.distill.then == []
+    assert retrain.model.backbone.pretrained_backbone_path is None
+    assert retrain.train.checkpoint_dir == "s3://b/c/compress/02_retrain"
+    assert found[Stage.evaluate].evaluate.checkpoint == found[Stage.export].export.checkpoint == "student"
+    assert found[Stage.evaluate].dataset.val_dataset.images_dir == "test"
+    assert found[Stage.export].dataset.val_dataset.images_dir is None
+    assert found[Stage.engine].gen_trt_engine.onnx_file == "s.onnx"
+    assert spec.prune.results_dir == "elsewhere"
+
+
+CHANGES = {
+    "prune.amount=0.25": {Stage.prune},
+    "train.optim.lr=0.5": {Stage.prune, Stage.retrain, Stage.distill},
+    "evaluate.max_images=3": {Stage.evaluate},
+    "export.opset_version=20": {Stage.export},
+    "gen_trt_engine.tensorrt.max_batch_size=64": {Stage.export, Stage.engine},
+    "cluster.mode=ray": set(),
+    "results_dir=elsewhere": set(),
+    "wandb.enable=true": set(),
+    "prune.results_dir=elsewhere": set(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_begins_the_stages_anew_that_depend_on_it(change):
+    after = load_spec(None, [change])
+    touched = {stage for stage in SECTIONS if depends_on(Spec(), stage) != depends_on(after, stage)}
+    assert touched & set(CHANGES[change]) == CHANGES[change] and touched == CHANGES[change]
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 6))
+def test_a_retry_of_pruning_takes_less_each_time(share, attempt):
+    def asked(config: PruneConfig, number: int) -> float:
+        (line,) = milder(Spec(prune=config), Stage.prune, number)
+        return float(line.partition("=")[2])
+
+    amount = PruneConfig(amount=share)
+    assert 0 < asked(amount, attempt + 1) < asked(amount, attempt) < share
+    budget = PruneConfig(budget=PruneBudget(macs=share))
+    assert share < asked(budget, attempt) < asked(budget, attempt + 1) < 1
+    blocks = PruneConfig(parts=[], blocks=attempt)
+    assert asked(blocks, 1) == int(attempt * 0.75) < attempt
+    assert milder(Spec(), Stage.retrain, attempt) == []
+
+
+def test_a_retry_is_a_spec():
+    spec = load_spec(None, ["prune.amount=0.4", "prune.blocks=3", "prune.budget.params=0.5"])
+    again = load_spec(spec, milder(spec, Stage.prune, 1)).prune
+    assert (again.amount, again.blocks, again.budget.params) == (0.4, 2, 0.625)
