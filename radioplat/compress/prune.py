@@ -19,7 +19,7 @@ from radioplat.errors import SpecError
 from radioplat.models.heads import AttentionHead
 from radioplat.models.reshaping import Reshaping, difference
 from radioplat.models.student import Student, build_backbone
-from radioplat.spec.prune import PruneConfig, PruneMode, PrunePart, PruneScope
+from radioplat.spec.prune import PruneConfig, PruneMode, PrunePart, PruneScope, SparsityPattern
 
 FUSED = "fused_attn"  # a kernel that no trace sees into
 
@@ -54,6 +54,7 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
     Raises:
         SpecError: the family cannot be pruned, a pattern names no layer, or nothing would be left.
     """
+    _check_plain(student)
     gradients = {name: p.grad for name, p in student.named_parameters()}
     small = copy.deepcopy(student).eval()
     for name, parameter in small.named_parameters():
@@ -74,11 +75,21 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
         raise _unsupported(student, f"what is left of it does not run ({error})") from error
 
 
+def _check_plain(student: Student) -> None:
+    held = student.architecture.sparsity
+    if held is not None and held.pattern == SparsityPattern.two_of_four.value:
+        raise SpecError(
+            "cutting channels breaks the 2:4 zeros that this student has",
+            where="prune.checkpoint",
+            hint="Take the checkpoint from before them: channels first, zeros second, or both in one prune.",
+        )
+
+
 def _cut(student: Student, config: PruneConfig, score: ChannelScore) -> None:
     """Take the least worthy channels out of ``student``, in place."""
-    if not config.parts:
+    if not config.cut:
         return
-    if PrunePart.width in config.parts and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
+    if PrunePart.width in config.cut and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
         raise SpecError(
             "the width cannot be cut under an attn head, whose own attention has it too",
             where="prune.parts",
@@ -137,7 +148,7 @@ def groups_of(
     heads = {layer.qkv: layer.num_heads for layer in layers}
     for members in graph.get_all_groups(ignored_layers=left):
         part = part_of(members, blocks, set(heads))
-        if part not in config.parts:
+        if part not in config.cut:
             continue
         layer = names[members[0].dep.target.module]
         units = len(members[0].idxs)

@@ -15,6 +15,7 @@ from radioplat.compress.budget import within_budget
 from radioplat.compress.cost import Cost, cost_of
 from radioplat.compress.prune import prune_student
 from radioplat.compress.scores import ChannelScore
+from radioplat.compress.sparsify import Sparsified, sparsify
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.score_pass import first_batches, score_student
 from radioplat.errors import SpecError
@@ -38,7 +39,8 @@ class PruneReport:
     Attributes:
         path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
         amount: as asked, or as the budget found it.
-        before, after: what the backbone takes.
+        before, after: what the backbone takes; zeros count like any number.
+        sparse: which weights are zero, where that was asked for.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class PruneReport:
     amount: float
     before: Cost
     after: Cost
+    sparse: Sparsified | None = None
 
 
 def prune(spec: Spec | dict | str | Path, overrides: Sequence[str] = ()) -> PruneReport:
@@ -85,9 +88,12 @@ def _prune(spec: Spec, folder: TaskFolder) -> PruneReport:
     if any(share is not None for share in (budget.params, budget.macs, budget.latency)):
         small, asked = within_budget(student, asked, smaller)
     else:
-        small = smaller(asked)
+        small = smaller(asked) if asked.cut or asked.blocks else student
+    sparse = None
+    if asked.sparsity.type is not None:
+        small, sparse = sparsify(small, asked.sparsity)
     after = cost_of(small.backbone, small.architecture.img_size, timed)
-    report = PruneReport(folder.path / MODEL, path, asked.amount, before, after)
+    report = PruneReport(folder.path / MODEL, path, asked.amount if asked.cut else 0.0, before, after, sparse)
     _write(small, report)
     return report
 
@@ -113,4 +119,5 @@ def _write(student: Student, report: PruneReport) -> None:
 
 def _kpi(report: PruneReport) -> dict[str, float]:
     before, after = report.before, report.after
-    return {"params_kept": after.params / before.params, "macs_kept": after.macs / before.macs}
+    zeros = {"zeros": report.sparse.zeros / report.sparse.weights} if report.sparse else {}
+    return zeros | {"params_kept": after.params / before.params, "macs_kept": after.macs / before.macs}

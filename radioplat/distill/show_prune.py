@@ -16,8 +16,17 @@ def show(report: PruneReport) -> None:
     if before.latency is not None and after.latency is not None:
         slow, quick = f"{1e3 * before.latency:.1f} ms", f"{1e3 * after.latency:.1f} ms"
         rows.append(["one image, here", slow, quick, f"{after.latency / before.latency:.1%}"])
-    terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, f"of each layer {report.amount:.0%} went")
+    terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, _went(report))
+    if report.sparse is not None:
+        found = report.sparse
+        terminal.say(f"{found.pattern}: {found.zeros:,} of {found.weights:,} weights of {found.layers} layers are zero")
+        if found.left_out:
+            terminal.say(f"left out, their inputs are no multiple of 4: {', '.join(found.left_out)}")
     terminal.say(f"{report.path}")
     terminal.say(
         f"retrain it with: radioplat distill -e SPEC train.pretrained_model_path={report.path} results_dir=ANOTHER"
     )
+
+
+def _went(report: PruneReport) -> str:
+    return f"of each layer {report.amount:.0%} went" if report.amount else "no channel went"

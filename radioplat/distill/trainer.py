@@ -41,6 +41,7 @@ from radioplat.distill.stages import schedule_at
 from radioplat.distill.validation import validate, validation_due
 from radioplat.errors import TrainingError
 from radioplat.models import spectral
+from radioplat.models.sparsity import hold_zeros
 from radioplat.teachers.client import Pending
 
 
@@ -81,6 +82,8 @@ class Trainer:
         self.persistence, self.state = persistence, persistence.state
         self.loss_state = LossState(self.module)
         persistence.restore_weights(self.module, self.loss_state)
+        if student.architecture.sparsity is not None:
+            hold_zeros(student.backbone, student.architecture.sparsity)
         if distils and self.module.asks_average():
             self.module.average = AverageStudent(student)
         self.running = RunningState(self.module)

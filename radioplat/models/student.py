@@ -16,6 +16,7 @@ from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.quantization import Quantization, quantize_modules
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.reshaping import Reshaping, reshape
+from radioplat.models.sparsity import Sparsity
 from radioplat.models.spectral import materialise, reparametrize
 from radioplat.models.timm_backbone import TimmBackbone
 
@@ -35,6 +36,7 @@ class StudentArchitecture:
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
         pruned: what pruning took of the backbone that ``type`` builds; None for nothing.
         quantized: which layers have quantizers, BatchNorm folded; None for none.
+        sparsity: the layers whose zeros training leaves as they are; None for none.
     """
 
     type: str
@@ -52,6 +54,7 @@ class StudentArchitecture:
     spectral_reparam: bool = False
     pruned: Reshaping | None = None
     quantized: Quantization | None = None
+    sparsity: Sparsity | None = None
 
     @property
     def summary_slots(self) -> list[int]:
@@ -72,6 +75,7 @@ class StudentArchitecture:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
         raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])
+        raw["sparsity"] = Sparsity(**raw["sparsity"]) if raw.get("sparsity") else None
         raw["pruned"] = Reshaping(**raw["pruned"]) if raw.get("pruned") else None
         raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
         return cls(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.prune import PruneMode, PrunePart, PruneScope
+from radioplat.spec.prune import PruneMode, PrunePart, PruneScope, SparsityConfig, SparsityPattern
 from radioplat.spec.root import Spec
 
 
@@ -29,6 +29,27 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
         )
     if asked.mode is PruneMode.threshold and asked.scope is PruneScope.all:
         yield Problem("mode threshold looks at each layer alone", "prune.scope", "Take scope: layer.")
-    if not asked.parts and not asked.blocks:
+    if not asked.cut and not asked.blocks and asked.sparsity.type is None:
         known = ", ".join(part.value for part in PrunePart)
         yield Problem("nothing is named that may go", "prune.parts", f"Any of {known}; or prune.blocks.")
+    if budget and not asked.cut:
+        yield Problem("a budget is kept by cutting channels", "prune.budget", "Name prune.parts, or leave it out.")
+    yield from _sparsity(asked.sparsity)
+
+
+def _sparsity(asked: SparsityConfig) -> Iterator[Problem]:
+    where, plain = "prune.sparsity", SparsityConfig()
+    if asked.type is None:
+        for name in ("amount", "scope", "exclude"):
+            if getattr(asked, name) != getattr(plain, name):
+                known = ", ".join(pattern.value for pattern in SparsityPattern)
+                yield Problem("without a type nothing becomes zero", f"{where}.{name}", f"{where}.type: {known}.")
+        return
+    if not 0 < asked.amount < 1:
+        hint = "1 would leave nothing." if asked.amount >= 1 else ""
+        yield Problem(f"must be between 0 and 1, not {asked.amount}", f"{where}.amount", hint)
+    if asked.type is SparsityPattern.two_of_four:
+        if asked.amount != plain.amount:
+            yield Problem(f"2:4 means a half, not {asked.amount}", f"{where}.amount", "Leave it out.")
+        if asked.scope is PruneScope.all:
+            yield Problem("2:4 looks at four inputs alone", f"{where}.scope", "Take scope: layer.")

@@ -41,10 +41,11 @@ def faults(value: Any, kind: Any, path: str, root: type) -> Iterator[Problem]:
         path: the field path of ``value``, empty at the top.
         root: the dataclass at the top, in which fields that were put into the wrong section are looked up.
     """
-    kind = strip_optional(kind)
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if _is_interpolation(value):
+    bare = strip_optional(kind)
+    if _is_interpolation(value) or (value is None and typing.get_origin(bare) is list and bare is not kind):
         return
+    kind = bare
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         if isinstance(value, dict):
             yield from _section(value, typing.cast(type, kind), path, root)

@@ -38,6 +38,7 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
         apply_override(tree, override, Spec)
     _accept_single_teacher(tree)
     _accept_named_models(tree)
+    _accept_two_of_four(tree)
     problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in faults(tree, Spec, "", Spec)]
     if problems:
         raise SpecError(*problems)
@@ -117,6 +118,13 @@ def _accept_named_models(plain: dict) -> None:
             {"name": str(name), **(value if isinstance(value, dict) else {"path": value})}
             for name, value in models.items()
         ]
+
+
+def _accept_two_of_four(plain: dict) -> None:
+    """YAML 1.1 reads an unquoted ``2:4`` as minutes and seconds."""
+    sparsity = plain.get("prune") and isinstance(plain["prune"], dict) and plain["prune"].get("sparsity")
+    if isinstance(sparsity, dict) and sparsity.get("type") == 2 * 60 + 4:
+        sparsity["type"] = "2:4"
 
 
 def _at(name: str, key: str) -> str:

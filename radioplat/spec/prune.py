@@ -44,6 +44,23 @@ class PruneScope(str, Enum):
     all = "global"
 
 
+class SparsityPattern(str, Enum):
+    """Which single weights become zero."""
+
+    unstructured = "unstructured"  # the smallest, wherever they are
+    two_of_four = "2:4"  # of every four consecutive inputs the two smallest
+
+
+@dataclass
+class SparsityConfig:
+    """Single weights of linear layers and convolutions that become zero, and stay so while training goes on."""
+
+    type: SparsityPattern | None = None
+    amount: float = 0.5  # share of the weights that is zero then; of 2:4 it is a half
+    scope: PruneScope = PruneScope.layer
+    exclude: list[str] = field(default_factory=list)  # patterns of the backbone's layers that are left alone
+
+
 @dataclass
 class PruneBudget:
     """What the pruned backbone may take, as a share of what it takes now; ``amount`` is then found."""
@@ -66,9 +83,18 @@ class PruneConfig:
     raw_prune_score: RawScore = RawScore.L2
     score: PruneScore = PruneScore.magnitude  # (+)
     scope: PruneScope = PruneScope.layer  # (+)
-    parts: list[PrunePart] = field(default_factory=lambda: [PrunePart.hidden, PrunePart.heads])  # (+)
+    # (+) unset: hidden and heads; none where only sparsity is asked for
+    parts: list[PrunePart] | None = None
     exclude: list[str] = field(default_factory=list)  # (+) patterns of the backbone's layers that are left alone
     # (+) blocks that go whole, those that change their input least: a count
     blocks: int = 0
     budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
+    sparsity: SparsityConfig = field(default_factory=SparsityConfig)  # (+)
     score_batches: int = 8  # (+) micro-batches that blocks, and channels by gradients, are judged over
+
+    @property
+    def cut(self) -> list[PrunePart]:
+        """Where channels go."""
+        if self.parts is not None:
+            return self.parts
+        return [] if self.sparsity.type is not None else [PrunePart.hidden, PrunePart.heads]

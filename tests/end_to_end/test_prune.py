@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
+import onnx
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from radioplat.distill.prune import prune
 from radioplat.errors import EngineError, SpecError, WeightsError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export
+from radioplat.models.checkpoint import has_average, read_average
 from radioplat.spec.load import load_spec
 from radioplat.track.status import read_status
 
@@ -88,6 +91,49 @@ def test_gradients_need_the_heads_of_the_teachers(spec, pruned, tmp_path):
         prune(other, ("prune.score=taylor", f"prune.results_dir={tmp_path}"))
 
 
+@pytest.fixture(scope="module")
+def sparse(spec, tmp_path_factory):
+    return prune(spec, ("prune.sparsity.type=2:4", f"prune.results_dir={tmp_path_factory.mktemp('sparse')}"))
+
+
+def test_two_of_four_are_zero_in_the_exported_graph_too(sparse, spec, tmp_path):
+    found = sparse.sparse
+    assert found.zeros * 2 == found.weights and not found.left_out and sparse.after.macs == sparse.before.macs
+    path = export(load_spec(spec, (f"export.checkpoint={sparse.path}", f"results_dir={tmp_path}"))).path
+    graph = onnx.load(path).graph
+    matrices = [a for a in map(onnx.numpy_helper.to_array, graph.initializer) if a.ndim == 2 and min(a.shape) >= 48]
+    zeros = sum(int((a == 0).sum()) for a in matrices)
+    assert zeros >= found.zeros and zeros == pytest.approx(found.zeros, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("train.enable_ema=true", "train.ema_decay=0.5"),
+        pytest.param(("train.zero_stage=1",), marks=pytest.mark.proof),
+        ("train.zero_stage=2", "train.precision=bf16", "train.optim.optim=lamb"),
+        ("train.zero_stage=3", "train.optim.optim=sgd"),
+    ],
+    ids=["ema", "zero 1", "zero 2 bf16", "zero 3"],
+)
+def test_zeros_outlive_training(sparse, spec, distil, student_tensors, how, tmp_path):
+    """Weight decay, moments, averages and a start from a checkpoint: what was zero is, and what was not has moved."""
+    before = student_tensors(sparse.path)
+    changes = (f"train.pretrained_model_path={sparse.path}", f"results_dir={tmp_path}", "train.optim.weight_decay=0.5")
+    distil(spec, *changes, *how, "train.max_steps=2")
+    trail = distil(spec, *changes, *how, "train.max_steps=3")
+    assert trail.result.resumed_from == 2
+    after = [student_tensors(trail.result.checkpoint)]
+    if has_average(trail.result.checkpoint):
+        after.append(read_average(trail.result.checkpoint))
+    layers = radioplat.load_student(trail.result.checkpoint).architecture.sparsity.layers
+    assert len(layers) == sparse.sparse.layers
+    for tensors in after:
+        for name in layers:
+            old, new = before[f"backbone.{name}.weight"], tensors[f"backbone.{name}.weight"]
+            assert (new[old == 0] == 0).all() and (new[old != 0] != old[old != 0]).float().mean() > 0.9
+
+
 def test_a_budget_finds_the_amount(spec, tmp_path):
     report = prune(spec, ("prune.budget.macs=0.6", "prune.granularity=4", f"prune.results_dir={tmp_path}"))
     assert 0.4 < report.after.macs / report.before.macs <= 0.6
@@ -100,6 +146,9 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
     [
         ("prune.amount=1", "prune.amount: must be at least 0 and below 1, not 1.*leave nothing"),
         ("prune.parts=[]", "prune.parts: nothing is named"),
+        ("prune.sparsity.amount=0.3", "prune.sparsity.amount: without a type nothing becomes zero"),
+        ("prune.sparsity={type: unstructured, amount: 1}", "prune.sparsity.amount: must be between 0 and 1, not 1"),
+        ("prune.sparsity={type: 2:4, amount: 0.3}", "prune.sparsity.amount: 2:4 means a half, not 0.3"),
         ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
         ("prune.blocks=2", "prune.blocks: 2 blocks cannot go"),
         ("prune.budget.params=2", "prune.budget.params: must be between 0 and 1"),
@@ -108,4 +157,4 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
 )
 def test_what_cannot_be_is_named(spec, override, said, tmp_path):
     with pytest.raises(SpecError, match=said):
-        prune(spec, (*override.split(), f"prune.results_dir={tmp_path}"))
+        prune(spec, (*re.split(r" (?=prune)", override), f"prune.results_dir={tmp_path}"))
