@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from radioplat.errors import EngineError, SpecError
+from radioplat.export.engines.build import EngineReport, build_engine
 from radioplat.export.onnx import OnnxReport, export_onnx
-from radioplat.export.tensorrt import EngineReport, build_engine
 from radioplat.export.weights import NAMES, WeightsReport, export_weights
 from radioplat.spec.check_export import export_problems
 from radioplat.spec.load import to_yaml
@@ -93,8 +93,11 @@ def _gen_trt_engine(spec: Spec) -> EngineReport:
         asked.onnx_file or onnx_file(spec),
         engine_file(spec),
         config,
+        backend=asked.backend,
         height=asked.input_height,
         width=asked.input_width,
+        timing_cache=asked.timing_cache,
+        gpu_id=asked.gpu_id,
         verbose=asked.verbose,
     )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from radioplat import terminal
+from radioplat.export.engines.build import EngineReport
 from radioplat.export.onnx import OnnxReport
-from radioplat.export.tensorrt import EngineReport
 from radioplat.export.weights import WeightsReport
 
 

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from radioplat import terminal
 from radioplat.errors import RadioplatError
 from radioplat.evaluate.run import EvaluateResult, evaluate
+from radioplat.export.engines.build import EngineReport
 from radioplat.export.run import export, gen_trt_engine
-from radioplat.export.tensorrt import EngineReport
 from radioplat.quickstart.defaults import ROOT, SPEC, ensure_inputs
 from radioplat.spec.load import load_spec
 from radioplat.spec.root import Spec

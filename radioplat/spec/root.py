@@ -8,9 +8,10 @@ from radioplat.spec.cluster import ClusterConfig, FeatureCacheConfig, TeacherSer
 from radioplat.spec.compress import CompressConfig
 from radioplat.spec.dataset import DatasetConfig
 from radioplat.spec.distill import DistillConfig
+from radioplat.spec.engine import GenTrtEngineConfig
 from radioplat.spec.model import ModelConfig
 from radioplat.spec.prune import PruneConfig
-from radioplat.spec.tasks import EvaluateConfig, ExportConfig, GenTrtEngineConfig, InferenceConfig
+from radioplat.spec.tasks import EvaluateConfig, ExportConfig, InferenceConfig
 from radioplat.spec.train import TrainConfig
 from radioplat.spec.upsampling import TrainUpsamplerConfig
 from radioplat.spec.wandb import WandbConfig

@@ -1,4 +1,4 @@
-"""Spec sections of the tasks around training: ``evaluate``, ``inference``, ``export``, ``gen_trt_engine``."""
+"""Spec sections of the tasks around training: ``evaluate``, ``inference``, ``export``."""
 
 from __future__ import annotations
 
@@ -84,33 +84,3 @@ class ExportConfig:
     format: ExportFormat = ExportFormat.onnx  # (+)
     output: str | None = None  # (+) what formats other than onnx write; default: in results_dir/export
     use_ema: bool | None = None  # (+) as evaluate.use_ema
-
-
-@dataclass
-class TensorRTConfig:
-    """What the engine may use."""
-
-    data_type: str = "fp32"  # fp32 | fp16 | bf16; must be what the ONNX file is typed for
-    workspace_size: int = 1024  # MiB of scratch memory on the GPU
-    # the batches it accepts, and the one it is tuned for; of no effect on an ONNX file with a fixed batch
-    min_batch_size: int = 1
-    opt_batch_size: int = 8
-    max_batch_size: int = 16
-    # (+) GPUs the engine is built for, as compute capabilities
-    compute_capabilities: list[str] = field(default_factory=lambda: ["SM86", "SM89", "SM120"])
-
-
-@dataclass
-class GenTrtEngineConfig:
-    """Spec section ``gen_trt_engine``: an ONNX file as a TensorRT engine."""
-
-    results_dir: str | None = None
-    onnx_file: str | None = None  # default: what `export` wrote
-    trt_engine: str | None = None  # default: results_dir/gen_trt_engine/student.engine
-    input_channel: int = 3
-    input_width: int | None = None  # default: the ONNX file's
-    input_height: int | None = None
-    opset_version: int = 18  # TAO's; the ONNX file has one already
-    batch_size: int = -1  # above 0: the only batch the engine takes, instead of tensorrt.{min,opt,max}_batch_size
-    verbose: bool = False  # let TensorRT print
-    tensorrt: TensorRTConfig = field(default_factory=TensorRTConfig)

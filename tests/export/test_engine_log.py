@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.export.engine_log import EngineLog
+from radioplat.export.engines.log import EngineLog
 
 # Copied from a build of TensorRT for RTX 1.7.1.116, shortened.
 LAYERS = """Layers:

@@ -11,8 +11,8 @@ from radioplat.export.run import engine_file, export, find_checkpoint, gen_trt_e
 from radioplat.models.checkpoint import save_student
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
+from radioplat.spec.engine import TensorRTConfig
 from radioplat.spec.root import Spec
-from radioplat.spec.tasks import TensorRTConfig
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from radioplat.errors import EngineError
-from radioplat.export.tensorrt import build_engine, load_tensorrt
-from radioplat.spec.tasks import TensorRTConfig
+from radioplat.export.engines.build import build_engine
+from radioplat.export.engines.library import load_tensorrt
+from radioplat.spec.engine import TensorRTConfig
 
 SIZE = 48
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import Counter
 
+from radioplat.export.engines.interface import Kernel
+
 # A machine without a GPU adds these to every failure; they are never the reason, since a CPU build needs no driver.
 _NOISE = re.compile(r"cudaError 35|--- (Begin|End) node ---|^ModelImporter\.cpp:\d+: (While parsing|ERROR)")
-_KERNEL = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<kind>\w+), Inputs: \[ \{.*?Datatype: (?P<type>\w+)")
+_KERNEL = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<kind>\w+), Inputs: (?P<rest>\[ \{.*)")
+_DATA_TYPE = re.compile(r"Datatype: (\w+)")
+_CONSTANT = re.compile(r"Dimensions: \[([-\d,]*)\][^{}]*?Datatype: (\w+)")
+_ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _NAMES = {"Float": "fp32", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8", "FP8": "fp8", "FP4": "fp4"}
 
 
@@ -43,18 +49,18 @@ class EngineLog:
         """The errors as single lines, without repetitions and without what a missing GPU driver adds."""
         return readable(self.errors, limit)
 
-    def kernels(self) -> dict[str, int] | None:
-        """Convolution, GEMM and attention kernels by the datatype of their first input (``{"int8": 20, "fp32": 1}``).
+    def kernel_list(self) -> list[Kernel] | None:
+        """Convolution, GEMM and attention kernels, each with what it multiplies in.
 
         Read from the builder's ``Layers:`` message, which no document describes: None where it is absent or looks
         different.
         """
-        counts: Counter[str] = Counter()
-        for line in (self._layers or "").splitlines():
-            kernel = _KERNEL.match(line)
-            if kernel and _multiplies(kernel["kind"], kernel["name"]):
-                counts[_NAMES.get(kernel["type"], kernel["type"])] += 1
-        return dict(counts) or None
+        lines = [_KERNEL.match(line) for line in (self._layers or "").splitlines()]
+        return [kernel for line in lines if line and (kernel := _kernel(**line.groupdict()))] or None
+
+    def kernels(self) -> dict[str, int] | None:
+        """Kernels of :meth:`kernel_list` by data type (``{"int8": 20, "fp32": 1}``)."""
+        return dict(Counter(kernel.data_type for kernel in self.kernel_list() or [])) or None
 
 
 def readable(messages: list[str], limit: int = 3) -> list[str]:
@@ -64,6 +70,23 @@ def readable(messages: list[str], limit: int = 3) -> list[str]:
     return [line[:400] for line in dict.fromkeys(useful)][:limit]
 
 
-def _multiplies(kind: str, name: str) -> bool:
+def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
     # "runtime_fusion" is a GEMM or convolution with what follows it; fused attention is a generated kernel.
-    return kind in ("gemm", "correlation", "convolution", "runtime_fusion") or "_gemm_" in name
+    attention = "_gemm_" in name
+    if not attention and kind not in ("gemm", "correlation", "convolution", "runtime_fusion"):
+        return None
+    inputs, _, behind = rest.partition("Constants:")
+    constants, _, behind = behind.partition("Outputs:")
+    types = _DATA_TYPE.findall(inputs)
+    if not types:
+        return None
+    # A fused residual is an input too, so where the weights (the largest constant) have the type of an input, that
+    # is the type of the product. Weights of another type are converted first.
+    weights = max(_CONSTANT.findall(constants), key=lambda found: _elements(found[0]), default=("", ""))[1]
+    found = weights if weights in types else types[0]
+    layers = tuple(dict.fromkeys(_ONNX_LAYER.findall(behind)))
+    return Kernel(name, "attention" if attention else "conv_gemm", _NAMES.get(found, found), layers)
+
+
+def _elements(dimensions: str) -> int:
+    return math.prod(abs(int(side)) for side in dimensions.split(",") if side.lstrip("-").isdigit())

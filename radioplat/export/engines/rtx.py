@@ -1,0 +1,49 @@
+"""TensorRT for RTX: engines for several GPU generations, built without a GPU. Its networks are strongly typed."""
+
+from __future__ import annotations
+
+from radioplat.export.engines.interface import BuildRequest, BuiltEngine, refuse_unused
+from radioplat.export.engines.library import RTX, load_tensorrt
+from radioplat.export.engines.log import EngineLog
+from radioplat.export.engines.network import finish_build, speaking, start_build
+from radioplat.export.engines.onnx_input import OnnxInput
+from radioplat.export.engines.targets import choose_targets, known_targets
+
+_NOT_HERE = {
+    "calibration": "It takes INT8 ranges from Q/DQ nodes alone: `radioplat quantize`, then `radioplat export` on the "
+    "checkpoint that it writes.",
+    # Its timing cache calls do nothing since version 1.2: kernels are timed where the engine runs.
+    "timing_cache": "Remove it; kernels are chosen on the GPU where the engine runs.",
+}
+
+
+def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> BuiltEngine:
+    """Build for the GPUs of ``compute_capabilities``.
+
+    Args:
+        data_types: in which ``file`` computes.
+
+    Raises:
+        EngineError: a field it cannot act on, a GPU without the data type, or whatever reason TensorRT gives.
+    """
+    refuse_unused(request, "TensorRT for RTX", _NOT_HERE)
+    trt = load_tensorrt(RTX)
+    known = known_targets(trt)
+    targets = choose_targets(known, request.config.compute_capabilities, data_types, f"TensorRT {trt.__version__}")
+    log = EngineLog(echo=request.verbose)
+    with speaking(log, file.path):
+        typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        build = start_build(trt, log, file, request, 0 if typed is None else 1 << int(typed))
+        build.config.num_compute_capabilities = len(targets)
+        for i, name in enumerate(targets):
+            build.config.set_compute_capability(getattr(trt.ComputeCapability, name), i)
+        engine = finish_build(build, log, file.path)
+    return BuiltEngine(
+        data=engine,
+        library="tensorrt_rtx",
+        version=trt.__version__,
+        targets=targets,
+        input_shape=build.shape,
+        batch=build.batch,
+        kernels=log.kernel_list(),
+    )
