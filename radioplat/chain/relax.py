@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radioplat.spec.compress import Stage
-from radioplat.spec.prune import PruneMode
+from radioplat.spec.prune import PruneMode, SparsityPattern
 from radioplat.spec.root import Spec
 
 STEP = 0.75  # of what went, the share that goes the next time
@@ -20,8 +20,10 @@ def _prune(spec: Spec, share: float) -> list[str]:
     found = [f"prune.budget.{name}={1 - (1 - kept) * share:.6g}" for name, kept in budgets.items()]
     if asked.mode is PruneMode.threshold:
         found.append(f"prune.threshold={asked.threshold * share:.6g}")
-    elif not budgets and asked.parts:
+    elif not budgets and asked.cut:
         found.append(f"prune.amount={asked.amount * share:.6g}")
     if asked.blocks:
         found.append(f"prune.blocks={int(asked.blocks * share)}")
+    if asked.sparsity.type is SparsityPattern.unstructured:
+        found.append(f"prune.sparsity.amount={asked.sparsity.amount * share:.6g}")
     return found

@@ -76,6 +76,12 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
 
 
 def _check_plain(student: Student) -> None:
+    if student.architecture.quantized is not None:
+        raise SpecError(
+            "a quantized student cannot be pruned",
+            where="prune.checkpoint",
+            hint="Take the checkpoint from before quantization: prune first, quantize second.",
+        )
     held = student.architecture.sparsity
     if held is not None and held.pattern == SparsityPattern.two_of_four.value:
         raise SpecError(
