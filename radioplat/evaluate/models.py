@@ -14,6 +14,7 @@ from radioplat.evaluate.needs import size_problems
 from radioplat.evaluate.onnx_model import OnnxModel
 from radioplat.evaluate.subject import NamedHeads, StudentHeads, Subject
 from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, has_average, is_checkpoint, load_student
+from radioplat.models.quantizer import quantizers
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.evaluation import JudgedModel, JudgedPrecision
 from radioplat.spec.root import Spec
@@ -103,10 +104,12 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> M
     averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
     student = load_student(path, f"{where}.path", averaged)
     architecture, precision = student.architecture, asked.precision or JudgedPrecision.fp32
-    formats = _formats(student)
+    formats = sorted({quantizer.format.value for quantizer in quantizers(student).values()})
     if formats and precision is not JudgedPrecision.fp32:
         hint = "Fake quantization rounds in fp32; remove the line."
-        raise SpecError(f"a quantized model is judged in fp32, not {precision.value}", f"{where}.precision", hint=hint)
+        raise SpecError(
+            f"a quantized model is judged in fp32, not {precision.value}", where=f"{where}.precision", hint=hint
+        )
     size = student_size(spec, architecture)
     if problems := list(size_problems(architecture, {"dataset.val_img_size": size})):
         raise SpecError(*problems)
@@ -135,12 +138,6 @@ def _in_precision(student: Student, precision: JudgedPrecision) -> Student:
         if part is not None:
             part.to(_DTYPES[precision])
     return student
-
-
-def _formats(student: Student) -> list[str]:
-    """Number formats of the quantizers, sorted; empty for a model without."""
-    found = {getattr(m, side, None) for m in student.modules() for side in ("input_quantizer", "weight_quantizer")}
-    return sorted({str(getattr(q.format, "value", q.format)) for q in found if q is not None})
 
 
 def _files(path: Path) -> list[Path]:

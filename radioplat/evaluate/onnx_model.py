@@ -13,11 +13,10 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from radioplat.errors import EngineError
 from radioplat.evaluate.subject import KINDS
-from radioplat.export.flat_student import INPUT
+from radioplat.export.flat_student import INPUT, LOGITS
 from radioplat.export.precision import stored_data_type
 from radioplat.models.features import Features
 
-LOGITS = "logits"
 _QUANTIZED = {
     TensorProto.INT8: "int8",
     TensorProto.UINT8: "uint8",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from radioplat.evaluate.encoder import Encoder
 from radioplat.models.features import Features
-from radioplat.models.norm_fold import fold_head
+from radioplat.models.norm_fold import fold_heads
 from radioplat.models.student import Student
 
 KINDS = ("summary", "spatial")
@@ -59,7 +59,8 @@ class StudentHeads:
     """A student's own, in the precision of its weights."""
 
     def __init__(self, student: Student) -> None:
-        self._student, self.names = _folded(student), student.head_names
+        fold_heads(student)
+        self._student, self.names = student, student.head_names
         self._dtype = next(student.backbone.parameters()).dtype
         widths = {(h.name, k): getattr(h, f"{k}_dim") for h in student.architecture.heads for k in KINDS}
         self.spoken: Mapping[tuple[str, str], int] = {key: w for key, w in widths.items() if w is not None}
@@ -83,14 +84,3 @@ class NamedHeads:
     def head(self, name: str, features: Features) -> Features:
         """See :class:`Heads`."""
         return Features(features.named.get(f"{name}.summary"), features.named.get(f"{name}.spatial"))
-
-
-def _folded(student: Student) -> Student:
-    """The same function; a matrix behind a head (PHI-S, whitening) costs more at each position than the head itself.
-
-    A quantized head keeps its weights: its scales are of them.
-    """
-    for head in student.heads.values():
-        if not any(hasattr(module, "weight_quantizer") for module in head.modules()):
-            fold_head(head, mean=False)
-    return student

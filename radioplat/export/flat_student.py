@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from radioplat.errors import EngineError, RadioplatError
 from radioplat.export.resolution import FIELD, sides, traced_size
 from radioplat.models.features import Features
-from radioplat.models.heads import TeacherHead
-from radioplat.models.norm_fold import fold_head
+from radioplat.models.norm_fold import fold_heads
 
-INPUT = "images"
+INPUT, LOGITS = "images", "logits"
 
 
 class Exportable(typing.Protocol):
@@ -45,10 +44,10 @@ class FlatStudent(nn.Module):
         super().__init__()
         module = copy.deepcopy(typing.cast(nn.Module, student))
         self.student = module.to(device="cpu", dtype=torch.float32).requires_grad_(False)
-        for head in self.student.modules():
-            if isinstance(head, TeacherHead):
-                fold_head(head, mean=False)
+        fold_heads(self.student)
         self.adaptors = adaptors
+        classes = getattr(getattr(student, "architecture", None), "num_classes", 0)
+        self.extra = {"wanted": frozenset({"summary", "spatial", LOGITS})} if classes else {}
         self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -79,12 +78,14 @@ class FlatStudent(nn.Module):
 
     def _named(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
         student = typing.cast(Exportable, self.student)
-        features = student(images)
+        features = student(images, **self.extra)
         for prefix, found in [("", features)] + [(f"{name}.", student.head(name, features)) for name in self.adaptors]:
             if found.summary is not None:
                 yield f"{prefix}summary", found.summary
             if found.spatial is not None:
                 yield f"{prefix}spatial", found.spatial
+            if not prefix and LOGITS in found.named:
+                yield LOGITS, found.named[LOGITS]
 
 
 def trace(

@@ -70,8 +70,8 @@ def export_onnx(
     """Write ``student`` as ONNX and prove the file against torch before it gets its name.
 
     The input is ``images``, float32 ``[B, 3, height, width]`` in [0, 1]. The outputs, float32, are ``summary``
-    ``[B, D]`` and ``spatial`` ``[B, h, w, D]``, then ``<adaptor>.summary`` and ``<adaptor>.spatial``, each where the
-    student has it.
+    ``[B, D]`` and ``spatial`` ``[B, h, w, D]``, of a classifier ``logits`` ``[B, C]``, then ``<adaptor>.summary`` and
+    ``<adaptor>.spatial``, each where the student has it.
 
     Args:
         batch_size: a fixed batch, or -1 for a dynamic one.

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from radioplat.models.heads import HeadArchitecture, TeacherHead
+from radioplat.models.quantizer import quantizers
 from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 
 
@@ -30,6 +31,16 @@ def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
     now = {f"{kind}_norm": head.form(kind) for kind in ("summary", "spatial") if getattr(head, kind) is not None}
     head.architecture = replace(head.architecture, **now)
     return head.architecture
+
+
+def fold_heads(student: nn.Module) -> None:
+    """Fold the matrices behind the heads of ``student`` in place: at each position they cost more than a head itself.
+
+    What it says stays the same. A quantized head keeps its weights, for its scales are of those.
+    """
+    for head in student.modules():
+        if isinstance(head, TeacherHead) and not quantizers(head):
+            fold_head(head, mean=False)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,11 @@ from radioplat.evaluate.models import open_models
 from radioplat.evaluate.run import evaluate
 from radioplat.export.onnx import export_onnx
 from radioplat.models.checkpoint import load_student, save_student
+from radioplat.models.quantization import LayerFormats, Quantization
+from radioplat.models.quantized_layers import can_be_quantized
+from radioplat.models.quantizer import in_float
 from radioplat.models.start import start_student
+from radioplat.models.student import Student
 from radioplat.spec.check import check
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.track.status import read_status
@@ -85,11 +90,30 @@ def base(made) -> dict:
     }
 
 
+def fake_quantized(student: Student, folder: str) -> Student:
+    """``student`` with every backbone layer in int8, ranges by their largest magnitude on a few training images."""
+    names = [n for n, m in student.named_modules() if n.startswith("backbone.") and can_be_quantized(m)]
+    how = Quantization({name: LayerFormats() for name in names})
+    made = Student(replace(student.architecture, quantized=how)).eval()
+    made.load_state_dict(student.state_dict(), strict=False)
+    for name in names:
+        layer = made.get_submodule(name)
+        layer.weight_quantizer.set_amax(layer.weight.detach().flatten(1).abs().amax(1))
+        layer.input_quantizer.register_forward_pre_hook(lambda q, x: q.set_amax(x[0].abs().max()[None]))
+    files = sorted(Path(folder).rglob("*.png"))
+    pixels = np.stack([np.array(Image.open(file).resize((64, 64))) for file in files]).transpose(0, 3, 1, 2)
+    with torch.no_grad(), in_float(made):
+        made(torch.from_numpy(pixels.copy()))
+    for module in made.modules():
+        module._forward_pre_hooks.clear()
+    return made
+
+
 @pytest.fixture(scope="module")
 def paths(base, made) -> dict[str, str]:
     """Models by name: a student with a classifier, a pruned one, and ONNX files with and without heads."""
     loaded, root = load_spec(base), Path(made["root"])
-    architecture = design_models(loaded, "distill").architecture
+    architecture = replace(design_models(loaded, "distill").architecture, num_classes=3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         student = start_student(loaded, architecture).eval()
@@ -99,7 +123,7 @@ def paths(base, made) -> dict[str, str]:
     loaded.prune.granularity, loaded.prune.amount = 1, 0.5
     pruned = prune_student(student, loaded.prune, ChannelScore(loaded.prune, 0), None)
     found = {}
-    for name, each in {"plain": student, "pruned": pruned}.items():
+    for name, each in {"plain": student, "pruned": pruned, "fake": fake_quantized(student, made["train"])}.items():
         (root / name).mkdir()
         save_student(each, each.state_dict(), root / name)
         found[name] = str(root / name)
@@ -130,16 +154,16 @@ def judged(base, paths, made):
 
 def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
     rows = {row.name: row for row in judged.models}
-    assert list(rows) == ["plain", "half", "brain", "pruned", "open", "fixed", "bare", "bf16"]
+    assert list(rows) == ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16"]
     plain = rows["plain"].figures()
-    assert {"knn", "linear_probe", "fidelity/vit/summary", "fidelity/vit/spatial"} == set(plain)
+    assert {"knn", "linear_probe", "accuracy", "fidelity/vit/summary", "fidelity/vit/spatial"} == set(plain)
     for name, tolerance in (("open", 1e-3), ("half", 1e-2), ("fixed", 1e-2)):
         figures = rows[name].figures()
         assert {key: figures[key] for key in plain} == pytest.approx(plain, abs=tolerance), name
         assert figures["likeness/summary"] > 0.999 and figures["likeness/spatial"] > 0.999
     kinds = [row.kind for row in judged.models]
-    assert kinds[:5] == ["torch fp32", "torch fp16", "torch bf16", "torch fp32", "ONNX fp32"]
-    assert kinds[5:] == ["ONNX fp16", "ONNX fp32", "ONNX bf16"]
+    assert kinds[:5] == ["torch fp32", "torch fp16", "torch bf16", "torch fp32", "torch fake-quant int8"]
+    assert kinds[5:] == ["ONNX fp32", "ONNX fp16", "ONNX fp32", "ONNX bf16"]
 
 
 def test_single_and_side_by_side_agree(judged, base, paths, tmp_path):
@@ -147,6 +171,7 @@ def test_single_and_side_by_side_agree(judged, base, paths, tmp_path):
     alone["evaluate"] |= {"checkpoint": paths["plain"], "baseline": False}
     found, row = evaluate(alone), judged.models[0]
     assert (found.knn["student"].top1, found.found.linear["student"].top1) == (row.knn, row.linear_probe)
+    assert found.accuracy == row.accuracy and len({r.accuracy for r in judged.models}) > 1
     own = {f"vit/{kind}": value.centered for kind, value in found.fidelity["student"]["vit"].items()}
     assert row.fidelity == pytest.approx(own, abs=1e-6)
 
@@ -155,6 +180,15 @@ def test_precision_is_real(judged):
     """fp16 moves the features, and bf16 more."""
     likeness = {row.name: row.likeness for row in judged.models}
     assert 1e-8 < 1 - likeness["half"]["spatial"] < 1 - likeness["brain"]["spatial"] < 0.05
+
+
+def test_fake_quantization_is_in_the_figures_and_is_judged_in_fp32(judged, base, paths, tmp_path):
+    row = {row.name: row for row in judged.models}["fake"]
+    assert 1e-6 < 1 - row.likeness["spatial"] < 0.1 and row.fidelity.keys() == judged.models[0].fidelity.keys()
+    assert row.macs == judged.models[0].macs
+    spec = spec_of(base, tmp_path, {"name": "a", "path": paths["fake"], "precision": "fp16"})
+    with pytest.raises(SpecError, match=r"evaluate.models\[0\].precision: a quantized model is judged in fp32"):
+        evaluate(spec)
 
 
 def test_what_a_model_takes(judged, paths):
@@ -189,7 +223,7 @@ def test_results_and_diary(judged):
     assert results["models"][3]["difference"]["knn"] == 100 * (judged.models[3].knn - judged.models[0].knn)
     assert results["knn"].keys() == {row.name for row in judged.models} - {"bf16"} | {"vit"}
     kpi = read_status(judged.folder / "status.json")[-1]["kpi"]
-    assert kpi["models/open/fidelity/vit/summary"] == judged.models[4].fidelity["vit/summary"]
+    assert kpi["models/open/fidelity/vit/summary"] == judged.models[5].fidelity["vit/summary"]
     assert "models/pruned/knn" in kpi and "knn/vit" in kpi and "models/bf16/knn" not in kpi
 
 
@@ -207,6 +241,7 @@ def test_another_order_of_models_is_another_order_of_rows(judged, base, paths, t
             assert points == pytest.approx(100 * (figures[key] - found.models[0].figures()[key]))
 
 
+@pytest.mark.proof
 def test_two_processes(judged, base, paths, tmp_path):
     spec = spec_of(base, tmp_path, *({"name": n, "path": paths[n]} for n in ("plain", "fixed")))
     found = evaluate(spec, ("evaluate.num_gpus=2",))
@@ -259,7 +294,7 @@ def test_entries_that_contradict_are_named(base, paths):
 def test_files_that_are_no_models_are_named_all_at_once(base, paths, made, tmp_path):
     foreign, text, lame = tmp_path / "foreign.onnx", tmp_path / "text.onnx", tmp_path / "lame.onnx"
     graph = onnx.load(paths["bare"])
-    graph.graph.output.pop()
+    graph.graph.output.remove(next(value for value in graph.graph.output if value.name == "spatial"))
     onnx.save(graph, str(lame))
     graph.graph.input[0].name = "pixel_values"
     onnx.save(graph, str(foreign))
@@ -269,7 +304,7 @@ def test_files_that_are_no_models_are_named_all_at_once(base, paths, made, tmp_p
         f"{made['root']}/vit.safetensors": "is no model that can be judged",
         made["train"]: "is no model that can be judged",
         str(foreign): "only input must be `images`.*has pixel_values",
-        str(lame): "lacks the outputs spatial; it has summary",
+        str(lame): "lacks the outputs spatial; it has summary, logits",
         str(text): "is not an ONNX file",
     }
     spec = load_spec(spec_of(base, tmp_path, *({"name": str(i), "path": p} for i, p in enumerate(names))))
