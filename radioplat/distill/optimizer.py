@@ -10,6 +10,7 @@ from torch import nn
 
 from radioplat.distill.lamb import Lamb
 from radioplat.distill.parameter_groups import parameter_groups
+from radioplat.distill.scale_steps import step_relatively
 from radioplat.spec.train import OptimConfig, OptimizerName, Policy
 
 MOMENTS = {
@@ -30,7 +31,12 @@ def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optim
     Raises:
         SpecError: no parameter is trainable, or a rate is asked for parameters that are not there.
     """
-    groups = parameter_groups(module, config)
+    optimizer = _optimizer(parameter_groups(module, config), config)
+    step_relatively(optimizer)
+    return optimizer
+
+
+def _optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     betas = (config.betas[0], config.betas[1])
     if config.optim is OptimizerName.sgd:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)

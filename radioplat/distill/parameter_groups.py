@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from radioplat.distill.scale_steps import RELATIVE
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.train import OptimConfig
+from radioplat.spec.train import OptimConfig, OptimizerName
 
 _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 _FRONT = ("patch_generator.", "patch_embed.", "cls_token", "pos_embed", "reg_token", "norm_pre.")
 _TOKENS = ("pos_embed", "cls_token.token", "cls_token", "reg_token", "dist_token")
+SCALE = "_quantizer.scale"  # how the names of quantizers' learned scales end
 
 
 def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -22,6 +24,8 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
 
     Beside ``params`` and ``weight_decay`` a group says what :func:`radioplat.distill.optimizer.set_rates` needs:
     ``factor`` (its rate over the run's), ``head`` (it learns during ``head_warmup_epochs``), and for LAMB ``adapt``.
+    Scales of quantizers are a group of their own: no decay, no ratio of LAMB, and, but for SGD, ``relative`` (see
+    :mod:`radioplat.distill.scale_steps`).
 
     Raises:
         SpecError: no parameter is trainable, or :func:`pattern_problems` finds something.
@@ -30,7 +34,7 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
     if problems:
         raise SpecError(*problems)
     depth, heads = _depth(module), _head_prefixes(module)
-    found: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
+    found: dict[tuple[bool, float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             bare, decays = _bare(name), takes_decay(name, parameter, config)
@@ -40,7 +44,9 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
             if head and config.projector_lr is not None:
                 factor = config.projector_lr / config.lr
             factor *= next((f for pattern, f in config.lr_mults.items() if _matches(bare, pattern)), 1.0)
-            found.setdefault((not decays, factor, head and config.head_warmup_epochs > 0), []).append(parameter)
+            relative = is_scale(name) and config.optim is not OptimizerName.sgd
+            rests = head and config.head_warmup_epochs > 0
+            found.setdefault((not decays, factor, rests, relative), []).append(parameter)
     if not found:
         raise SpecError("everything is frozen, nothing is left to train", where="model.backbone.freeze_backbone")
     return [
@@ -50,16 +56,24 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
             "factor": factor,
             "head": head,
             "adapt": not plain,
+            RELATIVE: relative,
         }
-        for (plain, factor, head), parameters in sorted(found.items(), key=lambda item: item[0][0])
+        for (plain, factor, head, relative), parameters in sorted(found.items(), key=lambda item: item[0][0])
     ]
 
 
 def takes_decay(name: str, parameter: nn.Parameter, config: OptimConfig) -> bool:
-    """Whether weight decay, the regularizer and LAMB's ratio apply: not to vectors, tokens and ``skip_names``."""
-    if parameter.ndim < 2 or name.endswith(_TOKENS):
+    """Whether weight decay, the regularizer and LAMB's ratio apply: not to vectors, tokens, scales of quantizers and
+    ``skip_names``.
+    """
+    if parameter.ndim < 2 or name.endswith(_TOKENS) or is_scale(name):
         return False
     return not any(_matches(_bare(name), pattern) for pattern in config.skip_names)
+
+
+def is_scale(name: str) -> bool:
+    """Whether a parameter of this name is the learned scale of a quantizer."""
+    return name.endswith(SCALE)
 
 
 def pattern_problems(module: nn.Module, config: OptimConfig) -> Iterator[Problem]:

@@ -21,7 +21,9 @@ from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
 from radioplat.distill.prepare import steps_per_epoch
+from radioplat.distill.quantized_design import count_quantizers
 from radioplat.distill.stages import total_steps
+from radioplat.distill.student_design import build_on_meta
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.needs import missing, not_asked
 from radioplat.models.start import start_notes
@@ -86,6 +88,8 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
             value = getattr(value, part)
         if value and not is_remote(value) and not Path(value).exists():
             result.problems.append(Problem(f"no such file: {value}", name))
+    if models.architecture.quantized is not None:
+        result.facts["quantized student"] = count_quantizers(build_on_meta(models.architecture))
     try:
         result.warnings += start_notes(spec, models.architecture)
     except RadioplatError as error:

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.distill.cluster import wants_ray
 from radioplat.distill.optimizer import MOMENTS
+from radioplat.distill.quantized_design import quantized_problems
 from radioplat.errors import PlacementError, Problem, SpecError
 from radioplat.models.damp import add_weight_noise
 from radioplat.models.radio_vit import RadioViT
@@ -62,6 +63,7 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
             yield from error.problems
     if spec.train.compile:
         yield from _compilable(spec, student)
+    yield from quantized_problems(spec, student)
 
 
 def equip(student: Student, spec: Spec, task: str) -> Student:
