@@ -80,7 +80,7 @@ def placed(spec: Spec, step: Step, folder: Path, student: Path | None, onnx: Pat
     section = getattr(spec, task)
     if hasattr(section, "results_dir"):
         section.results_dir = None
-    if hasattr(section, "checkpoint"):
+    if hasattr(section, "checkpoint") and not getattr(section, "models", None):
         section.checkpoint = str(student)
     if step.stage in (Stage.retrain, Stage.distill):
         spec.train.resume_training_checkpoint_path = None

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from radioplat.compress.cost import Cost, cost_of
-from radioplat.errors import EngineError, Problem, RadioplatError, SpecError
+from radioplat.errors import Problem, RadioplatError, SpecError
 from radioplat.evaluate.encoder import student_encoder
+from radioplat.evaluate.engine_model import EngineModel
 from radioplat.evaluate.needs import size_problems
 from radioplat.evaluate.onnx_model import OnnxModel
 from radioplat.evaluate.subject import NamedHeads, StudentHeads, Subject
@@ -37,7 +38,7 @@ class Model:
         subject: None where it cannot run here.
         absent: what it cannot tell and why, a sentence each.
         cost: of its backbone and one image of its size; None for a file.
-        state: of an engine: ``built``, ``built, executed`` or ``built, executed, evaluated``; empty for others.
+        engine: None for what is none.
         architecture: of a checkpoint.
     """
 
@@ -49,7 +50,7 @@ class Model:
     subject: Subject | None
     absent: tuple[str, ...] = ()
     cost: Cost | None = None
-    state: str = ""
+    engine: EngineModel | None = None
     architecture: StudentArchitecture | None = None
 
 
@@ -87,8 +88,7 @@ def _open(spec: Spec, asked: JudgedModel, where: str, device: str, threads: int)
     if path.suffix.lower() == ".onnx":
         return _of_file(spec, asked, where, OnnxModel(path, field, threads, device))
     if path.suffix.lower() == ".engine":
-        hint = "Judge the ONNX file that it was built from."
-        raise EngineError("this version cannot run engines", where=field, hint=hint)
+        return _of_file(spec, asked, where, EngineModel(path, field, device))
     if not is_checkpoint(path):
         raise SpecError(
             f"{path} is no model that can be judged",
@@ -121,15 +121,16 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> M
     return Model(asked.name, where, path, kind, bytes_on_disk, subject, (), cost, architecture=architecture)
 
 
-def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel) -> Model:
-    size = file.size_for(spec.dataset.val_img_size, spec.dataset.img_size)
-    heads, absent = NamedHeads(file.spoken), list[str]()
+def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel | EngineModel) -> Model:
+    size = file.interface.size_for(spec.dataset.val_img_size, spec.dataset.img_size)
+    heads, absent = NamedHeads(file.interface.spoken), list[str]()
     if file.reason:
         absent.append(file.reason)
     elif not heads.names:
         absent.append("fidelity: the file has no heads; name them in export.adaptors")
     subject = None if file.reason else Subject(file.encode, size, heads, where=f"{where}.path")
-    return Model(asked.name, where, file.path, file.kind, file.bytes, subject, tuple(absent))
+    engine = file if isinstance(file, EngineModel) else None
+    return Model(asked.name, where, file.path, file.kind, file.bytes, subject, tuple(absent), engine=engine)
 
 
 def _in_precision(student: Student, precision: JudgedPrecision) -> Student:

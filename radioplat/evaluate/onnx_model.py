@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from radioplat.errors import EngineError
-from radioplat.evaluate.subject import KINDS
-from radioplat.export.flat_student import INPUT, LOGITS
+from radioplat.evaluate.file_interface import FileInterface
+from radioplat.export.flat_student import INPUT
 from radioplat.export.precision import stored_data_type
 from radioplat.models.features import Features
 
@@ -38,7 +38,7 @@ class OnnxModel:
 
     Attributes:
         reason: why it cannot run on this machine; empty where it can.
-        spoken: width of its heads, by teacher and kind.
+        interface: what it takes and gives.
         kind: ``ONNX fp32``; with quantizers their formats.
         bytes: on disk, weights beside it included.
 
@@ -49,16 +49,8 @@ class OnnxModel:
     def __init__(self, path: Path, where: str, threads: int, device: str) -> None:
         self.path, self._where, self._device = path, where, device
         model = _read(path, where)
-        self._shape = _input_shape(model, where)
-        widths = {value.name: _dimensions(value)[-1:] for value in model.graph.output}
-        _require_outputs(list(widths), where)
-        names = [name.rpartition(".") for name in widths]
-        self.spoken = {
-            (teacher, kind): int(width[0])
-            for (teacher, _, kind), width in zip(names, widths.values(), strict=True)
-            if teacher and kind in KINDS and width and isinstance(width[0], int)
-        }
-        self._outputs = [*KINDS, *(f"{t}.{k}" for t, k in self.spoken), *([LOGITS] if LOGITS in widths else [])]
+        self._batch, _, *sides = _input_shape(model, where)
+        self.interface = FileInterface({v.name: _dimensions(v) for v in model.graph.output}, sides, where)
         self.kind = f"ONNX {'/'.join(_formats(model)) or stored_data_type(model) or 'fp32'}"
         self.bytes = sum(file.stat().st_size for file in (path, *_beside(model, path, where)))
         self.reason = ""
@@ -67,20 +59,6 @@ class OnnxModel:
         except Exception as error:  # its classes share no base but Exception
             self.reason = f"onnxruntime cannot run the file here: {_line(error)}"
 
-    def size_for(self, asked: int | None, usual: int) -> int:
-        """Pixels a side of the images that it is shown: the file's own; ``asked``, else ``usual``, if it takes any.
-
-        Raises:
-            EngineError: the file takes images that are not square, or of another size than was asked for.
-        """
-        sides = [side for side in self._shape[2:] if isinstance(side, int)]
-        if len(set(sides)) > 1:
-            raise EngineError(f"it takes {sides[0]} x {sides[1]} pixels, and evaluate shows squares", where=self._where)
-        if sides and asked and sides[0] != asked:
-            message = f"it takes {sides[0]} pixels a side, and dataset.val_img_size is {asked}"
-            raise EngineError(message, where=self._where, hint="Leave dataset.val_img_size out, or export again.")
-        return sides[0] if sides else asked or usual
-
     def encode(self, images: torch.Tensor) -> Features:
         """uint8 ``[B, 3, H, W]`` to fp32 features; heads are in ``named``, as ``<teacher>.<kind>``.
 
@@ -88,18 +66,17 @@ class OnnxModel:
             EngineError: onnxruntime gives a reason.
         """
         pixels = images.numpy(force=True).astype(np.float32) / 255
-        size = self._shape[0] if isinstance(self._shape[0], int) else len(pixels)
-        parts = []
+        size = self._batch if isinstance(self._batch, int) else len(pixels)
+        names, parts = self.interface.outputs, []
         for start in range(0, len(pixels), size):
             part = pixels[start : start + size]
             padded = np.concatenate([part, np.zeros((size - len(part), *part.shape[1:]), np.float32)])
             try:
-                parts.append([found[: len(part)] for found in self._session.run(self._outputs, {INPUT: padded})])
+                parts.append([found[: len(part)] for found in self._session.run(names, {INPUT: padded})])
             except Exception as error:
                 raise EngineError(f"onnxruntime cannot run the file: {_line(error)}", where=self._where) from error
-        whole = (torch.from_numpy(np.concatenate(each)).float().to(self._device) for each in zip(*parts, strict=True))
-        found = dict(zip(self._outputs, whole, strict=True))
-        return Features(found.pop("summary"), found.pop("spatial"), found)
+        whole = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        return self.interface.features(dict(zip(names, whole, strict=True)), self._device)
 
 
 def _read(path: Path, where: str) -> ModelProto:
@@ -125,15 +102,6 @@ def _input_shape(model: ModelProto, where: str) -> list[int | str]:
             hint="Export the student by `radioplat export`.",
         )
     return shape
-
-
-def _require_outputs(names: list[str], where: str) -> None:
-    if missing := [kind for kind in KINDS if kind not in names]:
-        raise EngineError(
-            f"the file lacks the outputs {', '.join(missing)}; it has {', '.join(names) or 'none'}",
-            where=where,
-            hint="Export the student by `radioplat export`.",
-        )
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | str]:
@@ -169,6 +137,7 @@ def _session(path: Path, threads: int) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # what goes wrong is raised, too
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoders and other models want the cores
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

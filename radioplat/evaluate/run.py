@@ -13,12 +13,13 @@ import torch
 
 from radioplat.cores import torch_beside, torch_callers
 from radioplat.data.split_images import Images
-from radioplat.errors import SpecError
+from radioplat.errors import EngineError, SpecError
 from radioplat.evaluate.fidelity import FidelityResult
 from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
 from radioplat.evaluate.measure import Findings, Texts, measure
+from radioplat.evaluate.models import Model
 from radioplat.evaluate.needs import not_asked
 from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
@@ -112,12 +113,25 @@ def _evaluate(
             found.segmentation = _segmented(spec, subjects, bank)
     found.absent += not_asked(spec)
     rows = side_by_side(lineup.models, found)
+    found.absent += _remembered(lineup.models, rows)
     report = write_summary(spec, folder, path, found, classes, rows)
     path = path or lineup.models[0].path
     accuracy = found.accuracy.get(TRAINED)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, accuracy, report, found, rows)
     write_atomic(folder.path / "results.json", json.dumps(_as_json(result, spec.evaluate.use_ema), indent=1))
     return result
+
+
+def _remembered(models: list[Model], rows: list[ModelRow]) -> list[str]:
+    """Have the records of engines that were evaluated say so; a line for each that cannot be written."""
+    lines = []
+    for model, row in zip(models, rows, strict=True):
+        if model.engine is not None and model.subject is not None:
+            try:
+                model.engine.remember(row.figures())
+            except EngineError as error:
+                lines.append(f"{row.name}: its record does not say that it was evaluated: {error}")
+    return lines
 
 
 def _processes(spec: Spec, checkpoint: Path | None) -> contextlib.AbstractContextManager[Processes | None]:

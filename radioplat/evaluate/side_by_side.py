@@ -16,13 +16,14 @@ class ModelRow:
     """One of ``evaluate.models``.
 
     Attributes:
-        kind, bytes, state: see :class:`radioplat.evaluate.models.Model`.
+        kind, bytes: see :class:`radioplat.evaluate.models.Model`.
         size: pixels a side of what it saw; None where it did not run.
         params, macs: of a checkpoint's backbone, and one image.
         fidelity: by ``<teacher>/<kind>``, in [-1, 1].
         knn, linear_probe, accuracy: top-1 in [0, 1]; None where it was not measured.
         likeness: mean centred cosine of backbone features to the first model's, by kind; empty where widths differ.
         difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
+        state: of an engine: ``built``, ``built, executed`` or ``built, executed, evaluated``; empty for others.
         absent: what it cannot tell and why.
     """
 
@@ -130,6 +131,6 @@ def _row(model: Model, found: Findings) -> ModelRow:
         found.accuracy.get(name),
         {kind: value.centered for kind, value in likeness.items()},
         {},
-        model.state,
+        model.engine.state(model.subject is not None) if model.engine else "",
         model.absent,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from radioplat.distill.design import design_models
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluate.models import open_models
 from radioplat.evaluate.run import evaluate
+from radioplat.export.engines.build import build_engine
+from radioplat.export.engines.record import read_record
 from radioplat.export.onnx import export_onnx
 from radioplat.models.checkpoint import load_student, save_student
 from radioplat.models.quantization import LayerFormats, Quantization
@@ -32,6 +36,7 @@ from radioplat.models.quantizer import in_float
 from radioplat.models.start import start_student
 from radioplat.models.student import Student
 from radioplat.spec.check import check
+from radioplat.spec.engine import EngineBackend, TensorRTConfig
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.track.status import read_status
 
@@ -135,6 +140,10 @@ def paths(base, made) -> dict[str, str]:
         "bf16": {"opset": 22, "data_type": "bf16"},
     }.items():
         found[name] = str(export_onnx(again, root / f"{name}.onnx", height=64, width=64, **options).path)
+    config = TensorRTConfig(min_batch_size=2, opt_batch_size=4, max_batch_size=5)
+    for name, backend in {"cpu": EngineBackend.onnxruntime, "rtx": EngineBackend.tensorrt_rtx}.items():
+        if backend is EngineBackend.onnxruntime or importlib.util.find_spec("tensorrt_rtx_bindings"):
+            found[name] = str(build_engine(found["open"], root / f"{name}.engine", config, backend=backend).path)
     return found
 
 
@@ -154,16 +163,16 @@ def judged(base, paths, made):
 
 def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
     rows = {row.name: row for row in judged.models}
-    assert list(rows) == ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16"]
+    assert list(rows)[:10] == ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16", "cpu"]
     plain = rows["plain"].figures()
     assert {"knn", "linear_probe", "accuracy", "fidelity/vit/summary", "fidelity/vit/spatial"} == set(plain)
-    for name, tolerance in (("open", 1e-3), ("half", 1e-2), ("fixed", 1e-2)):
+    for name, tolerance in (("open", 1e-3), ("cpu", 1e-3), ("half", 1e-2), ("fixed", 1e-2)):
         figures = rows[name].figures()
         assert {key: figures[key] for key in plain} == pytest.approx(plain, abs=tolerance), name
         assert figures["likeness/summary"] > 0.999 and figures["likeness/spatial"] > 0.999
     kinds = [row.kind for row in judged.models]
     assert kinds[:5] == ["torch fp32", "torch fp16", "torch bf16", "torch fp32", "torch fake-quant int8"]
-    assert kinds[5:] == ["ONNX fp32", "ONNX fp16", "ONNX fp32", "ONNX bf16"]
+    assert kinds[5:10] == ["ONNX fp32", "ONNX fp16", "ONNX fp32", "ONNX bf16", "engine onnxruntime fp32"]
 
 
 def test_single_and_side_by_side_agree(judged, base, paths, tmp_path):
@@ -217,11 +226,37 @@ def test_what_cannot_be_told_is_a_dash_and_a_reason(judged, capsys):
     assert page.count("data:image/png") == 1 and "kNN on held-out images" in page
 
 
+def test_an_engine_is_built_executed_and_evaluated_each_for_itself(judged, paths):
+    rows = {row.name: row for row in judged.models}
+    assert rows["cpu"].state == "built, executed, evaluated" and not rows["open"].state
+    record = read_record(paths["cpu"])
+    assert record["evaluated"] and record["evaluation"] == rows["cpu"].figures()
+    if "rtx" not in rows:
+        pytest.skip("no TensorRT for RTX")
+    if rows["rtx"].size is not None:
+        pytest.skip("a GPU that runs it")
+    assert rows["rtx"].state == "built" and not rows["rtx"].figures() and len(rows["rtx"].absent) == 1
+    assert not read_record(paths["rtx"])["evaluated"]
+    assert f"rtx: {rows['rtx'].absent[0]}" in judged.report.read_text(encoding="utf-8").replace("&#39;", "'")
+
+
+def test_an_engine_without_its_record_or_with_another_is_refused(base, paths, tmp_path):
+    for name in ("alone", "torn"):
+        shutil.copy(paths["cpu"], tmp_path / f"{name}.engine")
+    record = json.loads(Path(f"{paths['cpu']}.json").read_text())
+    (tmp_path / "torn.engine.json").write_text(json.dumps(record | {"engine_sha256": "0"}))
+    models = [{"name": name, "path": str(tmp_path / f"{name}.engine")} for name in ("alone", "torn")]
+    with pytest.raises(SpecError) as error:
+        open_models(load_spec(spec_of(base, tmp_path, *models)), "cpu")
+    assert told(error.value.problems, "evaluate.models[0].path", "record of the engine is not beside it")
+    assert told(error.value.problems, "evaluate.models[1].path", "SHA-256 differs")
+
+
 def test_results_and_diary(judged):
     results = json.loads((judged.folder / "results.json").read_text())
     assert [m["name"] for m in results["models"]] == [row.name for row in judged.models]
     assert results["models"][3]["difference"]["knn"] == 100 * (judged.models[3].knn - judged.models[0].knn)
-    assert results["knn"].keys() == {row.name for row in judged.models} - {"bf16"} | {"vit"}
+    assert results["knn"].keys() == {row.name for row in judged.models if row.size} | {"vit"}
     kpi = read_status(judged.folder / "status.json")[-1]["kpi"]
     assert kpi["models/open/fidelity/vit/summary"] == judged.models[5].fidelity["vit/summary"]
     assert "models/pruned/knn" in kpi and "knn/vit" in kpi and "models/bf16/knn" not in kpi
