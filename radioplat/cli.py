@@ -196,6 +196,13 @@ def nodes_drain(args: argparse.Namespace) -> None:
     drain(args)
 
 
+def nodes_stop(args: argparse.Namespace) -> None:
+    """Ask the runs below a folder whose commands live on this machine to save and leave, and wait for it."""
+    from radioplat.nodes.commands import stop
+
+    stop(args)
+
+
 def teachers_check(args: argparse.Namespace) -> None:
     """Run 200 images through each teacher and say what looks wrong."""
     from radioplat.evaluate.teacher_check import check_teachers
@@ -259,7 +266,7 @@ _GROUPS: dict[str, dict[str, Callable[[argparse.Namespace], None]]] = {
         "status": teachers_status,
         "stop": teachers_stop,
     },
-    "nodes": {"watch": nodes_watch, "drain": nodes_drain},
+    "nodes": {"watch": nodes_watch, "drain": nodes_drain, "stop": nodes_stop},
 }
 _GROUP_HELP = {
     "show": "See what a run works on.",

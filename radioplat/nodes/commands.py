@@ -50,4 +50,23 @@ def drain(args: argparse.Namespace) -> None:
         note("no training worker is left here" if await_workers(left) else "time is up; training workers are left")
 
 
-ARGUMENTS = {"watch": add_watch, "drain": add_drain}
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``radioplat nodes stop``."""
+    parser.add_argument("folder", help="a results_dir, or a folder of them")
+    parser.add_argument("--seconds", type=float, default=110.0, help="how long to wait for their end (110)")
+
+
+def stop(args: argparse.Namespace) -> None:
+    """Ask the runs below a folder whose commands live on this machine to save and leave, and wait for it."""
+    from pathlib import Path
+
+    from radioplat.errors import TrainingError
+    from radioplat.nodes.stop import stop as run
+
+    asked, left = run(Path(args.folder), args.seconds)
+    note(f"asked to save and leave: {', '.join(f'process {holder.pid}' for holder in asked) or 'no run is here'}")
+    if left:
+        raise TrainingError(f"process {left[0].pid} is still there after {args.seconds:g} s", where=args.folder)
+
+
+ARGUMENTS = {"watch": add_watch, "drain": add_drain, "stop": add_stop}

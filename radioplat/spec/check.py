@@ -216,6 +216,13 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
     for name in ("timeout_s", "start_timeout_s", "recovery_timeout_s"):
         if not getattr(service, name) > 0:
             yield Problem(f"must be positive, not {getattr(service, name)}", f"{where}.{name}")
+    if any(not amount > 0 for amount in service.resources.values()):
+        yield Problem(f"amounts above 0 are needed, not {service.resources}", f"{where}.resources")
+    if {"CPU", "GPU", "memory"} & service.resources.keys():
+        hint = "CPUs and GPUs: num_cpus, num_gpus."
+        yield Problem("custom resources are meant, not Ray's own", f"{where}.resources", hint)
+    if service.resources and service.placement is Placement.inline:
+        yield Problem("a teacher inside the workers is where they are", f"{where}.resources", "Leave out one of them.")
     if service.pool is not None and service.placement is Placement.inline:
         yield Problem("a teacher inside the workers has no pool", f"{where}.pool", "Leave out one of pool and inline.")
 

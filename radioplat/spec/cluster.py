@@ -67,6 +67,7 @@ class TeacherServiceConfig:
     replicas: Any = 1  # n, or [least, most]: one more while requests queue up, one less while none come
     num_gpus: float | None = None  # default: 1 where the cluster has GPUs, else 0
     num_cpus: float = 1.0
+    resources: dict[str, float] = field(default_factory=dict)  # custom ones, of each replica: {radioplat_teacher: 1}
     precision: TeacherPrecision = TeacherPrecision.auto
     placement: Placement = Placement.spread
     transport: Transport = Transport.auto

@@ -151,6 +151,7 @@ def start_replica(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = 
         .options(
             num_cpus=service.num_cpus,
             num_gpus=num_gpus,
+            resources=service.resources,
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=AT_ONCE,

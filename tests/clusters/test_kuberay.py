@@ -1,0 +1,126 @@
+"""The KubeRay manifests: only fields that the CRDs have, and what we promise of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.clusters.fields import closed, schemas
+from tests.clusters.test_launcher import check_no_secrets
+
+FILES = ("raycluster", "rayjob", "storage")
+
+
+@pytest.fixture(params=FILES)
+def manifest(request, clusters) -> tuple[Path, dict]:
+    """A file and its tree."""
+    path = clusters / "kuberay" / f"{request.param}.yaml"
+    return path, yaml.safe_load(path.read_text())
+
+
+@pytest.fixture
+def cluster(clusters) -> dict:
+    """The spec of the RayCluster."""
+    return yaml.safe_load((clusters / "kuberay" / "raycluster.yaml").read_text())["spec"]
+
+
+def test_only_known_fields(manifest):
+    path, tree = manifest
+    jsonschema.validate(tree, schemas()[tree["kind"]])
+    check_no_secrets(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "headGroupSpec", "template", "spec", "containers", 0, "livenesProbe"), {}),
+        (("spec", "autoscalerOptions", "version"), "v3"),
+        (("spec", "workerGroupSpecs", 0, "minReplicas"), "0"),
+        (("spec", "authOptions", "token"), "abc"),
+    ],
+)
+def test_a_slip_is_seen(clusters, path, value):
+    tree = yaml.safe_load((clusters / "kuberay" / "raycluster.yaml").read_text())
+    place = tree
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tree, schemas()["RayCluster"])
+
+
+@pytest.mark.skipif("RADIOPLAT_KUBERAY_CRDS" not in os.environ, reason="names a folder with KubeRay's CRDs")
+@pytest.mark.parametrize("kind", ["RayCluster", "RayJob"])
+def test_the_published_crds(clusters, kind):
+    file = Path(os.environ["RADIOPLAT_KUBERAY_CRDS"]) / f"ray.io_{kind.lower()}s.yaml"
+    versions = yaml.safe_load(file.read_text())["spec"]["versions"]
+    crd = closed(next(v for v in versions if v["name"] == "v1")["schema"]["openAPIV3Schema"])
+    crd["properties"]["metadata"] = {"type": "object"}
+    tree = yaml.safe_load((clusters / "kuberay" / f"{kind.lower()}.yaml").read_text())
+    jsonschema.validate(tree, crd)
+    slip = copy.deepcopy(tree)
+    slip["spec"]["no_such_field"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(slip, crd)
+
+
+def test_the_job_runs_on_the_same_cluster(clusters, cluster):
+    job = yaml.safe_load((clusters / "kuberay" / "rayjob.yaml").read_text())["spec"]
+    assert job["rayClusterSpec"] == cluster
+    assert job["shutdownAfterJobFinishes"] and job["backoffLimit"] > 0
+
+
+def groups(cluster: dict) -> dict[str, dict]:
+    """Pod specs by role."""
+    found = {group["groupName"]: group["template"]["spec"] for group in cluster["workerGroupSpecs"]}
+    return found | {"head": cluster["headGroupSpec"]["template"]["spec"]}
+
+
+def test_roles(cluster):
+    pods = groups(cluster)
+    assert set(pods) == {"head", "student", "teacher"}
+    spot = {role for role, pod in pods.items() if "spot" in json.dumps(pod.get("tolerations", []))}
+    assert spot == {"student"}
+    assert {role: pod["nodeSelector"]["radioplat/pool"] for role, pod in pods.items()} == {r: r for r in pods}
+    named = {}
+    for group in cluster["workerGroupSpecs"]:
+        # KubeRay hands the value to a shell: unquoted once it must be the JSON of `ray start --resources`.
+        shell = json.loads(group["rayStartParams"]["resources"])
+        named[group["groupName"]] = json.loads(shell)
+        container = group["template"]["spec"]["containers"][0]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == (4 if group["groupName"] == "student" else 1)
+        assert group["minReplicas"] == 0
+    assert named == {"student": {"radioplat_worker": 4}, "teacher": {"radioplat_teacher": 4}}
+
+
+def test_every_pod_leaves_in_order_and_keeps_its_results(cluster):
+    assert cluster["authOptions"] == {"mode": "token", "secretName": "radioplat-ray-token"}
+    for role, pod in groups(cluster).items():
+        (container,) = pod["containers"]
+        assert container["readinessProbe"] and container["livenessProbe"], role
+        command = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[:2] == ["radioplat", "nodes"]
+        if role != "teacher":  # it has nothing to save
+            assert float(command[command.index("--seconds") + 1]) < pod["terminationGracePeriodSeconds"]
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        assert {m["name"] for m in container["volumeMounts"]} == set(volumes)
+        assert volumes["shared"]["persistentVolumeClaim"] == {"claimName": "radioplat-shared"}
+        assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["image"].startswith("REGISTRY/radioplat-") and ":" in container["image"]
+
+
+def test_the_commands_are_ours(cluster):
+    """preStop hooks are parsed by the real command line."""
+    from radioplat.cli import _TASKS, _parser
+
+    parser = _parser("radioplat", _TASKS)
+    for pod in groups(cluster).values():
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        parser.parse_args(command[1:])
