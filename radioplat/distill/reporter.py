@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -148,10 +148,14 @@ class Reporter:
             if bill.teachers:
                 bill.write(self._run.folder)
 
-    def validation(self, kpi: dict[str, float], step: int) -> None:
-        """Report what a validation found."""
+    def validation(self, kpi: dict[str, float], step: int, said: Sequence[str] = ()) -> None:
+        """Report what a validation found.
+
+        Args:
+            said: sentences about how.
+        """
         if self._active:
-            self._status.write(f"validation at step {step}", kpi=kpi, step=step)
+            self._status.write("; ".join([f"validation at step {step}", *said]), kpi=kpi, step=step)
             self._wandb.log(step, kpi)
 
     def warn(self, message: str) -> None:

@@ -219,9 +219,9 @@ class Trainer:
         begin = time.perf_counter()
         with self.phases(VALIDATION):
             if self.seat.rank == 0:
-                kpi = validate(self.run, checkpoint)
-                self.reporter.validation(kpi, step)
-                self.persistence.scored(checkpoint, kpi)
+                found = validate(self.run, checkpoint)
+                self.reporter.validation(found.kpi, step, found.said)
+                self.persistence.scored(checkpoint, found.kpi)
             with self.phases(COLLECTIVE):
                 group.barrier()
         self.accounts.spent("validation", time.perf_counter() - begin)
