@@ -1,0 +1,23 @@
+# Heads, CPU workers, submitters: radioplat without CUDA.
+#   docker build -f clusters/images/cpu.Dockerfile -t REGISTRY/radioplat-cpu:0.1.0 .
+FROM python:3.12.12-slim-bookworm
+
+# Not root; 1000 is also the user of the clouds' images, whose files Ray's launcher mounts.
+RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
+    && mkdir -p /app /shared && chown radioplat:radioplat /app /shared
+WORKDIR /app
+
+COPY pyproject.toml constraints.txt README.md ./
+COPY clusters/images/head.txt ./
+COPY radioplat ./radioplat
+# torch from its CPU index, alone: the registry's wheel brings 3 GB of CUDA. Everything else from the registry.
+RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.org/whl/cpu -c constraints.txt \
+        torch torchvision \
+    && pip install --no-cache-dir -c constraints.txt . \
+    && pip install --no-cache-dir -c constraints.txt -r head.txt
+COPY jobs ./jobs
+COPY specs ./specs
+
+ENV PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
+USER radioplat
+CMD ["radioplat", "--help"]

@@ -1,0 +1,24 @@
+# Students and teachers on NVIDIA GPUs. The wheels carry CUDA 13; the driver comes from the host, by NVIDIA's container
+# toolkit or GPU operator.
+#   docker build -f clusters/images/cuda.Dockerfile -t REGISTRY/radioplat-cuda:0.1.0 .
+FROM python:3.12.12-slim-bookworm
+
+# A C compiler for Triton (torch.compile); libibverbs so that NCCL finds InfiniBand and EFA where the host has them.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc g++ libibverbs1 librdmacm1 \
+    && rm -rf /var/lib/apt/lists/*
+# Not root; 1000 is also the user of the clouds' images, whose files Ray's launcher mounts.
+RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
+    && mkdir -p /app /shared && chown radioplat:radioplat /app /shared
+WORKDIR /app
+
+COPY pyproject.toml constraints.txt README.md ./
+COPY radioplat ./radioplat
+RUN pip install --no-cache-dir -c constraints.txt ".[hf,nixl]"
+COPY jobs ./jobs
+COPY specs ./specs
+
+ENV PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER radioplat
+CMD ["radioplat", "--help"]

@@ -1,0 +1,114 @@
+"""The images: their instructions, what they copy, what they pin, and that the manifests pull what is built."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.clusters.test_launcher import check_no_secrets
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ("cpu", "cuda", "deploy")
+# Dockerfile reference, "Overview"; MAINTAINER is deprecated, ADD fetches and unpacks unasked.
+INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "CMD"}
+
+
+@pytest.fixture(params=IMAGES)
+def dockerfile(request) -> list[tuple[str, str]]:
+    """Instructions and their arguments, continued lines joined."""
+    return instructions(request.param)
+
+
+def instructions(name: str) -> list[tuple[str, str]]:
+    text = (ROOT / "clusters" / "images" / f"{name}.Dockerfile").read_text()
+    check_no_secrets(text)
+    lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    return [tuple(line.strip().split(maxsplit=1)) for line in lines if line.strip()]
+
+
+def installs(steps: list[tuple[str, str]]) -> list[list[str]]:
+    """Every ``pip install``, as its words."""
+    commands = [part for name, text in steps if name == "RUN" for part in text.split("&&")]
+    return [words for words in map(shlex.split, commands) if words[:2] == ["pip", "install"]]
+
+
+def test_instructions(dockerfile):
+    names = [name for name, _ in dockerfile]
+    assert set(names) <= INSTRUCTIONS and names[0] == "FROM" and names[-1] == "CMD"
+    base = dockerfile[0][1]
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base), "a version, not what is latest today"
+    version = tuple(int(part) for part in base[len("python:") :].split("-")[0].split(".")[:2])
+    assert (3, 11) <= version <= (3, 12)
+
+
+def test_nobody_is_root(dockerfile):
+    users = [text for name, text in dockerfile if name == "USER"]
+    assert users == ["radioplat"] and any("useradd --uid 1000" in text for name, text in dockerfile if name == "RUN")
+    assert max(i for i, (name, _) in enumerate(dockerfile) if name == "RUN") < [n for n, _ in dockerfile].index("USER")
+
+
+def test_what_is_copied_is_there_and_sent(dockerfile):
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    for name, text in dockerfile:
+        for source in text.split()[:-1] if name == "COPY" else ():
+            assert (ROOT / source).exists(), source
+            assert any(source == s or source.startswith(f"{s}/") for s in sent), f".dockerignore leaves out {source}"
+
+
+def test_pip_is_pinned_and_leaves_no_cache(dockerfile):
+    for words in installs(dockerfile):
+        assert "--no-cache-dir" in words and words[words.index("-c") + 1] == "constraints.txt"
+    requirements = (ROOT / "clusters" / "images" / "head.txt").read_text().splitlines()
+    pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    for line in requirements:
+        assert line.startswith("#") or "==" in line or line in pins, f"{line} has no version"
+    for name, text in dockerfile:
+        if name == "RUN" and "apt-get install" in text:
+            assert "--no-install-recommends" in text and "rm -rf /var/lib/apt/lists/*" in text
+
+
+def test_extras_exist(dockerfile):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for words in installs(dockerfile):
+        for word in words:
+            if word.startswith(".["):
+                assert set(word[2:-1].split(",")) <= set(extras)
+
+
+def test_manifests_pull_what_is_built():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    built = {f"REGISTRY/radioplat-{name}:{version}" for name in IMAGES}
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pulled = set()
+    for path in (ROOT / "clusters").rglob("*.yaml"):
+        text = path.read_text()
+        pulled |= set(re.findall(r"\S+/radioplat-\w+:\S+", text))
+        for script in re.findall(r"/app/(jobs/\w+\.py)", text):
+            assert (ROOT / script).exists(), f"{path}: {script}"
+    assert pulled and pulled <= built
+    cluster = yaml.safe_load((ROOT / "clusters" / "kuberay" / "raycluster.yaml").read_text())
+    assert cluster["spec"]["rayVersion"] == pins["ray"]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+def test_install_steps_resolve(dockerfile):
+    """pip finds a set of wheels for each step, from the registry that it is set to; nothing is installed."""
+    for words in installs(dockerfile):
+        if "--index-url" in words:  # torch's own index, which is no registry's mirror
+            at = words.index("--index-url")
+            words = words[:at] + words[at + 2 :]
+        words = [w.replace("head.txt", "clusters/images/head.txt") for w in words]
+        command = [sys.executable, "-m", *words, "--dry-run", "--ignore-installed", "--quiet", "--only-binary=:all:"]
+        if "." in words or any(w.startswith(".[") for w in words):
+            command.remove("--only-binary=:all:")
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
