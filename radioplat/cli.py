@@ -89,6 +89,14 @@ def compress(args: argparse.Namespace) -> None:
     show(run(args.spec, args.overrides))
 
 
+def low_rank(args: argparse.Namespace) -> None:
+    """Make a trained student's layers products of narrower ones."""
+    from radioplat.distill.low_rank import low_rank as run
+    from radioplat.distill.show_low_rank import show
+
+    show(run(args.spec, args.overrides))
+
+
 def plan(args: argparse.Namespace) -> None:
     """Check everything before a run starts, and say what it will take."""
     from radioplat.distill.plan import plan as run
@@ -240,6 +248,7 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         train_upsampler,
         evaluate,
         prune,
+        low_rank,
         compress,
         export,
         gen_trt_engine,

@@ -82,6 +82,12 @@ def _check_plain(student: Student) -> None:
             where="prune.checkpoint",
             hint="Take the checkpoint from before quantization: prune first, quantize second.",
         )
+    if student.architecture.low_rank:
+        raise SpecError(
+            "a student of low rank cannot be pruned",
+            where="prune.checkpoint",
+            hint="Take the checkpoint from before its decomposition: prune first, low_rank second.",
+        )
     held = student.architecture.sparsity
     if held is not None and held.pattern == SparsityPattern.two_of_four.value:
         raise SpecError(

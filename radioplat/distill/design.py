@@ -175,6 +175,7 @@ def _student_architecture(
         heads=heads,
         pruned=known.pruned if known is not None and known.type == backbone.type else None,
         quantized=_quantized(known, heads) if known is not None and known.type == backbone.type else None,
+        low_rank=known.low_rank if known is not None and known.type == backbone.type else {},
         sparsity=known.sparsity if known is not None and known.type == backbone.type else None,
         **normal,
     )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +13,12 @@ from radioplat.compress.cost import Cost, cost_of
 from radioplat.compress.prune import prune_student
 from radioplat.compress.scores import ChannelScore
 from radioplat.compress.sparsify import Sparsified, sparsify
+from radioplat.distill.model_folder import write_model
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.score_pass import first_batches, score_student
 from radioplat.errors import SpecError
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import load_student, save_student
+from radioplat.models.checkpoint import load_student
 from radioplat.models.student import Student
 from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.load import load_spec, to_yaml
@@ -94,7 +92,7 @@ def _prune(spec: Spec, folder: TaskFolder) -> PruneReport:
         small, sparse = sparsify(small, asked.sparsity)
     after = cost_of(small.backbone, small.architecture.img_size, timed)
     report = PruneReport(folder.path / MODEL, path, asked.amount if asked.cut else 0.0, before, after, sparse)
-    _write(small, report)
+    write_model(small, report.path, REPORT, asdict(report))
     return report
 
 
@@ -103,18 +101,6 @@ def _run(spec: Spec, student: Student, folder: TaskFolder) -> Run:
     run, data = prepare(spec, "distill" if student.head_names else "train", folder.path)
     keep_data(run, data)
     return run
-
-
-def _write(student: Student, report: PruneReport) -> None:
-    """Aside, then renamed: what bears the name is whole."""
-    aside = report.path.with_name(f".{report.path.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_student(student, student.state_dict(), aside)
-    text = {**asdict(report), "path": str(report.path), "checkpoint": str(report.checkpoint)}
-    (aside / REPORT).write_text(json.dumps(text, indent=1))
-    shutil.rmtree(report.path, ignore_errors=True)
-    os.rename(aside, report.path)
 
 
 def _kpi(report: PruneReport) -> dict[str, float]:

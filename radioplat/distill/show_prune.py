@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from radioplat import terminal
+from radioplat.compress.cost import Cost
 from radioplat.distill.prune import PruneReport
 
 
 def show(report: PruneReport) -> None:
     """Print what it took and takes."""
-    before, after = report.before, report.after
-    rows = [
-        ["parameters", f"{before.params:,}", f"{after.params:,}", f"{after.params / before.params:.1%}"],
-        ["multiply-accumulates", f"{before.macs:,}", f"{after.macs:,}", f"{after.macs / before.macs:.1%}"],
-    ]
-    if before.latency is not None and after.latency is not None:
-        slow, quick = f"{1e3 * before.latency:.1f} ms", f"{1e3 * after.latency:.1f} ms"
-        rows.append(["one image, here", slow, quick, f"{after.latency / before.latency:.1%}"])
+    rows = cost_rows(report.before, report.after)
     terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, _went(report))
     if report.sparse is not None:
         found = report.sparse
@@ -26,6 +20,18 @@ def show(report: PruneReport) -> None:
     terminal.say(
         f"retrain it with: radioplat distill -e SPEC train.pretrained_model_path={report.path} results_dir=ANOTHER"
     )
+
+
+def cost_rows(before: Cost, after: Cost) -> list[list[str]]:
+    """Rows of a table: what, before, after, and the share that is kept."""
+    rows = [
+        ["parameters", f"{before.params:,}", f"{after.params:,}", f"{after.params / before.params:.1%}"],
+        ["multiply-accumulates", f"{before.macs:,}", f"{after.macs:,}", f"{after.macs / before.macs:.1%}"],
+    ]
+    if before.latency is not None and after.latency is not None:
+        slow, quick = f"{1e3 * before.latency:.1f} ms", f"{1e3 * after.latency:.1f} ms"
+        rows.append(["one image, here", slow, quick, f"{after.latency / before.latency:.1%}"])
+    return rows
 
 
 def _went(report: PruneReport) -> str:

@@ -109,9 +109,11 @@ def export_weights(
 
 def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str]) -> list[Problem]:
     """What would keep ``student``, which may be on the meta device, from leaving in ``form``."""
-    if student.architecture.pruned is not None and form not in (ExportFormat.onnx, ExportFormat.safetensors):
+    reshaped = student.architecture.pruned is not None or student.architecture.low_rank
+    if reshaped and form not in (ExportFormat.onnx, ExportFormat.safetensors):
         hint = "Take onnx or safetensors."
-        return [Problem(f"format {form.value} has no place for the shapes of a pruned student", "export.format", hint)]
+        what = f"format {form.value} has no place for the shapes of a pruned student or one of low rank"
+        return [Problem(what, "export.format", hint)]
     try:
         if form in (ExportFormat.radio, ExportFormat.hf):
             require_radio(student)

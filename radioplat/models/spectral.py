@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from radioplat.errors import SpecError
 
 MARK = ".parametrizations.weight."
+_QKV = ("qkv", "qkv.1")  # the second: what gives them out where the layer is two of low rank
 START = 16  # iterations of the power method before the first step
 
 
@@ -81,10 +82,10 @@ def reparametrize(backbone: nn.Module, iterations: int = START) -> None:
     """
     blocks = getattr(getattr(backbone, "model", backbone), "blocks", None)
     linears = [] if blocks is None else [(n, m) for n, m in blocks.named_modules() if type(m) is nn.Linear]
-    if not any(name.endswith("qkv") for name, _ in linears):
+    if not any(name.endswith(_QKV) for name, _ in linears):
         raise SpecError("this backbone is no ViT", where="model.backbone.spectral_reparam", hint="Set it to false.")
     for name, linear in linears:
-        parts = 3 if name.endswith("qkv") else 1
+        parts = 3 if name.endswith(_QKV) else 1
         scaling = SpectralWeight(linear.weight, parts, iterations)
         parametrize.register_parametrization(linear, "weight", scaling)
 

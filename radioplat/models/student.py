@@ -13,6 +13,7 @@ from radioplat.errors import SpecError
 from radioplat.models import names
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
+from radioplat.models.low_rank import split_layers
 from radioplat.models.quantization import Quantization, quantize_modules
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.reshaping import Reshaping, reshape
@@ -35,6 +36,7 @@ class StudentArchitecture:
         drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
         pruned: what pruning took of the backbone that ``type`` builds; None for nothing.
+        low_rank: layers of the backbone, as pruning left it, that are two in a row, and the channels between the two.
         quantized: which layers have quantizers, BatchNorm folded; None for none.
         sparsity: the layers whose zeros training leaves as they are; None for none.
     """
@@ -53,6 +55,7 @@ class StudentArchitecture:
     drop_path: float = 0.0
     spectral_reparam: bool = False
     pruned: Reshaping | None = None
+    low_rank: dict[str, int] = field(default_factory=dict)
     quantized: Quantization | None = None
     sparsity: Sparsity | None = None
 
@@ -133,6 +136,7 @@ class Student(nn.Module):
         self.backbone = build_backbone(architecture)
         if architecture.pruned is not None:
             reshape(self.backbone, architecture.pruned)
+        split_layers(self.backbone, architecture.low_rank)
         if architecture.spectral_reparam:
             reparametrize(self.backbone, iterations=1)  # its weights come from elsewhere, see start_student
         for h in architecture.heads:

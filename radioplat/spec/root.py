@@ -9,6 +9,7 @@ from radioplat.spec.compress import CompressConfig
 from radioplat.spec.dataset import DatasetConfig
 from radioplat.spec.distill import DistillConfig
 from radioplat.spec.engine import GenTrtEngineConfig
+from radioplat.spec.low_rank import LowRankConfig
 from radioplat.spec.model import ModelConfig
 from radioplat.spec.prune import PruneConfig
 from radioplat.spec.tasks import EvaluateConfig, ExportConfig, InferenceConfig
@@ -31,6 +32,7 @@ class Spec:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     prune: PruneConfig = field(default_factory=PruneConfig)
+    low_rank: LowRankConfig = field(default_factory=LowRankConfig)
     compress: CompressConfig = field(default_factory=CompressConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)

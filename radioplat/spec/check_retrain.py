@@ -1,0 +1,38 @@
+"""Contradictions in a section ``retrain``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.check import check
+from radioplat.spec.retrain import RetrainConfig, RetrainMode
+from radioplat.spec.root import Spec
+
+
+def retrain_problems(spec: Spec, asked: RetrainConfig, where: str) -> Iterator[Problem]:
+    """What cannot be retrained so.
+
+    Args:
+        where: the section's path: ``prune.retrain``.
+    """
+    if not asked.wanted:
+        for name, plain in vars(RetrainConfig()).items():
+            if getattr(asked, name) != plain:
+                yield Problem("nothing is retrained", f"{where}.{name}", f"Give {where}.epochs or {where}.steps.")
+        return
+    if asked.epochs is not None and asked.steps is not None:
+        yield Problem(f"{where}.epochs says how long, too", f"{where}.steps", "Leave one of the two out.")
+    for name in ("epochs", "steps"):
+        value = getattr(asked, name)
+        if value is not None and value < 1:
+            yield Problem(f"must be at least 1, not {value}", f"{where}.{name}")
+    if asked.lr is not None and not asked.lr > 0:
+        yield Problem(f"must be positive, not {asked.lr}", f"{where}.lr")
+    rewinds = asked.mode is RetrainMode.weight_rewind
+    if rewinds and asked.rewind_to is None:
+        hint = "Give a model_epoch_... folder of the run that the student is from."
+        yield Problem("weights are rewound to an earlier checkpoint", f"{where}.rewind_to", hint)
+    if asked.rewind_to is not None and not rewinds:
+        yield Problem("only mode weight_rewind reads it", f"{where}.rewind_to", "Leave it out.")
+    yield from check(spec, "distill" if spec.distill.teacher else "train")
