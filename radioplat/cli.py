@@ -81,6 +81,14 @@ def prune(args: argparse.Namespace) -> None:
     show(run(args.spec, args.overrides))
 
 
+def quantize(args: argparse.Namespace) -> None:
+    """Measure a trained student's ranges and round it to INT8 or FP8."""
+    from radioplat.distill.quantize import quantize as run
+    from radioplat.distill.show_quantize import show
+
+    show(run(args.spec, args.overrides))
+
+
 def compress(args: argparse.Namespace) -> None:
     """Stages of compression one after another, with gates: prune, retrain, evaluate, export, engine."""
     from radioplat.chain.run import compress as run
@@ -249,6 +257,7 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         evaluate,
         prune,
         low_rank,
+        quantize,
         compress,
         export,
         gen_trt_engine,

@@ -44,22 +44,23 @@ def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]
     return found[0], found[1], classes or []
 
 
-def sample_images(spec: Spec, sizes: set[int], count: int) -> dict[int, np.ndarray]:
-    """Up to ``count`` training images, the same at each size: uint8 ``[N, 3, size, size]`` by size.
+def sample_images(spec: Spec, sizes: set[int], count: int, name: str = "train") -> dict[int, np.ndarray]:
+    """Up to ``count`` images of split ``name``, the same at each size: uint8 ``[N, 3, size, size]`` by size.
 
     Raises:
         DataError: the split cannot be read, or holds no image that can be decoded.
     """
-    dataset, split = spec.dataset, spec.dataset.train_dataset
-    index_dir = Path(dataset.index_dir or Path(spec.results_dir) / "index") / "train"
-    index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=dataset.max_pixels)
+    dataset, where = spec.dataset, f"dataset.{name}_dataset"
+    split = getattr(dataset, f"{name}_dataset")
+    index_dir = Path(dataset.index_dir or Path(spec.results_dir) / "index") / name
+    index = build_index(split, where, index_dir, max_pixels=dataset.max_pixels)
     rows = _at_most(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
     views = [ViewSpec(str(size), size) for size in sorted(sizes)]
     reader = GrainReader(index, None, views, None, split.seed, 16, dataset.max_pixels)
     batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())
     alive = [batch.weight > 0 for batch in batches]
     if not any(a.any() for a in alive):
-        raise DataError("no image can be decoded", where="dataset.train_dataset")
+        raise DataError("no image can be decoded", where=where)
     return {
         size: np.concatenate([b.views[str(size)].pixels[a] for b, a in zip(batches, alive, strict=True)])
         for size in sizes

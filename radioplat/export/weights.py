@@ -114,6 +114,9 @@ def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str
         hint = "Take onnx or safetensors."
         what = f"format {form.value} has no place for the shapes of a pruned student or one of low rank"
         return [Problem(what, "export.format", hint)]
+    if student.architecture.quantized is not None and form not in (ExportFormat.onnx, ExportFormat.safetensors):
+        hint = "Take onnx or safetensors."
+        return [Problem(f"format {form.value} has no place for a quantized student's scales", "export.format", hint)]
     try:
         if form in (ExportFormat.radio, ExportFormat.hf):
             require_radio(student)

@@ -12,6 +12,7 @@ from radioplat.spec.engine import GenTrtEngineConfig
 from radioplat.spec.low_rank import LowRankConfig
 from radioplat.spec.model import ModelConfig
 from radioplat.spec.prune import PruneConfig
+from radioplat.spec.quantize import QuantizeConfig
 from radioplat.spec.tasks import EvaluateConfig, ExportConfig, InferenceConfig
 from radioplat.spec.train import TrainConfig
 from radioplat.spec.upsampling import TrainUpsamplerConfig
@@ -33,6 +34,7 @@ class Spec:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     prune: PruneConfig = field(default_factory=PruneConfig)
     low_rank: LowRankConfig = field(default_factory=LowRankConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     compress: CompressConfig = field(default_factory=CompressConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)

@@ -1,0 +1,132 @@
+"""Post-training quantization of a student: fold, place, equalize, calibrate."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+
+from radioplat.compress.calibrate import calibrate
+from radioplat.compress.equalize import equalize
+from radioplat.compress.placement import place
+from radioplat.errors import DataError, SpecError
+from radioplat.models.features import Features
+from radioplat.models.fold import fold_pairs
+from radioplat.models.student import Student
+from radioplat.spec.quantize import QuantizeConfig
+
+WANTED = frozenset({"summary", "spatial"})
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized student.
+
+    Attributes:
+        student: on the CPU, in evaluation mode; its architecture says what is quantized.
+        equalized: pairs of layers whose weights were balanced.
+        idle: quantizers that saw nothing but zeros; their scale is 1 over the format's highest value.
+        cosine: of what it says and what it said before, mean over the calibration images, by ``summary`` and
+            ``spatial``.
+    """
+
+    student: Student
+    equalized: list[tuple[str, str]] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    cosine: dict[str, float] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def quantize_student(
+    student: Student, asked: QuantizeConfig, batches: list[torch.Tensor], device: torch.device | str = "cpu"
+) -> Quantized:
+    """A quantized copy of ``student``, in fp32.
+
+    Args:
+        student: in fp32 with plain weights, as :func:`radioplat.models.checkpoint.load_student` gives it.
+        batches: uint8 ``[B, 3, H, W]``, what ranges are measured on.
+        device: that computes.
+
+    Raises:
+        SpecError: it is quantized already, a pattern meets nothing, or nothing is left.
+        DataError: there are no images, or all are of one colour.
+        WeightsError: what a layer takes is not finite.
+    """
+    if student.architecture.quantized is not None:
+        hint = "Quantize the checkpoint that it was made of."
+        raise SpecError("this student is quantized already", where="quantize.checkpoint", hint=hint)
+    require_pictures(batches)
+    student = copy.deepcopy(student).eval().to(device)
+    size = student.architecture.img_size
+    noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    before = copy.deepcopy(student)
+    student.backbone, folded = fold_pairs(student.backbone, noise)
+    how = place(student, asked, used_layers(student, noise))
+    how = replace(how, folded=[[f"backbone.{conv}", f"backbone.{norm}"] for conv, norm in folded])
+    pairs = equalize(student.backbone, noise) if asked.equalize else []
+    made = Student(replace(student.architecture, quantized=how)).eval().to(device)
+    _load(made, student)
+
+    def run() -> None:
+        for images in batches:
+            _say(made, images.to(device))
+
+    idle = calibrate(made, asked, run)
+    cosine = _likeness(made, before, batches, device)
+    return Quantized(made.cpu(), [(f"backbone.{a}", f"backbone.{b}") for a, b in pairs], idle, cosine)
+
+
+def _likeness(
+    made: Student, before: Student, batches: list[torch.Tensor], device: torch.device | str
+) -> dict[str, float]:
+    """Mean cosine of what two students say of the same images, by kind of feature."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for images in batches:
+        ours, theirs = made(images.to(device), WANTED), before(images.to(device), WANTED)
+        for kind in sorted(WANTED):
+            a, b = getattr(ours, kind), getattr(theirs, kind)
+            if a is not None:
+                found.setdefault(kind, []).append(F.cosine_similarity(a, b, dim=-1).flatten())
+    return {kind: float(torch.cat(parts).mean()) for kind, parts in found.items()}
+
+
+def require_pictures(batches: list[torch.Tensor]) -> None:
+    """Refuse what no range can be measured on.
+
+    Raises:
+        DataError: no images, or all of one colour.
+    """
+    where = "dataset.quant_calibration_dataset"
+    if not sum(len(images) for images in batches):
+        raise DataError("there are no calibration images", where=where, hint="Name a folder or shards that hold some.")
+    if all((images.flatten(2).amax(2) == images.flatten(2).amin(2)).all() for images in batches):
+        hint = "Ranges measured on them fit no photograph; give real images."
+        raise DataError("all calibration images are of one colour", where=where, hint=hint)
+
+
+def used_layers(student: Student, noise: torch.Tensor) -> set[str]:
+    """Names of the modules that are called when an image, and then each head, is computed."""
+    called: set[str] = set()
+    handles = [m.register_forward_pre_hook(lambda *_, name=n: called.add(name)) for n, m in student.named_modules()]
+    try:
+        _say(student, noise.clamp(0, 1))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def _say(student: Student, images: torch.Tensor) -> Features:
+    """Backbone and heads."""
+    wanted = WANTED | {"logits"} if student.architecture.num_classes else WANTED
+    features = student(images, wanted)
+    for name in student.head_names:
+        student.head(name, features)
+    return features
+
+
+def _load(made: Student, folded: Student) -> None:
+    missing, unexpected = made.load_state_dict(folded.state_dict(), strict=False)
+    assert not unexpected and all(name.endswith("quantizer.scale") for name in missing), (missing, unexpected)

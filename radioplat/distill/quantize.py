@@ -1,0 +1,184 @@
+"""The task ``quantize``: a trained student in INT8 or FP8, a checkpoint that trains on, is evaluated and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from radioplat.compress.quantize import quantize_student
+from radioplat.errors import SpecError
+from radioplat.evaluate.images import sample_images
+from radioplat.export.run import find_checkpoint
+from radioplat.models.checkpoint import load_student, save_student
+from radioplat.models.quantizer import quantizers
+from radioplat.models.student import Student
+from radioplat.spec.check_quantize import calibration_split, quantize_problems
+from radioplat.spec.load import load_spec, to_yaml
+from radioplat.spec.root import Spec
+from radioplat.track.diary import keep_diary
+from radioplat.track.results import TaskFolder
+
+MODEL, REPORT = "model_quantized", "quantize.json"
+
+
+@dataclass(frozen=True)
+class QuantizerReport:
+    """One quantizer.
+
+    Attributes:
+        name: in the student.
+        format: ``int8``, ``int4`` or ``fp8``.
+        scales: how many.
+        amax: the largest magnitude that it does not clip; of several scales the largest.
+    """
+
+    name: str
+    format: str
+    scales: int
+    amax: float
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One quantized layer, or the residual branch of a block.
+
+    Attributes:
+        type: its class, or ``residual``.
+    """
+
+    name: str
+    type: str
+    weights: QuantizerReport | None = None
+    activations: QuantizerReport | None = None
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What was quantized.
+
+    Attributes:
+        path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
+        skipped: linear layers and convolutions that stay float, and why.
+        images: how many the ranges were measured on.
+        cosine: mean over them of what the student says and said before, by ``summary`` and ``spatial``.
+        folded: BatchNorms that went into the convolution before them.
+        equalized: pairs of layers whose weights were balanced.
+        notes: what else should be known, a sentence each.
+    """
+
+    path: Path
+    checkpoint: Path
+    layers: list[LayerReport]
+    skipped: dict[str, str]
+    images: int
+    cosine: dict[str, float]
+    folded: int = 0
+    equalized: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def quantize(spec: Spec | dict | str | Path, overrides: Sequence[str] = ()) -> QuantizeReport:
+    """Quantize ``quantize.checkpoint``, by default the latest student there is.
+
+    Raises:
+        SpecError: fields of ``quantize`` contradict each other or name no layer, or the student is quantized already.
+        DataError: there are no calibration images, or they are of one colour.
+        EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := list(quantize_problems(spec)):
+        raise SpecError(*problems)
+    folder = TaskFolder(spec.results_dir, "quantize", spec.quantize.results_dir)
+    run = BACKENDS[spec.quantize.backend]
+    return keep_diary(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
+
+
+def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
+    """Post-training quantization with the project's own quantizers."""
+    asked = spec.quantize
+    path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
+    student = load_student(path, "quantize.checkpoint")
+    device, notes = _device(asked.device)
+    batches = calibration_images(spec, student.architecture.img_size)
+    done = quantize_student(student, asked, batches, device)
+    notes += [f"{name} saw nothing but zeros" for name in done.idle]
+    if asked.equalize and not done.equalized:
+        notes.append("quantize.equalize found no two layers with nothing but a ReLU between them")
+    how = done.student.architecture.quantized
+    report = QuantizeReport(
+        folder.path / MODEL,
+        path,
+        layer_reports(done.student),
+        how.skipped,
+        sum(len(images) for images in batches),
+        done.cosine,
+        len(how.folded),
+        len(done.equalized),
+        notes,
+    )
+    write_quantized(done.student, report)
+    return report
+
+
+# By quantize.backend; each writes a checkpoint folder and says what it did.
+BACKENDS: dict[str, Callable[[Spec, TaskFolder], QuantizeReport]] = {"native": calibrated}
+
+
+def calibration_images(spec: Spec, size: int) -> list[torch.Tensor]:
+    """Batches uint8 ``[B, 3, size, size]`` of whole images (no augmentation), from the calibration split, else train.
+
+    Raises:
+        DataError: the split holds no image that can be decoded.
+    """
+    asked, split = spec.quantize, calibration_split(spec)
+    found = sample_images(spec, {size}, asked.calibration_batches * spec.dataset.batch_size, split)[size]
+    return list(torch.from_numpy(found).split(spec.dataset.batch_size))
+
+
+def layer_reports(student: Student) -> list[LayerReport]:
+    """Every quantized layer and residual branch, in the model's order."""
+    found = []
+    for name, quantizer in quantizers(student).items():
+        parent, _, leaf = name.rpartition(".")
+        own = QuantizerReport(name, quantizer.format.value, quantizer.scale.numel(), float(quantizer.amax.max()))
+        if leaf == "residual_quantizer":
+            found.append(LayerReport(parent, "residual", None, own))
+            continue
+        if not found or found[-1].name != parent:
+            kind = type(student.get_submodule(parent)).__name__.removeprefix("Quantized")
+            found.append(LayerReport(parent, kind))
+        last = found.pop()
+        both = (own, last.activations) if leaf == "weight_quantizer" else (last.weights, own)
+        found.append(LayerReport(last.name, last.type, *both))
+    return found
+
+
+def write_quantized(student: Student, report: QuantizeReport) -> None:
+    """Write ``report.path``, aside and then renamed: what bears the name is whole."""
+    aside = report.path.with_name(f".{report.path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_student(student, student.state_dict(), aside)
+    text = {**asdict(report), "path": str(report.path), "checkpoint": str(report.checkpoint)}
+    (aside / REPORT).write_text(json.dumps(text, indent=1))
+    shutil.rmtree(report.path, ignore_errors=True)
+    os.rename(aside, report.path)
+
+
+def _device(said: str | None) -> tuple[torch.device, list[str]]:
+    if said is None:
+        said = "cuda" if torch.cuda.is_available() else "cpu"
+    if said.startswith("cuda") and not torch.cuda.is_available():
+        note = f"quantize.device is {said} and there is no GPU here: ranges were measured on the CPU"
+        return torch.device("cpu"), [note]
+    return torch.device(said), []
+
+
+def _kpi(report: QuantizeReport) -> dict[str, float]:
+    return {"layers": len(report.layers), **{f"cosine_{kind}": value for kind, value in report.cosine.items()}}

@@ -1,0 +1,37 @@
+"""A quantized student in the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from radioplat import terminal
+from radioplat.distill.quantize import LayerReport, QuantizeReport
+
+MOST = 40  # rows shown of a long model
+
+
+def show(report: QuantizeReport) -> None:
+    """Print what is quantized and how, and what is not."""
+    rows = [_row(layer) for layer in report.layers]
+    if len(rows) > MOST:
+        rows = [*rows[: MOST // 2], ["...", "", "", "", ""], *rows[-MOST // 2 :]]
+    done = f"{report.images} images, {report.folded} BatchNorms folded, {report.equalized} pairs equalized"
+    terminal.show_table("Quantized", ["layer", "type", "weights", "activations", "activations up to"], rows, done)
+    for why, count in Counter(report.skipped.values()).items():
+        terminal.say(f"{count} layer{'s' * (count > 1)} in float: {why}")
+    for note in report.notes:
+        terminal.note(note)
+    for kind, value in report.cosine.items():
+        terminal.say(f"{kind} before and after, mean cosine: {value:.4f}")
+    terminal.say(f"{report.path}")
+
+
+def _row(layer: LayerReport) -> list[str]:
+    weights, activations = layer.weights, layer.activations
+    return [
+        layer.name,
+        layer.type,
+        "" if weights is None else f"{weights.format} x {weights.scales}",
+        "float" if activations is None else activations.format,
+        "" if activations is None else f"{activations.amax:.4g}",
+    ]

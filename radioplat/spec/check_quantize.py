@@ -1,0 +1,97 @@
+"""Contradictions in section ``quantize``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.dataset import SplitConfig
+from radioplat.spec.number_formats import ACTIVATIONS, FORMATS, NATIVE, formats_of
+from radioplat.spec.quantize import QuantizeMode
+from radioplat.spec.root import Spec
+
+BACKENDS = (NATIVE, "modelopt.pytorch", "modelopt.onnx", "torchao")
+
+def quantize_problems(spec: Spec) -> Iterator[Problem]:
+    """What the task ``quantize`` cannot do."""
+    asked = spec.quantize
+    if asked.backend not in BACKENDS:
+        yield Problem(f"no backend is called {asked.backend!r}", "quantize.backend", f"Any of {', '.join(BACKENDS)}.")
+    elif asked.backend != NATIVE:
+        hint = "Take native."
+        yield Problem(f"this version has no backend {asked.backend}", "quantize.backend", hint)
+    if asked.mode is QuantizeMode.qat:
+        hint = "Take ptq, and then: radioplat distill train.pretrained_model_path=.../model_quantized"
+        yield Problem("this version does not train in the same task", "quantize.mode", hint)
+    if asked.backend == NATIVE and asked.backend_kwargs:
+        yield Problem("the backend native takes none", "quantize.backend_kwargs", "Leave it out.")
+    if asked.checkpoint and asked.model_path and asked.checkpoint != asked.model_path:
+        yield Problem("quantize.checkpoint names another", "quantize.model_path", "Give one of them.")
+    if asked.calibration_batches < 1:
+        yield Problem(f"must be at least 1, not {asked.calibration_batches}", "quantize.calibration_batches")
+    if not 50 <= asked.percentile <= 100:
+        yield Problem(f"must lie between 50 and 100, not {asked.percentile}", "quantize.percentile")
+    if asked.equalize and asked.relu6:
+        hint = "Set one of them to false."
+        yield Problem("weights cannot be moved across a ReLU6", "quantize.equalize", hint)
+    if asked.device is not None and asked.device.partition(":")[0] not in ("cpu", "cuda"):
+        yield Problem(f"must be cpu, cuda or cuda:N, not {asked.device!r}", "quantize.device")
+    yield from _formats(spec)
+    yield from _calibration_split(spec)
+
+
+def _formats(spec: Spec) -> Iterator[Problem]:
+    asked = spec.quantize
+    places = [("quantize.default_layer_dtype", asked.default_layer_dtype)]
+    places += [("quantize.default_activation_dtype", asked.default_activation_dtype)]
+    for i, rule in enumerate(asked.layers):
+        places += [(f"quantize.layers[{i}].weights.dtype", rule.weights.dtype)]
+        places += [(f"quantize.layers[{i}].activations.dtype", rule.activations.dtype)]
+    wrong = False
+    for where, said in places:
+        if said is None or said == NATIVE:
+            continue
+        if said in ("fp8_e5m2", "float8_e5m2"):
+            wrong = True
+            yield Problem("E5M2 is a format of gradients: engines compute in E4M3", where, "Take fp8_e4m3fn.")
+        elif said not in FORMATS:
+            wrong = True
+            yield Problem(f"no format is called {said!r}", where, f"Any of {', '.join(FORMATS)}, {NATIVE}.")
+        elif "activation" in where and FORMATS[said] not in ACTIVATIONS:
+            wrong = True
+            yield Problem(f"activations cannot be {said}", where, "Take int8, fp8_e4m3fn or native.")
+    if not wrong:
+        yield from _pairs(spec)
+
+
+def _pairs(spec: Spec) -> Iterator[Problem]:
+    """Weights and activations that no engine multiplies."""
+    asked = spec.quantize
+    for i, rule in [*enumerate(asked.layers), (None, None)]:
+        where = "quantize.default_layer_dtype" if rule is None else f"quantize.layers[{i}]"
+        weights, activations = formats_of(asked, rule)
+        if rule is not None and weights is None and rule.activations.dtype not in (None, NATIVE):
+            yield Problem("activations alone cannot be quantized", where, "Name weights.dtype, too.")
+        if activations is not None and weights not in ACTIVATIONS[activations]:
+            message = f"{weights} weights cannot be multiplied with {activations} activations"
+            yield Problem(message, where, "Take one dtype for both, int4 weights with int8, or native activations.")
+
+
+def _calibration_split(spec: Spec) -> Iterator[Problem]:
+    """Ranges must not come from the images that the result is judged on."""
+    own = sources(spec.dataset.quant_calibration_dataset)
+    for name in ("val", "test"):
+        if shared := own & sources(getattr(spec.dataset, f"{name}_dataset")):
+            message = f"{sorted(shared)[0]} is also dataset.{name}_dataset's, on which students are judged"
+            yield Problem(message, "dataset.quant_calibration_dataset", "Give other images; left out, it is train's.")
+
+
+def calibration_split(spec: Spec) -> str:
+    """The split that ranges are measured on."""
+    return "quant_calibration" if sources(spec.dataset.quant_calibration_dataset) else "train"
+
+
+def sources(split: SplitConfig) -> set[str]:
+    """The folders that a split reads."""
+    folders = {source.root_dir for source in split.tar_data_sources}
+    return folders | ({split.images_dir} if split.images_dir else set())
