@@ -82,11 +82,11 @@ def prune(args: argparse.Namespace) -> None:
 
 
 def quantize(args: argparse.Namespace) -> None:
-    """Measure a trained student's ranges and round it to INT8 or FP8."""
+    """Measure a trained student's ranges and round it to INT8 or FP8; with mode qat train it on."""
     from radioplat.distill.quantize import quantize as run
     from radioplat.distill.show_quantize import show
 
-    show(run(args.spec, args.overrides))
+    show(run(args.spec, args.overrides, progress=True))
 
 
 def compress(args: argparse.Namespace) -> None:

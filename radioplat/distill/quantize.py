@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from radioplat import terminal
 from radioplat.compress.quantize import quantize_student
+from radioplat.distill.follow import Callback
+from radioplat.distill.run import RunResult
 from radioplat.errors import SpecError
 from radioplat.evaluate.images import sample_images
 from radioplat.export.run import find_checkpoint
@@ -20,6 +23,7 @@ from radioplat.models.quantizer import quantizers
 from radioplat.models.student import Student
 from radioplat.spec.check_quantize import calibration_split, quantize_problems
 from radioplat.spec.load import load_spec, to_yaml
+from radioplat.spec.quantize import QuantizeMode
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
@@ -70,6 +74,7 @@ class QuantizeReport:
         folded: BatchNorms that went into the convolution before them.
         equalized: pairs of layers whose weights were balanced.
         notes: what else should be known, a sentence each.
+        trained: with mode qat the run that trained it.
     """
 
     path: Path
@@ -81,10 +86,26 @@ class QuantizeReport:
     folded: int = 0
     equalized: int = 0
     notes: list[str] = field(default_factory=list)
+    trained: RunResult | None = None
+
+    @property
+    def result(self) -> Path:
+        """The checkpoint to go on with."""
+        return self.path if self.trained is None else self.trained.checkpoint
 
 
-def quantize(spec: Spec | dict | str | Path, overrides: Sequence[str] = ()) -> QuantizeReport:
-    """Quantize ``quantize.checkpoint``, by default the latest student there is.
+def quantize(
+    spec: Spec | dict | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    say: Callable[[str], None] = terminal.note,
+) -> QuantizeReport:
+    """Quantize ``quantize.checkpoint``, by default the latest student there is, and with mode qat train it.
+
+    Args:
+        callbacks, progress, say: of that training, as :func:`radioplat.distill.run.distill` takes them.
 
     Raises:
         SpecError: fields of ``quantize`` contradict each other or name no layer, or the student is quantized already.
@@ -95,6 +116,16 @@ def quantize(spec: Spec | dict | str | Path, overrides: Sequence[str] = ()) -> Q
     if problems := list(quantize_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "quantize", spec.quantize.results_dir)
+    if spec.quantize.mode is QuantizeMode.qat:
+        from radioplat.distill.qat import quantize_and_train  # which begins with what is here
+
+        report, trained = quantize_and_train(spec, folder, callbacks, progress, say)
+        return replace(report, trained=trained)
+    return post_train(spec, folder)
+
+
+def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:
+    """Quantize by the backend that the spec names, and keep the task's diary."""
     run = BACKENDS[spec.quantize.backend]
     return keep_diary(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
 

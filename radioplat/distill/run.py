@@ -72,7 +72,7 @@ def distill(
         RadioplatError: see ``radioplat.errors``; the results folder's ``status.json`` then ends with FAILURE.
     """
     spec = load_spec(spec, overrides)
-    result = _run(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
+    result = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
     if not spec.distill.then:
         return result
     return replace(result, then=_then(spec))
@@ -90,10 +90,10 @@ def train(
 
     Arguments and errors as :func:`distill`.
     """
-    return _run(load_spec(spec, overrides), "train", None, callbacks, progress, say or _to_stderr)
+    return run_task(load_spec(spec, overrides), "train", None, callbacks, progress, say or _to_stderr)
 
 
-def _run(
+def run_task(
     spec: Spec,
     task: str,
     override: str | None,
@@ -101,6 +101,7 @@ def _run(
     progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
+    """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
     folder = TaskFolder(spec.results_dir, task, override)
     with Lease(folder.path, say) as lease:
         return _run_alone(spec, task, folder, lease, callbacks, progress, say)

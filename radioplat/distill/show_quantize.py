@@ -24,6 +24,8 @@ def show(report: QuantizeReport) -> None:
     for kind, value in report.cosine.items():
         terminal.say(f"{kind} before and after, mean cosine: {value:.4f}")
     terminal.say(f"{report.path}")
+    if report.trained is not None:
+        terminal.say(f"trained on, step {report.trained.global_step}: {report.trained.checkpoint}")
 
 
 def _row(layer: LayerReport) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.dataset import SplitConfig
 from radioplat.spec.number_formats import ACTIVATIONS, FORMATS, NATIVE, formats_of
-from radioplat.spec.quantize import QuantizeMode
+from radioplat.spec.quantize import QatConfig, QuantizeMode
 from radioplat.spec.root import Spec
 
 BACKENDS = (NATIVE, "modelopt.pytorch", "modelopt.onnx", "torchao")
@@ -20,9 +20,7 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
     elif asked.backend != NATIVE:
         hint = "Take native."
         yield Problem(f"this version has no backend {asked.backend}", "quantize.backend", hint)
-    if asked.mode is QuantizeMode.qat:
-        hint = "Take ptq, and then: radioplat distill train.pretrained_model_path=.../model_quantized"
-        yield Problem("this version does not train in the same task", "quantize.mode", hint)
+    yield from _qat(spec)
     if asked.backend == NATIVE and asked.backend_kwargs:
         yield Problem("the backend native takes none", "quantize.backend_kwargs", "Leave it out.")
     if asked.checkpoint and asked.model_path and asked.checkpoint != asked.model_path:
@@ -38,6 +36,21 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"must be cpu, cuda or cuda:N, not {asked.device!r}", "quantize.device")
     yield from _formats(spec)
     yield from _calibration_split(spec)
+
+
+def _qat(spec: Spec) -> Iterator[Problem]:
+    own, default = spec.quantize.qat, QatConfig()
+    for name in ("num_epochs", "max_steps", "lr"):
+        if (value := getattr(own, name)) is not None and not value > 0:
+            yield Problem(f"must be positive, not {value}", f"quantize.qat.{name}")
+    if spec.quantize.mode is not QuantizeMode.qat:
+        for name, value in vars(own).items():
+            if value != getattr(default, name):
+                hint = "Set quantize.mode: qat, or remove the line."
+                yield Problem("nothing is trained in this mode", f"quantize.qat.{name}", hint)
+    elif not spec.distill.teacher and spec.dataset.num_classes < 1:
+        hint = "Name teachers in distill.teacher; or dataset.num_classes, to train on labels alone."
+        yield Problem("there is nobody to learn from", "quantize.mode", hint)
 
 
 def _formats(spec: Spec) -> Iterator[Problem]:

@@ -43,6 +43,16 @@ class LayerRule:
 
 
 @dataclass
+class QatConfig:
+    """(+) Of ``mode: qat``: what is otherwise than in section ``train`` while the quantized student learns."""
+
+    results_dir: str | None = None  # of the run; default: results_dir/qat
+    num_epochs: int | None = None
+    max_steps: int | None = None
+    lr: float | None = None
+
+
+@dataclass
 class QuantizeConfig:
     """Spec section ``quantize``."""
 
@@ -67,3 +77,4 @@ class QuantizeConfig:
     relu6: bool = False  # (+) ReLU becomes ReLU6, a range that is known; what the student says changes
     # (+) of dataset.batch_size images, from dataset.quant_calibration_dataset, or train's where that is empty
     calibration_batches: int = 32
+    qat: QatConfig = field(default_factory=QatConfig)  # (+)

@@ -1,0 +1,116 @@
+"""``quantize.mode: qat``: quantize after training, then distil the quantized student from the same teachers.
+
+The second half is a distillation like any other, with its own folder, whose student begins as ``model_quantized``. The
+same command goes on where it stopped: the first half is done once, and is left alone as long as what it was made of
+stays the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from radioplat.distill.follow import Callback
+from radioplat.distill.quantize import MODEL, REPORT, QuantizeReport, layer_reports, post_train
+from radioplat.distill.run import RunResult, run_task
+from radioplat.errors import SpecError
+from radioplat.export.run import find_checkpoint
+from radioplat.models.checkpoint import STUDENT_FILE, load_student
+from radioplat.spec.check import check
+from radioplat.spec.root import Spec
+from radioplat.track.results import TaskFolder, write_atomic
+
+MADE_OF = "made_of.json"
+
+
+def quantize_and_train(
+    spec: Spec, folder: TaskFolder, callbacks: Sequence[Callback], progress: bool, say: Callable[[str], None]
+) -> tuple[QuantizeReport, RunResult]:
+    """Both halves.
+
+    Args:
+        folder: of the task ``quantize``; the run's is ``quantize.qat.results_dir``, by default ``results_dir/qat``.
+        say: called with each line for the user.
+
+    Raises:
+        RadioplatError: as :func:`radioplat.distill.quantize.quantize` and :func:`radioplat.distill.run.distill`.
+    """
+    start, task = folder.path / MODEL, "distill" if spec.distill.teacher else "train"
+    home = TaskFolder(spec.results_dir, "qat", spec.quantize.qat.results_dir)
+    changed, notes = training_spec(spec, start, home.path)
+    if problems := check(changed, task):
+        raise SpecError(*problems)
+    made_of = _made_of(spec)
+    report = _done(start, made_of, begun=bool(home.checkpoints()))
+    if report is None:
+        report = post_train(spec, folder)
+        write_atomic(start / MADE_OF, json.dumps(made_of, indent=1))
+    else:
+        say(f"{start}: quantized already")
+    for note in notes:
+        say(note)
+    return report, run_task(changed, task, str(home.path), callbacks, progress, say)
+
+
+def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str]]:
+    """The spec of the run that trains what lies in ``start``, and sentences about what of ``spec`` it leaves out."""
+    own, train, notes = spec.quantize.qat, spec.train, list[str]()
+    # The file says which backbone it holds, folded and pruned as it is.
+    backbone = dataclasses.replace(
+        spec.model.backbone, type=None, kwargs={}, pretrained_backbone_path=None, spectral_reparam=False
+    )
+    optim = dataclasses.replace(train.optim, lr=own.lr or train.optim.lr, head_warmup_epochs=0.0)
+    if train.damp:
+        notes.append("train.damp is left out: noise on weights would be rounded away by their quantizers")
+    mirror = None if train.checkpoint_dir is None else f"{train.checkpoint_dir.rstrip('/')}/qat"
+    train = dataclasses.replace(
+        train,
+        pretrained_model_path=str(start),
+        resume_training_checkpoint_path=None,
+        checkpoint_dir=mirror,  # the first training's has its place there
+        num_epochs=own.num_epochs or train.num_epochs,
+        max_steps=own.max_steps or train.max_steps,
+        optim=optim,
+        damp=0.0,
+    )
+    if spec.distill.stages:
+        notes.append("distill.stages are left out: all teachers teach from the first step on")
+    distill = dataclasses.replace(spec.distill, stages=[], then=[], results_dir=str(folder))
+    model = dataclasses.replace(spec.model, backbone=backbone)
+    return dataclasses.replace(spec, model=model, train=train, distill=distill), notes
+
+
+def _made_of(spec: Spec) -> dict[str, Any]:
+    """What the quantized student follows from, as JSON holds it."""
+    asked = spec.quantize
+    path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
+    file = path if path.is_file() else path / STUDENT_FILE
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    fields = dataclasses.asdict(asked)
+    for name in ("results_dir", "device", "qat", "checkpoint", "model_path"):
+        del fields[name]
+    return json.loads(json.dumps({"checkpoint": str(path), "student": digest, "quantize": fields}))
+
+
+def _done(start: Path, made_of: dict[str, Any], begun: bool) -> QuantizeReport | None:
+    """What an earlier start quantized; None where that is to be done.
+
+    Raises:
+        SpecError: training has begun from something else.
+    """
+    file = start / MADE_OF
+    known = json.loads(file.read_text()) if file.is_file() else None
+    if known != made_of:
+        if begun and known is not None:
+            other = [k for k in made_of["quantize"] if made_of["quantize"][k] != known["quantize"].get(k)]
+            where = f"quantize.{other[0]}" if other else "quantize.checkpoint"
+            hint = "Undo the change, or choose another results_dir."
+            raise SpecError("it has changed since the training of the quantized student began", where=where, hint=hint)
+        return None
+    said = json.loads((start / REPORT).read_text())
+    said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(load_student(start))}
+    return QuantizeReport(**said)

@@ -1,0 +1,92 @@
+"""quantize.mode: qat, by what it left: quantized, distilled on, judged as what it becomes, gone on with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import radioplat
+from radioplat.distill.plan import plan
+from radioplat.distill.quantize import quantize
+from radioplat.errors import SpecError
+from radioplat.models.quantizer import quantizers
+from radioplat.spec.load import load_spec
+from radioplat.track.status import read_status
+
+pytestmark = pytest.mark.timeout(240)
+QAT = (
+    "quantize.mode=qat",
+    "quantize.calibration_batches=6",
+    "quantize.qat.num_epochs=1",
+    "train.checkpoint_interval=2",
+    "train.checkpoint_interval_unit=step",
+)
+
+
+@pytest.fixture(scope="module")
+def asked(quiet_run, tmp_path_factory):
+    checkpoint = f"quantize.checkpoint={quiet_run.result.checkpoint}"
+    folder = tmp_path_factory.mktemp("qat")
+    return [*QAT, checkpoint, f"results_dir={folder}"], folder
+
+
+@pytest.fixture(scope="module")
+def report(quiet_run, asked):
+    return quantize(quiet_run.file, asked[0], say=lambda line: None)
+
+
+def test_its_scales_have_learned(report, asked):
+    before, after = (quantizers(radioplat.load_student(path)) for path in (report.path, report.result))
+    assert report.result.parent == asked[1] / "qat" and report.trained.global_step == 4
+    assert before.keys() == after.keys() and len(after) == 18
+    moved = [name for name in after if not torch.equal(before[name].scale, after[name].scale)]
+    assert len(moved) > 9 and all(q.scale.dtype is torch.float32 and (q.scale > 0).all() for q in after.values())
+
+
+def test_each_validation_judges_what_it_becomes(report):
+    lines = [line for line in read_status(report.result.parent / "status.json") if "validation" in line["message"]]
+    assert len(lines) == 1 and "the converted model is " in lines[0]["message"]
+    kpi = lines[0]["kpi"]
+    for name in ("knn/top1", "fidelity/lite0/summary", "fidelity/lite0/spatial", "fidelity/vit/spatial"):
+        assert kpi[f"converted/{name}"] == pytest.approx(kpi[name], abs=0.15)
+    assert kpi["converted/likeness/spatial"] > 0.9
+    assert json.loads((report.result / "validation.json").read_text()) == kpi
+
+
+def test_the_same_command_goes_on_bit_for_bit(report, asked, quiet_run):
+    whole = radioplat.load_student(report.result).state_dict()
+    half = report.result.with_name("model_epoch_000_step_00002")
+    shutil.rmtree(report.result)
+    lines: list[str] = []
+    again = quantize(quiet_run.file, asked[0], say=lines.append)
+    assert any(line.endswith("quantized already") for line in lines)
+    assert any(f"goes on from {half.name} at step 2 of 4" in line for line in lines)
+    later = radioplat.load_student(again.result).state_dict()
+    assert again.result == report.result and all(torch.equal(whole[k], later[k]) for k in whole)
+    with pytest.raises(SpecError, match="quantize.algorithm: it has changed since the training"):
+        quantize(quiet_run.file, [*asked[0], "quantize.algorithm=percentile"], say=lambda line: None)
+
+
+def test_plan_counts_quantizers(report, quiet_run, tmp_path):
+    spec = load_spec(quiet_run.file, [f"train.pretrained_model_path={report.path}", f"results_dir={tmp_path}"])
+    found = plan(spec)
+    assert found.facts["quantized student"].startswith("18 quantizers: 9 on weights (int8), 9 on activations (int8)")
+    spec = load_spec(spec, ["train.precision=fp16"])
+    assert "train.precision: scales of quantizers are too small for fp16" in str(plan(spec).problems[0])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("quantize.qat.lr=0", "quantize.qat.lr: must be positive"),
+        ("quantize.mode=ptq", "quantize.qat.num_epochs: nothing is trained in this mode"),
+        ("distill.teacher=[]", "quantize.mode: there is nobody to learn from"),
+        ("train.precision=fp16", "train.precision: scales of quantizers are too small for fp16"),
+    ],
+)
+def test_what_cannot_be_is_named(quiet_run, asked, override, said, tmp_path):
+    with pytest.raises(SpecError, match=said):
+        quantize(quiet_run.file, [*asked[0], f"results_dir={tmp_path}", override], say=lambda line: None)
