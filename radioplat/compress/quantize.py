@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 
+from radioplat.compress.borrowed import borrow_scales
 from radioplat.compress.calibrate import calibrate
 from radioplat.compress.equalize import equalize
 from radioplat.compress.placement import place
@@ -69,11 +70,12 @@ def quantize_student(
     made = Student(replace(student.architecture, quantized=how)).eval().to(device)
     _load(made, student)
 
-    def run() -> None:
+    def show(student: Student) -> None:
         for images in batches:
-            _say(made, images.to(device))
+            _say(student, images.to(device))
 
-    idle = calibrate(made, asked, run)
+    idle = calibrate(made, asked, lambda: show(made))
+    borrow_scales(made, asked, show)
     cosine = _likeness(made, before, batches, device)
     return Quantized(made.cpu(), [(f"backbone.{a}", f"backbone.{b}") for a, b in pairs], idle, cosine)
 

@@ -68,6 +68,7 @@ class QuantizeReport:
 
     Attributes:
         path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
+            With backend modelopt.onnx an ONNX file.
         skipped: linear layers and convolutions that stay float, and why.
         images: how many the ranges were measured on.
         cosine: mean over them of what the student says and said before, by ``summary`` and ``spatial``.
@@ -157,8 +158,20 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     return report
 
 
-# By quantize.backend; each writes a checkpoint folder and says what it did.
-BACKENDS: dict[str, Callable[[Spec, TaskFolder], QuantizeReport]] = {"native": calibrated}
+def quantized_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
+    """An exported file with quantizers."""
+    from radioplat.distill import quantize_onnx  # which begins with what is here
+
+    return quantize_onnx.quantized_file(spec, folder, calibration_images)
+
+
+# By quantize.backend; each writes a checkpoint folder, or a file, and says what it did.
+BACKENDS: dict[str, Callable[[Spec, TaskFolder], QuantizeReport]] = {
+    "native": calibrated,
+    "modelopt.pytorch": calibrated,
+    "modelopt.onnx": quantized_file,
+    "torchao": calibrated,
+}
 
 
 def calibration_images(spec: Spec, size: int) -> list[torch.Tensor]:
