@@ -22,7 +22,7 @@ def show(report: QuantizeReport) -> None:
     for note in report.notes:
         terminal.note(note)
     for kind, value in report.cosine.items():
-        terminal.say(f"{kind} before and after, mean cosine: {value:.4f}")
+        terminal.say(f"{kind} before and after, mean cosine: {value:.5f}")
     terminal.say(f"{report.path}")
     if report.trained is not None:
         terminal.say(f"trained on, step {report.trained.global_step}: {report.trained.checkpoint}")

@@ -196,6 +196,25 @@ def test_a_pruned_student_is_quantized_and_a_quantized_one_is_not_pruned(batches
         quantize_student(opened, QuantizeConfig(), batches)
 
 
+def test_layers_of_low_rank_and_zeros_stay_so(batches, tmp_path):
+    from radioplat.compress.low_rank import decompose
+    from radioplat.compress.sparsify import sparsify
+    from radioplat.spec.low_rank import LowRankConfig
+    from radioplat.spec.prune import SparsityConfig, SparsityPattern
+
+    plain, _ = decompose(student(*RADIO[:1], **RADIO[1]), LowRankConfig(rank=12))
+    plain, _ = sparsify(plain, SparsityConfig(SparsityPattern.two_of_four))
+    made = quantize_student(plain, QuantizeConfig(), batches).student
+    save_student(made, made.state_dict(), tmp_path)
+    opened = radioplat.load_student(tmp_path)
+    assert torch.equal(opened(batches[0]).spatial, made(batches[0]).spatial)
+    assert opened.architecture.sparsity == plain.architecture.sparsity and opened.architecture.low_rank
+    layer = opened.backbone.blocks[0].mlp.fc1[0]
+    assert layer.weight.shape[0] == 12 and layer.weight_quantizer is not None
+    rounded = layer.weight_quantizer(layer.weight)
+    assert (rounded.unflatten(1, (-1, 4)) == 0).sum(-1).min() >= 2
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
