@@ -43,6 +43,7 @@ def student(name: str, **changes) -> Student:
 
 VIT = {"kwargs": {"depth": 2, "embed_dim": 48, "num_heads": 3}}
 RADIO = ("radio_vit_tiny_patch16", VIT)
+SMALL = {"kwargs": {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 64]}}  # a ResNet
 
 
 @pytest.mark.parametrize(
@@ -134,21 +135,23 @@ def test_rules_by_name_and_class(batches):
 
 def test_a_class_alone_is_quantized_and_the_rest_stays(batches):
     how = quantize_student(
-        student("resnet18"), QuantizeConfig(layers=[rule("nn.Conv2d", "int8", "int8")], skip_names=["layer4"]), batches
+        student("resnet18", **SMALL),
+        QuantizeConfig(layers=[rule("nn.Conv2d", "int8", "int8")], skip_names=["layer4"]),
+        batches,
     ).student.architecture.quantized
-    assert len(how.layers) == 15 and len(how.residuals) == 6
+    assert len(how.layers) == 10 and len(how.residuals) == 3
     assert {why for n, why in how.skipped.items() if "layer4" in n} == {"quantize.skip_names has 'layer4'"}
 
 
 def test_weights_alone_and_one_scale_for_all(batches):
     config = QuantizeConfig(mode=QuantizeMode.weight_only_ptq, per_channel=False)
-    made = quantize_student(student("resnet18"), config, batches).student
+    made = quantize_student(student("resnet18", **SMALL), config, batches).student
     assert all(n.endswith("weight_quantizer") and q.axis == -1 for n, q in quantizers(made).items())
     assert not made.architecture.quantized.residuals
 
 
 def test_a_classifier_stays_float_unless_it_is_named(batches):
-    plain = student("resnet18", heads=(), num_classes=5)
+    plain = student("resnet18", heads=(), num_classes=5, **SMALL)
     how = quantize_student(plain, QuantizeConfig(), batches).student.architecture.quantized
     assert how.skipped == {"backbone.model.fc": "a classifier"}
     named = QuantizeConfig(default_layer_dtype="int8", layers=[rule("fc", "int8")])
@@ -156,7 +159,7 @@ def test_a_classifier_stays_float_unless_it_is_named(batches):
 
 
 def test_equalization_saves_a_rescaled_student_with_one_scale_a_tensor(batches):
-    plain = student("resnet18", heads=())
+    plain = student("resnet18", heads=(), **SMALL)
     with torch.no_grad():
         for stage in (1, 2, 3, 4):
             for block in getattr(plain.backbone.model, f"layer{stage}"):
@@ -168,13 +171,13 @@ def test_equalization_saves_a_rescaled_student_with_one_scale_a_tensor(batches):
     for equalize in (False, True):
         made = quantize_student(plain, QuantizeConfig(equalize=equalize, per_channel=False), batches)
         found[equalize] = made.cosine["spatial"]
-        assert len(made.equalized) == 8 * equalize
+        assert len(made.equalized) == 4 * equalize
     assert found[True] > 0.99 and found[True] > found[False] + 0.01
 
 
 def test_relu6_is_kept_in_what_is_saved(batches, tmp_path):
-    made = quantize_student(student("resnet18", heads=()), QuantizeConfig(relu6=True), batches).student
-    assert sum(isinstance(m, nn.ReLU6) for m in made.modules()) == 17
+    made = quantize_student(student("resnet18", heads=(), **SMALL), QuantizeConfig(relu6=True), batches).student
+    assert sum(isinstance(m, nn.ReLU6) for m in made.modules()) == 9
     save_student(made, made.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
     assert torch.equal(opened(batches[0]).spatial, made(batches[0]).spatial)
@@ -184,9 +187,9 @@ def test_a_pruned_student_is_quantized_and_a_quantized_one_is_not_pruned(batches
     from radioplat.compress.prune import prune_student
     from radioplat.spec.prune import PruneConfig
 
-    small = prune_student(student("resnet18"), PruneConfig(amount=0.5), ChannelScore(PruneConfig(), 0), None)
+    small = prune_student(student("resnet18", **SMALL), PruneConfig(amount=0.5), ChannelScore(PruneConfig(), 0), None)
     made = quantize_student(small, QuantizeConfig(), batches)
-    assert made.student.backbone.model.layer1[0].conv1.weight.shape[0] == 32 and min(made.cosine.values()) > 0.95
+    assert made.student.backbone.model.layer1[0].conv1.weight.shape[0] == 8 and min(made.cosine.values()) > 0.95
     save_student(made.student, made.student.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
     assert torch.equal(opened(batches[0]).spatial, made.student(batches[0]).spatial)

@@ -11,12 +11,16 @@ from PIL import Image
 
 import radioplat
 from radioplat.cli import main
+from radioplat.compress.quantize import quantize_student
 from radioplat.distill.quantize import quantize
 from radioplat.errors import DataError, EngineError, SpecError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export
 from radioplat.models.quantizer import quantizers
+from radioplat.models.student import Student, StudentArchitecture
+from radioplat.models.weights import read_weights
 from radioplat.spec.load import load_spec
+from radioplat.spec.quantize import Calibrator, QuantizeConfig
 from radioplat.track.status import read_status
 
 pytestmark = pytest.mark.timeout(180)
@@ -71,6 +75,23 @@ def test_the_command_shows_every_layer(spec, quiet_run, tmp_path, capsys):
     assert main(["quantize", "-e", str(quiet_run.file), *changes]) == 0
     said = capsys.readouterr().out
     assert "backbone.blocks.1.mlp.fc2" in said and "int8 x 48" in said and "model_quantized" in said
+
+
+def test_a_trained_network_says_nearly_what_it_said(weights, crops):
+    """EfficientNet-Lite0 as ImageNet trained it, judged on other pieces of photographs than it was calibrated on."""
+    plain = Student(StudentArchitecture("tf_efficientnet_lite0", img_size=96, mean=(0.5,) * 3, std=(0.5,) * 3)).eval()
+    tensors = {k: v for k, v in read_weights(weights["lite0"]).items() if not k.startswith("classifier")}
+    plain.backbone.model.load_state_dict(tensors)
+
+    def images(count: int, seed: int) -> torch.Tensor:
+        return torch.tensor(np.stack([c for _, c in crops(count, 96, seed)])).permute(0, 3, 1, 2).contiguous()
+
+    made = quantize_student(plain, QuantizeConfig(algorithm=Calibrator.percentile), [images(16, s) for s in range(3)])
+    with torch.no_grad():
+        ours, theirs = made.student(images(16, 77)), plain(images(16, 77))
+    for kind in ("summary", "spatial"):
+        likeness = torch.cosine_similarity(getattr(ours, kind), getattr(theirs, kind), dim=-1).mean()
+        assert 0.95 < likeness < 0.9999
 
 
 def one_colour(folder, count=3):

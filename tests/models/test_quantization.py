@@ -118,3 +118,9 @@ def test_residual_branches_are_rounded_and_nothing_else(name):
 def test_spectral_weights_are_refused(radio_student):
     with pytest.raises(SpecError, match="model.backbone.spectral_reparam"):
         radio_student(quantized=Quantization(), spectral_reparam=True)
+
+
+@pytest.mark.parametrize("name", ["backbone.blocks.9.attn.qkv", "backbone.norm"])
+def test_quantizers_of_another_student_are_refused(radio_student, name):
+    with pytest.raises(SpecError, match="train.pretrained_model_path: the quantizers of the pretrained student"):
+        radio_student(quantized=Quantization({name: LayerFormats()}))
