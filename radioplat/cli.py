@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from radioplat import __version__, terminal
-from radioplat.errors import RadioplatError
+from radioplat.errors import RadioplatError, Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``radioplat``. Exit status: 0, 1 for a problem that was named, 130 when interrupted."""
+    """Entry point of ``radioplat``. Exit status: 0, 1 for a problem that was named, 75 where a run was
+    told to stop and the same command goes on, 130 when interrupted."""
     return _run(_parser("radioplat", _TASKS), argv)
 
 
@@ -373,6 +374,8 @@ def guarded(action: Callable[[], object]) -> int:
         hint = "Make room there; the same command goes on from the last checkpoint."
         terminal.show_error(RadioplatError(f"{error.strerror}", where=str(error.filename or "disk"), hint=hint))
         return 1
+    except Stopped as stopped:
+        return stopped.code
     except KeyboardInterrupt:
         terminal.note("interrupted; run the same command again to go on from the last checkpoint")
         return 130

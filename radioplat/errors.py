@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -71,6 +72,16 @@ class OutOfMemory(TrainingError):
     """A GPU's or a host's memory was used up in forward or backward; the next start takes smaller pieces."""
 
     restart_cause = "oom"
+
+
+class Stopped(SystemExit):
+    """The command was asked to leave and has saved what there was: exit status 75 (``EX_TEMPFAIL`` of sysexits.h).
+
+    The same command goes on. As an exit of the process it is no failure that any part of a run might handle.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(os.EX_TEMPFAIL)
 
 
 class EngineError(RadioplatError):

@@ -8,12 +8,15 @@ does itself stays its own: placement, ranks, health checks, notices of drained n
   it, and wait for that place until the start timeout (a minute, by default) is over.
 - A running group that could be larger is asked to pause (:mod:`radioplat.distill.pause`), instead of being killed.
 - ``attempts.jsonl`` gets the cause.
+- Where the command is told to stop, its group is asked to pause and is not started again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -37,7 +40,7 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from radioplat.distill.causes import cause_of, has_died, is_planned
-from radioplat.distill.pause import ask_to_pause
+from radioplat.distill.pause import Paused, ask_to_pause, ask_to_stop
 from radioplat.distill.room import Node, live_nodes, room_for
 from radioplat.track.attempts import Attempts
 
@@ -47,7 +50,19 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT = ("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "3")
 _NOTICE_S = 45.0  # how long a cluster may take to see that a node is gone
 _SETTLE_S = 3.0  # how long freed resources may take to be seen
+_ASK_S = 1.0  # between requests to stop: a group that starts meanwhile hears the next one
 _IDLE_S = 0.25  # between looks while nothing runs; Ray Train's loop does not pause by itself
+
+_stopping: list[str] = []  # of the controller's process: why the run is to stop
+
+
+def stop_group(controller: Any, detail: str) -> None:
+    """Run in the controller's process: ask the workers that run to leave, and start none again."""
+    _stopping[:] = [detail]
+    group = controller.get_worker_group()
+    if group is not None and group.has_started():
+        for worker in group.get_workers():
+            worker.execute_async(ask_to_stop, detail)
 
 
 class ElasticTrainer(TorchTrainer):
@@ -62,6 +77,23 @@ class ElasticTrainer(TorchTrainer):
     def __init__(self, *arguments: Any, folder: Path, others: Mapping[str, float], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._folder, self._others = folder, dict(others)
+        self._controller: Any = None
+
+    def stop(self, detail: str) -> None:
+        """Have :meth:`fit` end soon with an error, after a checkpoint; returns at once."""
+        threading.Thread(target=self._ask, args=(detail,), name="stop", daemon=True).start()
+
+    def _ask(self, detail: str) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the controller has ended
+            while True:
+                if self._controller is not None:
+                    ray.get(self._controller.__ray_call__.remote(stop_group, detail))
+                time.sleep(_ASK_S)
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """Ray Train shows the controller here, in the main thread, and nowhere else."""
+        self._controller = controller
+        super()._register_sigint_handler(controller)
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
         named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others)
@@ -97,6 +129,8 @@ class GroupSize(ElasticScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start as many as there is room for, once the cluster knows what it has lost."""
+        if _stopping:
+            raise Paused("stopped", _stopping[0])
         self._maybe_send_resource_request()
         if self._unseen:  # what it holds is not known; nor is anything known to be lost
             return self._get_resize_decision(self._unseen)
@@ -150,7 +184,8 @@ class GroupSize(ElasticScalingPolicy):
             return
         self._ended_at = time.monotonic()
         error = current_state.training_failed_error
-        Attempts(self._folder).end(*cause_of(error, *self._losses(error)))
+        why = ("stopped", _stopping[0]) if _stopping else cause_of(error, *self._losses(error))
+        Attempts(self._folder).end(*why)
         if isinstance(current_state, ReschedulingState):  # it never ran, and holds nothing
             self._group, self._unseen = None, 0
 
@@ -210,6 +245,8 @@ class Restarts(DefaultFailurePolicy):
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Retry, or give up."""
+        if _stopping:
+            return FailureDecision.RAISE
         if is_planned(training_failed_error):
             return FailureDecision.RETRY
         if isinstance(training_failed_error, WorkerGroupError):

@@ -18,10 +18,12 @@ from radioplat.distill import ds_compat
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.feeder import prefetch_depth
+from radioplat.distill.pause import Paused, ask_to_pause, is_stepping
 from radioplat.distill.prepare import Run
 from radioplat.distill.seat import Seat
+from radioplat.distill.stop import asked, passing_on
 from radioplat.distill.worker import OpenBatches, run_worker
-from radioplat.errors import OutOfMemory, SpecError
+from radioplat.errors import OutOfMemory, SpecError, Stopped
 from radioplat.teachers.client import InlineTeacher, TeacherClient
 
 HEAVY = 4e9  # operations; a tenth of a second of one core
@@ -32,6 +34,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
 
     Raises:
         SpecError: this machine cannot compute in ``train.precision``.
+        Stopped: SIGTERM came, and what there was is saved.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if problems := list(device_problems(run.spec, device.type == "cuda")):
@@ -60,9 +63,12 @@ def _go_on(
     run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches, say: Callable[[str], None]
 ) -> None:
     """Train, and start again from the last checkpoint where memory ran out: there is no group that does it."""
-    while True:
+    while not asked():
         try:
-            return run_worker(run, seat, clients, open_batches)
+            with passing_on(_stop):
+                return run_worker(run, seat, clients, open_batches)
+        except Paused:
+            break
         except OutOfMemory as error:
             said = str(error)
         # Not inside the except clause: the error holds the frames, and they what filled the memory.
@@ -70,6 +76,14 @@ def _go_on(
         gc.collect()
         if seat.device.type == "cuda":
             torch.cuda.empty_cache()
+    raise Stopped
+
+
+def _stop() -> None:
+    """On SIGTERM: leave after the step, or now where there has been none."""
+    if not is_stepping():
+        raise Stopped
+    ask_to_pause("stopped", "SIGTERM")
 
 
 def _is_heavy(run: Run) -> bool:

@@ -1,4 +1,5 @@
-"""Stopping a worker group on purpose, between two steps and with a checkpoint: before a node goes, or for more workers.
+"""Stopping a worker group on purpose, between two steps and with a checkpoint: before a node goes, for more workers, or
+because the command was told to stop.
 
 A resize by Ray Train kills its workers where they are. Ours are asked first: every rank learns at the same step that
 one of them was asked, all save, and all leave with :class:`Paused`, which the failure policy does not count. From then
@@ -17,16 +18,17 @@ import torch.distributed as dist
 
 from radioplat.distill import group
 
-CAUSES = ("", "resized", "drained")  # by the number that travels; the larger counts
+CAUSES = ("", "resized", "drained", "stopped")  # by the number that travels; the larger counts
 _LOOK_S = 1.0  # between two looks at Ray's notices
 _asked = [0, ""]  # of this process: the controller's calls come in another thread than the training
+_stepping = False  # whether the training of this process has come to its first step
 
 
 class Paused(Exception):
     """The workers left on purpose, with a checkpoint behind them.
 
     Args:
-        cause: one of ``resized``, ``drained``.
+        cause: one of ``resized``, ``drained``, ``stopped``.
         detail: for people.
     """
 
@@ -41,6 +43,13 @@ def ask_to_pause(cause: str, detail: str = "") -> None:
         _asked[:] = [CAUSES.index(cause), detail]
 
 
+def ask_to_stop(detail: str = "") -> None:
+    """Ask the worker in this process to leave for good; before its first step it has nothing to save, and ends here."""
+    if not _stepping:
+        os._exit(os.EX_TEMPFAIL)
+    ask_to_pause("stopped", detail)
+
+
 class Pauses:
     """Whether the ranks are to pause, found out together without waiting: one number a step, reduced beside it.
 
@@ -48,13 +57,16 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        _asked[:] = [0, ""]
+        global _stepping
+        _asked[:], _stepping = [0, ""], False
         self._channel = group.open_channel()
         self._number = torch.zeros(1, dtype=torch.int64)
         self._work: dist.Work | None = None
 
     def begin_step(self) -> None:
         """Send what this rank was asked so far."""
+        global _stepping
+        _stepping = True
         self._number[0] = _asked[0]
         if self._channel is not None:
             self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, group=self._channel, async_op=True)
@@ -63,8 +75,13 @@ class Pauses:
         """After a step: what to leave with, the same on every rank; None to go on."""
         if self._work is not None:
             self._work.wait()
-        cause = CAUSES[int(self._number[0])]
+        cause = CAUSES[_asked[0] if self._channel is None else int(self._number[0])]
         return Paused(cause, _asked[1]) if cause else None
+
+
+def is_stepping() -> bool:
+    """Whether the training of this process has come to its first step."""
+    return _stepping
 
 
 def watch_notices() -> None:

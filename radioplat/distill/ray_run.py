@@ -19,7 +19,8 @@ from radioplat.distill.patience import collective_timeout
 from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
 from radioplat.distill.spare import worker_environment
-from radioplat.errors import RadioplatError, SpecError
+from radioplat.distill.stop import asked, listen, passing_on
+from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
 from radioplat.track.attempt_log import attempt_folder, begun
@@ -32,8 +33,9 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         PlacementError: the cluster can never hold the run.
         SpecError: its workers cannot compute in ``train.precision``.
         TrainingError, WeightsError: as raised in a worker or a teacher.
+        Stopped: SIGTERM came, and what there was is saved.
     """
-    with joined(run.spec, run.asked) as gpus, _pools(run, gpus) as pools, quick_environment():
+    with joined(run.spec, run.asked) as gpus, _heard(), _pools(run, gpus) as pools, quick_environment():
         spec = run.spec
         fewest, most = spec.worker_bounds
         if not gpus:
@@ -66,13 +68,22 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             others={"CPU": beside.cpus, "GPU": beside.gpus},
         )
         try:
-            with _interruptible():
+            with passing_on(lambda: trainer.stop("SIGTERM")), _interruptible():
                 ended = trainer.fit().return_value
         except Exception as error:
             cause = _ours(error)
+            if asked() and cause is None:
+                raise Stopped from None
             raise cause if cause is not None else error from None
         if ended is not None:
             raise ended
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """SIGTERM is ours again: ray.init has taken it."""
+    listen()
+    yield
 
 
 @contextlib.contextmanager

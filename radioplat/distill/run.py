@@ -15,7 +15,8 @@ from radioplat.distill.mirror import settle
 from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.scanning import scanner
-from radioplat.errors import RadioplatError, SpecError
+from radioplat.distill.stop import heeding_sigterm
+from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.models.start import start_notes
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
@@ -70,6 +71,7 @@ def distill(
 
     Raises:
         RadioplatError: see ``radioplat.errors``; the results folder's ``status.json`` then ends with FAILURE.
+        Stopped: SIGTERM came to this process and what there was is saved; unless handled, it exits with status 75.
     """
     spec = load_spec(spec, overrides)
     result = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
@@ -103,7 +105,7 @@ def run_task(
 ) -> RunResult:
     """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
     folder = TaskFolder(spec.results_dir, task, override)
-    with Lease(folder.path, say) as lease:
+    with heeding_sigterm(), Lease(folder.path, say) as lease:
         return _run_alone(spec, task, folder, lease, callbacks, progress, say)
 
 
@@ -138,6 +140,13 @@ def _run_alone(
                 with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
                     _train(run, say)
         attempts.end("done")
+    except Stopped:
+        attempts.end("stopped", "SIGTERM")
+        kept = [path.name for path in folder.checkpoints()]
+        line = f"{task} was told to stop and leaves {kept[-1] if kept else 'no checkpoint'}; the same command goes on"
+        status.write(line, verbosity="WARNING")
+        say(line)
+        raise
     except BaseException as error:
         attempts.end("error", str(error) or type(error).__name__)
         status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")

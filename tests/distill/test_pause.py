@@ -13,9 +13,8 @@ from radioplat.distill.pause import Paused, Pauses, ask_to_pause
 def test_alone():
     pauses = Pauses()
     pauses.begin_step()
-    ask_to_pause("resized", "more room")  # during the step: the next one sees it
     assert pauses.asked() is None
-    pauses.begin_step()
+    ask_to_pause("resized", "more room")  # nobody else has to hear of it first
     assert pauses.asked().cause == "resized"
     ask_to_pause("drained", "a notice")
     ask_to_pause("resized", "late")

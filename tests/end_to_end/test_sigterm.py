@@ -1,0 +1,128 @@
+"""SIGTERM to a real run: a checkpoint, exit status 75, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import radioplat
+from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
+from radioplat.data.ledger import read_consumed
+from radioplat.distill.diagnose import diagnose
+from radioplat.distill.prove import prove_run
+from radioplat.track.attempts import Attempts
+
+pytestmark = pytest.mark.timeout(180)
+JOB = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "radio_distill.py"), "-e"]
+NEVER = 100_000  # steps between checkpoints that fall due by themselves
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """Shards and a teacher."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path, inputs):
+    """start(**changes): the command of a run of 3,000 steps that saves nothing unasked."""
+    begun = []
+
+    def run(mode: str = "local", workers: tuple[int, int] = (1, 1), **environment: str) -> subprocess.Popen:
+        spec = tiny_spec(inputs, tmp_path / "run", 3000, workers, checkpoint_interval=NEVER)
+        spec["cluster"]["mode"] = mode
+        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+        with open(tmp_path / "said", "w") as said:
+            # A group of its own, as a batch system has it: nobody else is sent the signal.
+            begun.append(
+                subprocess.Popen(
+                    [*JOB, tmp_path / "spec.yaml"],
+                    stderr=said,
+                    stdout=said,
+                    start_new_session=True,
+                    env=os.environ | environment,
+                )
+            )
+        return begun[-1]
+
+    yield run
+    for process in begun:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+def wait_for(condition, what: str, seconds: float = 100.0) -> None:
+    """Until ``condition()``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def steps_of(folder: Path) -> int:
+    """The newest step that ``status.json`` tells of."""
+    return max(losses_of(folder), default=0) if (folder / "status.json").exists() else 0
+
+
+def ends(folder: Path) -> list[str]:
+    """Why each attempt ended."""
+    return [event.cause for event in Attempts(folder).read() if event.event == "end"]
+
+
+def test_local(start, tmp_path):
+    folder, said = tmp_path / "run" / "distill", tmp_path / "said"
+
+    early = start()
+    wait_for(lambda: (folder / "lease.json").exists(), "it never began")
+    early.send_signal(signal.SIGTERM)
+    assert early.wait(30) == os.EX_TEMPFAIL, said.read_text()
+    assert not list(folder.glob("model_epoch_*")) and "no checkpoint" in said.read_text()
+    assert not (folder / "lease.json").exists()
+
+    run = start()
+    wait_for(lambda: steps_of(folder) >= 3, "no step")
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(30) == os.EX_TEMPFAIL, said.read_text()
+    (checkpoint,) = folder.glob("model_epoch_*")
+    done = int(checkpoint.name.rpartition("_")[2])
+    assert "told to stop" in said.read_text() and "Traceback" not in said.read_text()
+    assert ends(folder) == ["stopped"] and done == max(read_consumed(folder / "ledger")["step"].to_pylist()) + 1
+    assert "stopped" in diagnose(folder).cause
+
+    spec = yaml.safe_load((tmp_path / "spec.yaml").read_text())
+    before = signal.getsignal(signal.SIGTERM)
+    result = radioplat.distill(spec, [f"train.max_steps={done + 5}"], say=lambda line: None)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert result.resumed_from == done and result.global_step == done + 5
+    assert ends(folder) == ["stopped", "done"] and prove_run(folder).holds
+
+
+@pytest.mark.proof
+def test_on_ray(start, tmp_path, ray_environment):
+    """Two workers in actors: the command passes it on, all save at one step, and nothing is started again."""
+    folder, said = tmp_path / "run" / "distill", tmp_path / "said"
+    run = start("ray", (2, 2), **{k: v for k, v in ray_environment.items() if k.startswith(("RAY", "TMP", "OMP"))})
+    wait_for(lambda: steps_of(folder) >= 3, "no step")
+    begin = time.monotonic()
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(60) == os.EX_TEMPFAIL, said.read_text()
+    assert time.monotonic() - begin < 40
+    (checkpoint,) = folder.glob("model_epoch_*")
+    done = int(checkpoint.name.rpartition("_")[2])
+    assert ends(folder) == ["stopped"] and done == max(read_consumed(folder / "ledger")["step"].to_pylist()) + 1
+    spec = yaml.safe_load((tmp_path / "spec.yaml").read_text()) | {"cluster": {"mode": "local"}}
+    spec["train"] |= {"max_steps": done + 2, "min_workers": 1, "max_workers": 1, "num_gpus": 1}
+    result = radioplat.distill(spec, say=lambda line: None)
+    assert result.resumed_from == done and prove_run(folder).holds
