@@ -199,6 +199,14 @@ def weights_convert(args: argparse.Namespace) -> None:
     show(*convert_weights(args.file, args.out))
 
 
+def doctor(args: argparse.Namespace) -> None:
+    """Check driver, NCCL, shared memory, limits, ports, token, clock, disks and versions of this machine."""
+    from radioplat.nodes.commands import doctor as run
+
+    if status := run(args):
+        sys.exit(status)
+
+
 def nodes_watch(args: argparse.Namespace) -> None:
     """Ask the cloud for the notice that this machine is to go, and drain Ray's node on it."""
     from radioplat.nodes.commands import watch
@@ -270,9 +278,10 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         lint,
         default_specs,
         quickstart,
+        doctor,
     )
 }
-_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger", "diagnose", "lint")
+_WITHOUT_SPEC = ("default_specs", "quickstart", "index", "pack", "ledger", "diagnose", "lint", "doctor")
 
 
 # Tasks of two words: group -> verb -> what runs.
@@ -343,6 +352,12 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
         sub = subparsers.add_parser(name, help=task.__doc__, description=task.__doc__)
         if name not in _WITHOUT_SPEC:
             _add_spec(sub)
+            sub.set_defaults(run=task)
+            continue
+        if name == "doctor":
+            from radioplat.nodes.commands import add_doctor
+
+            add_doctor(sub)
             sub.set_defaults(run=task)
             continue
         if name == "index":

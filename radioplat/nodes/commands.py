@@ -1,4 +1,4 @@
-"""The commands ``radioplat nodes watch`` and ``radioplat nodes drain``: their arguments, and what they say."""
+"""The commands ``radioplat nodes ...`` and ``radioplat doctor``: their arguments, and what they say."""
 
 from __future__ import annotations
 
@@ -67,6 +67,35 @@ def stop(args: argparse.Namespace) -> None:
     note(f"asked to save and leave: {', '.join(f'process {holder.pid}' for holder in asked) or 'no run is here'}")
     if left:
         raise TrainingError(f"process {left[0].pid} is still there after {args.seconds:g} s", where=args.folder)
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``radioplat doctor``."""
+    parser.add_argument("--results", default=".", metavar="DIR", help="the results_dir of runs (default: here)")
+    parser.add_argument("--json", action="store_true", help="one JSON object for a program to read")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Check driver, NCCL, shared memory, limits, ports, token, clock, disks and versions; returns the exit status."""
+    import json
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from radioplat import terminal
+    from radioplat.nodes.doctor import doctor as run
+    from radioplat.nodes.finding import Level
+
+    found = run(Path(args.results))
+    failed = sum(finding.level is Level.fail for finding in found)
+    if args.json:
+        print(json.dumps({"fit": not failed, "findings": [asdict(finding) for finding in found]}, indent=1))
+    else:
+        rows = [[finding.what, finding.level.value, finding.said, finding.hint] for finding in found]
+        warned = sum(finding.level is Level.warn for finding in found)
+        terminal.show_table(
+            "radioplat doctor", ["", "", "found", "what to do"], rows, f"{failed} to repair, {warned} to look at"
+        )
+    return 1 if failed else 0
 
 
 ARGUMENTS = {"watch": add_watch, "drain": add_drain, "stop": add_stop}
