@@ -24,7 +24,7 @@ DATA_TYPES: dict[str, int] = {
     "bf16": TensorProto.BFLOAT16,
 }
 # Inputs that ONNX defines as float32 whatever the data: Resize's region and scales.
-_ALWAYS_FLOAT = {"Resize": (1, 2)}
+ALWAYS_FLOAT = {"Resize": (1, 2)}
 
 
 def parse_data_type(text: str, where: str) -> str:
@@ -84,7 +84,7 @@ def simulate(file: Path, data_type: str) -> ModelProto:
     code, model = DATA_TYPES[data_type], onnx.load(str(file))
     for tensor in _tensors(model.graph):
         if tensor.data_type == TensorProto.FLOAT:
-            _replace(tensor, _as_type(tensor, code).astype(np.float32))
+            _replace(tensor, as_type(tensor, code).astype(np.float32))
     # Types need no weights, and inference takes no model beyond protobuf's 2 GiB.
     typed = onnx.shape_inference.infer_shapes(onnx.load(str(file), load_external_data=False)).graph
     values = list(typed.value_info) + list(typed.output)
@@ -103,11 +103,11 @@ def simulate(file: Path, data_type: str) -> ModelProto:
 
 
 def _retype_graph(graph: GraphProto, code: int) -> None:
-    kept = {node.input[i] for node in _nodes(graph) for i in _ALWAYS_FLOAT.get(node.op_type, ()) if i < len(node.input)}
+    kept = {node.input[i] for node in _nodes(graph) for i in ALWAYS_FLOAT.get(node.op_type, ()) if i < len(node.input)}
     kept_constants = {id(a.t) for n in _nodes(graph) if kept.intersection(n.output) for a in n.attribute}
     for tensor in _tensors(graph):
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept and id(tensor) not in kept_constants:
-            _replace(tensor, _as_type(tensor, code))
+            _replace(tensor, as_type(tensor, code))
     for node in _nodes(graph):
         for attribute in node.attribute:
             if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
@@ -141,7 +141,8 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
                 yield attribute.t
 
 
-def _as_type(tensor: TensorProto, code: int) -> np.ndarray:
+def as_type(tensor: TensorProto, code: int) -> np.ndarray:
+    """Values of ``tensor`` in the type that ONNX numbers ``code``."""
     with np.errstate(over="ignore"):  # an overflow shows as infinite features, and is reported as that
         return numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(code))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from radioplat.export.engines.calibration import is_calibrated
 from radioplat.export.engines.coverage import Coverage, coverage
 from radioplat.export.engines.execution import try_execution
 from radioplat.export.engines.interface import SECTION, BuildRequest, BuiltEngine
+from radioplat.export.engines.layer_precision import precisions_of, set_precisions
 from radioplat.export.engines.library import choose_backend, cuda_driver
 from radioplat.export.engines.onnx_input import OnnxInput, check_data_type, parse_engine_type, read_onnx
 from radioplat.export.engines.record import write_engine
@@ -101,8 +103,6 @@ def build_engine(
         raise EngineError(f"{engine_path} must end in .engine", where=f"{SECTION}.trt_engine")
     if problems := list(engine_problems(config)):
         raise EngineError(*problems)
-    if config.layers_precision:
-        raise EngineError("this version cannot act on this field", where=f"{SECTION}.tensorrt.layers_precision")
     data_type = parse_engine_type(config.data_type)
     chosen, reason = choose_backend(backend)
     file = read_onnx(onnx_path)
@@ -110,10 +110,16 @@ def build_engine(
     check_data_type(file, data_type, calibrated)
     request = BuildRequest(config, height, width, timing_cache, gpu_id, verbose)
     start = time.monotonic()
-    built: BuiltEngine = importlib.import_module(_BACKENDS[chosen]).build(file, request, _types(file, data_type))
+    with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
+        typed, notes = file, []
+        if config.layers_precision:
+            typed, notes = set_precisions(file, config.layers_precision, Path(scratch))
+        types = [*_types(file, data_type), *precisions_of(config.layers_precision)]
+        built: BuiltEngine = importlib.import_module(_BACKENDS[chosen]).build(typed, request, types)
+    built = dataclasses.replace(built, notes=[*notes, *built.notes])
     seconds = round(time.monotonic() - start, 3)
     covered = coverage(file.layers, built.kernels)
-    record = write_engine(engine_path, built.data, _facts(file, built, covered, chosen, reason, seconds, config))
+    write_engine(engine_path, built.data, _facts(file, built, covered, chosen, reason, seconds, config))
     record = try_execution(engine_path, onnx_path, gpu_id)
     return EngineReport(
         path=engine_path,

@@ -114,10 +114,12 @@ def check_data_type(file: OnnxInput, data_type: str, calibrated: bool = False) -
     """
     formats = file.formats
     if data_type in QUANTIZED:
-        if data_type not in formats and not (calibrated and data_type == "int8"):
-            held = f"its Q/DQ nodes hold {', '.join(formats)}" if formats else "it has no Q/DQ nodes around its layers"
+        # 4-bit weights stand beside 8-bit activations, or beside floats.
+        held = data_type in formats or (data_type == "int8" and "int4" in formats)
+        if not held and not (calibrated and data_type == "int8"):
+            found = f"its Q/DQ nodes hold {', '.join(formats)}" if formats else "it has no Q/DQ nodes around its layers"
             raise EngineError(
-                f"{data_type} is asked for and {file.path} is not quantized so: {held}",
+                f"{data_type} is asked for and {file.path} is not quantized so: {found}",
                 where=_TYPE,
                 hint="Run `radioplat quantize`, then `radioplat export` on the checkpoint that it writes.",
             )

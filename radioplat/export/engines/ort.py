@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from radioplat.errors import EngineError
 from radioplat.export.engines.interface import SECTION, BuildRequest, BuiltEngine, Kernel, close_shape, refuse_unused
@@ -32,6 +32,8 @@ _PRODUCTS = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "MatMulInteger"), "int8"),
     **dict.fromkeys(("ConvInteger", "DynamicQuantizeMatMul"), "int8"),
 }
+# Casts that it puts around what it has no kernel for.
+_INSERTED = "InsertedPrecisionFreeCast_"
 _ATTENTION = ("Attention", "MultiHeadAttention", "QAttention")
 _UNKNOWN_OP = re.compile(
     r"(?P<op>[\w.:]+)\(-?\d+\) is not a registered function/op|No Op registered for (?P<other>\w+)"
@@ -46,8 +48,9 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     """
     refuse_unused(request, "onnxruntime", _NOT_HERE)
     if "bf16" in data_types:
-        hint = f"Take {SECTION}.tensorrt.data_type fp32 or fp16, or another {SECTION}.backend."
-        raise EngineError("onnxruntime has no bf16 kernels for CPUs", where=f"{SECTION}.tensorrt.data_type", hint=hint)
+        field = "data_type" if file.float_type == "bf16" else "layers_precision"
+        hint = f"Take fp32 or fp16, or another {SECTION}.backend."
+        raise EngineError("onnxruntime has no bf16 kernels for CPUs", where=f"{SECTION}.tensorrt.{field}", hint=hint)
     import onnxruntime
 
     shape, batch = close_shape(file.image_shape, request)
@@ -57,6 +60,9 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         optimized = Path(scratch) / "optimized.onnx"
         open_session(file.path, level, save_to=optimized, verbose=request.verbose)
         data = optimized.read_bytes()
+    kernels, notes = _kernels(onnx.load_from_string(data)), []
+    if "fp16" in data_types and not any(kernel.data_type == "fp16" for kernel in kernels or ()):
+        notes.append("onnxruntime has no fp16 kernels for this CPU and computes in fp32")
     return BuiltEngine(
         data=data,
         library="onnxruntime",
@@ -64,7 +70,8 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         targets=[],
         input_shape=shape,
         batch=batch,
-        kernels=_kernels(onnx.load_from_string(data)),
+        kernels=kernels,
+        notes=notes,
     )
 
 
@@ -108,18 +115,20 @@ def _refused(error: Exception, where: str) -> EngineError:
 
 
 def _kernels(model: ModelProto) -> list[Kernel] | None:
-    """What the optimized graph multiplies in."""
+    """What the optimized graph multiplies in. Where a CPU has no kernel for a type, onnxruntime has put casts."""
     names = {code: name for name, code in DATA_TYPES.items()}
-    constants = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    most = Counter(names[code] for code in constants.values() if code in names).most_common(1)
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    most = Counter(names[code] for code in types.values() if code in names).most_common(1)
+    cast = {n.output[0]: helper.get_attribute_value(n.attribute[0]) for n in model.graph.node if n.op_type == "Cast"}
+    default = "fp32" if any(name.startswith(_INSERTED) for name in cast) or not most else most[0][0]
+    types |= cast
     found = []
     for node in model.graph.node:
+        stated = [names[types[name]] for name in node.input if types.get(name) in names]
         if node.op_type in _ATTENTION:
-            kind, data_type = "attention", "int8" if node.op_type == "QAttention" else (most[0][0] if most else "fp32")
+            kind, data_type = "attention", "int8" if node.op_type == "QAttention" else default
         elif node.op_type in _PRODUCTS:
-            codes = [constants[name] for name in node.input if constants.get(name) in names]
-            data_type = _PRODUCTS[node.op_type] or (names[codes[0]] if codes else most[0][0] if most else "fp32")
-            kind = "conv_gemm"
+            kind, data_type = "conv_gemm", _PRODUCTS[node.op_type] or (stated[0] if stated else default)
         else:
             continue
         found.append(Kernel(node.name or node.output[0], kind, data_type, (node.name,) if node.name else ()))
