@@ -7,6 +7,7 @@ from pathlib import Path
 
 from radioplat.errors import EngineError, SpecError
 from radioplat.export.engines.build import EngineReport, build_engine
+from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport, export_onnx
 from radioplat.export.weights import NAMES, WeightsReport, export_weights
 from radioplat.spec.check_export import export_problems
@@ -59,9 +60,14 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         dynamic_resolution=asked.dynamic_resolution,
         opset=asked.opset_version,
         adaptors=asked.adaptors,
-        data_type=asked.data_type or spec.gen_trt_engine.tensorrt.data_type,
+        data_type=asked.data_type or _float_type(spec.gen_trt_engine.tensorrt.data_type),
         verbose=asked.verbose,
     )
+
+
+def _float_type(data_type: str) -> str:
+    """What the layers of an engine compute in that are not quantized."""
+    return "fp32" if data_type.strip().lower() in QUANTIZED else data_type
 
 
 def gen_trt_engine(spec: Spec) -> EngineReport:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from radioplat import terminal
 from radioplat.export.engines.build import EngineReport
+from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport
 from radioplat.export.weights import WeightsReport
 
@@ -29,7 +32,49 @@ def show_onnx(report: OnnxReport) -> None:
 
 
 def show_engine(report: EngineReport) -> None:
-    """Print what was built."""
-    terminal.say(f"{report.path} ({terminal.size(report.bytes)}) for {', '.join(report.compute_capabilities)}")
-    kernels = ", ".join(f"{n} {kind}" for kind, n in (report.kernels or {}).items()) or "not told by this version"
-    terminal.say(f"built in {report.seconds:.1f} s by {report.library} {report.version}; kernels: {kernels}")
+    """Print what was built, whether it ran, and how much of it is quantized."""
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.data_type})")
+    smallest, best, largest = report.batch
+    lines = {
+        "built": f"yes, by {report.library} {report.version} in {report.seconds:.1f} s ({report.backend_reason})",
+        "executed": _executed(report),
+        "evaluated": "no; `radioplat evaluate` does that",
+        "runs on": ", ".join(report.compute_capabilities) or "CPUs",
+        "images": " x ".join(map(str, report.input_shape)) + f", {smallest} to {largest} at once, best {best}",
+        "outputs": ", ".join(report.outputs),
+        **_kernel_lines(report),
+    }
+    for label, text in lines.items():
+        terminal.say(textwrap.fill(f"  {label:<14}{text}", 118, subsequent_indent=" " * 16, break_long_words=False))
+    for line in report.notes:
+        terminal.say(f"note: {line}")
+
+
+def _executed(report: EngineReport) -> str:
+    found = report.execution
+    if not report.executed:
+        return f"no: {found['reason']}"
+    error = found.get("max_relative_error")
+    gap = f"differs from the ONNX file by {error:.1e} of the largest value" if error is not None else found["reason"]
+    return f"yes, on {found['device']}: {gap}"
+
+
+def _kernel_lines(report: EngineReport) -> dict[str, str]:
+    covered, wanted = report.coverage, report.data_type
+    share = covered.share(wanted)
+    text = "the builder does not tell" if share is None else f"{share[0]} of {share[1]} convolution/GEMM in {wanted}"
+    others = ", ".join(f"{count} {name}" for name, count in covered.others.items())
+    lines = {"kernels": text + (f"; products of activations: {others}" if others else "")}
+    if wanted in QUANTIZED:
+        quantized = sum(covered.quantized.values())
+        lines["layers"] = f"{quantized} of {covered.eligible} quantized in the ONNX file"
+        if covered.not_quantized:
+            lines["not quantized"] = _few(covered.not_quantized)
+        if covered.in_float_kernels:
+            lines["yet in floats"] = _few(covered.in_float_kernels)
+    return lines
+
+
+def _few(names: list[str], most: int = 8) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more, all in the engine's .json" if more > 0 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.check_engine import engine_problems
 from radioplat.spec.resolve import teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.tasks import ExportFormat
@@ -43,3 +44,5 @@ def chained_export_problems(spec: Spec) -> Iterator[Problem]:
             yield Problem(
                 f"an engine is built from ONNX, and format {asked.format.value} writes none", "export.format", hint
             )
+    if "gen_trt_engine" in then:
+        yield from engine_problems(spec.gen_trt_engine.tensorrt)

@@ -17,8 +17,6 @@ from radioplat.export.engines.onnx_input import OnnxInput
 # What a builder says of a GPU or a driver, and what to do about it.
 _HINTS = {
     "FP32 GEMM is not supported": "SM75 multiplies no fp32: leave it out of compute_capabilities, or export in fp16.",
-    "Plugin not found": "Export the student without this operation, or take gen_trt_engine.backend=onnxruntime if it "
-    "knows it.",
 }
 
 
@@ -52,10 +50,7 @@ def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: Build
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(file.path)):
-        errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        nodes = [f"at node {e.node_name()} ({e.node_operator()})" for e in errors[:1] if e.node_operator()]
-        reasons = readable([e.desc() for e in errors]) or log.reasons()
-        raise failure("TensorRT cannot read the graph", file.path, nodes + reasons)
+        raise _unreadable(parser, file.path, log)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.config.workspace_size << 20)
@@ -98,6 +93,20 @@ def make_logger(trt: ModuleType, log: EngineLog) -> Any:
             log.add(severity.name, text)
 
     return Logger()
+
+
+def _unreadable(parser: Any, path: Path, log: EngineLog) -> EngineError:
+    errors = [parser.get_error(i) for i in range(parser.num_errors)]
+    node, operation = next(((e.node_name(), e.node_operator()) for e in errors if e.node_operator()), ("", ""))
+    what = "TensorRT cannot read the graph" + (f": at node {node} ({operation})" if operation else "")
+    if operation and not parser.supports_operator(operation):
+        hint = "Export the student without it, or take gen_trt_engine.backend=onnxruntime where that knows it."
+        return EngineError(f"{what}: it does not know this operation", where=str(path), hint=hint)
+    error = failure(what, path, readable([e.desc() for e in errors]) or log.reasons())
+    if operation in ("QuantizeLinear", "DequantizeLinear"):
+        hint = f"Ranges must be symmetric and signed, biases floats: `radioplat lint {path.name}` names what is not."
+        return EngineError(error.problems[0].message, where=str(path), hint=hint)
+    return error
 
 
 def failure(what: str, path: Path, reasons: list[str]) -> EngineError:

@@ -66,7 +66,8 @@ def read_onnx(path: Path) -> OnnxInput:
     """The graph of an ONNX file without the weights that lie beside it. (TensorRT's parser takes any bytes.)
 
     Raises:
-        EngineError: there is no such file, it is no ONNX file, or the file with its weights is missing or cut off.
+        EngineError: there is no such file, it is no ONNX file, the file with its weights is missing or cut off, or it
+            takes or gives something else than float32.
     """
     if not path.is_file():
         raise EngineError(f"there is no ONNX file {path}", where=_WHERE, hint="Run `radioplat export` first.")
@@ -78,6 +79,11 @@ def read_onnx(path: Path) -> OnnxInput:
         raise EngineError(f"{path} is not an ONNX file: it holds no graph", where=_WHERE)
     beside = _check_weight_files(path, model)
     weights = {tensor.name for tensor in model.graph.initializer}
+    for value in [v for v in [*model.graph.input, *model.graph.output] if v.name not in weights]:
+        if value.type.tensor_type.elem_type != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+            hint = "`radioplat export` writes float32 inputs and outputs at any export.data_type."
+            raise EngineError(f"{value.name} of {path} is {kind}, not float32", where=_WHERE, hint=hint)
     inputs = {name: shape for name, shape in _shapes(model.graph.input).items() if name not in weights}
     return OnnxInput(
         path=path,

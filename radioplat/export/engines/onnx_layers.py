@@ -48,8 +48,8 @@ def module_of(node: NodeProto) -> str:
                 scopes = ast.literal_eval(entry.value)
             except (ValueError, SyntaxError):
                 return ""
-            # The last one is the operation itself.
-            return str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+            # The last one is the operation itself; our exports have the student inside a module that flattens it.
+            return str(scopes[-2]).removeprefix("student.") if isinstance(scopes, list) and len(scopes) > 1 else ""
     return ""
 
 

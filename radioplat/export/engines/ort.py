@@ -48,7 +48,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     """
     refuse_unused(request, "onnxruntime", _NOT_HERE)
     if "bf16" in data_types:
-        field = "data_type" if file.float_type == "bf16" else "layers_precision"
+        field = "data_type" if request.config.data_type.strip().lower() == "bf16" else "layers_precision"
         hint = f"Take fp32 or fp16, or another {SECTION}.backend."
         raise EngineError("onnxruntime has no bf16 kernels for CPUs", where=f"{SECTION}.tensorrt.{field}", hint=hint)
     import onnxruntime
