@@ -62,7 +62,10 @@ def _executed(report: EngineReport) -> str:
 def _kernel_lines(report: EngineReport) -> dict[str, str]:
     covered, wanted = report.coverage, report.data_type
     share = covered.share(wanted)
-    text = "the builder does not tell" if share is None else f"{share[0]} of {share[1]} convolution/GEMM in {wanted}"
+    text = "the builder does not tell"
+    if share is not None:
+        rest = [f"{count} in {name}" for name, count in (covered.kernels or {}).items() if name != wanted]
+        text = ", ".join([f"{share[0]} of {share[1]} convolution/GEMM in {wanted}", *rest])
     others = ", ".join(f"{count} {name}" for name, count in covered.others.items())
     lines = {"kernels": text + (f"; products of activations: {others}" if others else "")}
     if wanted in QUANTIZED:

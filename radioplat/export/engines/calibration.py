@@ -64,8 +64,10 @@ def read_ranges(path: Path) -> dict[str, float]:
             ranges = {str(name): float(value) for name, value in found["tensor_scales"].items()}
         else:
             rows = found.get("ranges", found) if isinstance(found, dict) else found
-            # Those of weights are lists; TensorRT takes its own from the weights.
-            ranges = {row["tensor"]: float(row["amax"]) for row in rows if not isinstance(row["amax"], list)}
+            # TensorRT takes ranges of weights from the weights. A tensor that is rounded twice has the larger one.
+            ranges = {}
+            for row in (row for row in rows if row.get("kind") != "weight" and not isinstance(row["amax"], list)):
+                ranges[row["tensor"]] = max(float(row["amax"]), ranges.get(row["tensor"], 0.0))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"{path} holds no ranges: {error}", where=where) from error
     if not ranges or not all(np.isfinite(value) and value > 0 for value in ranges.values()):
@@ -96,7 +98,7 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
             where=f"{_WHERE}.cal_cache_file",
             hint="`radioplat export` writes one; or give cal_image_dir.",
         )
-    batches = _batches(config, shape)
+    batches = image_batches(config, shape)
 
     class Calibrator(trt.IInt8EntropyCalibrator2):
         def __init__(self) -> None:
@@ -124,25 +126,31 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
     return Calibrator()
 
 
-def _batches(config: CalibrationConfig, shape: list[int]) -> Iterator[np.ndarray]:
-    """Batches of float32 images in [0, 1], as the engine takes them; the first files in sorted order."""
+def image_batches(config: CalibrationConfig, shape: list[int]) -> Iterator[np.ndarray]:
+    """Batches of float32 images in [0, 1], as the engine takes them; the first files in sorted order.
+
+    Raises:
+        EngineError: fewer images than asked for, all of them of one colour, or one that cannot be read.
+    """
+    where = f"{_WHERE}.cal_image_dir"
+    files = sorted(f for d in config.cal_image_dir for f in Path(d).rglob("*") if f.suffix.lower() in _IMAGES)
+    wanted, size = config.cal_batches * config.cal_batch_size, config.cal_batch_size
+    if not config.cal_image_dir:
+        return iter(())
+    if len(files) < wanted:
+        message = f"{wanted} images are asked for and there are {len(files)}"
+        raise EngineError(message, where=where, hint="Lower cal_batches, or give another folder.")
+    if all(np.ptp(_image(file, shape), (1, 2)).max() == 0 for file in files[:wanted]):
+        raise EngineError("every image is of one colour, which tells no ranges", where=where, hint="Give photographs.")
+    return (np.stack([_image(f, shape) for f in files[start : start + size]]) for start in range(0, wanted, size))
+
+
+def _image(file: Path, shape: list[int]) -> np.ndarray:
     from PIL import Image
 
-    files = sorted(f for d in config.cal_image_dir for f in Path(d).rglob("*") if f.suffix.lower() in _IMAGES)
-    wanted = config.cal_batches * config.cal_batch_size
-    if config.cal_image_dir and len(files) < wanted:
-        raise EngineError(
-            f"{wanted} images are asked for and there are {len(files)}",
-            where=f"{_WHERE}.cal_image_dir",
-            hint="Lower cal_batches.",
-        )
-    return (
-        np.stack(
-            [
-                np.asarray(Image.open(f).convert("RGB").resize((shape[2], shape[1])), np.float32).transpose(2, 0, 1)
-                / 255
-                for f in files[start : start + config.cal_batch_size]
-            ]
-        )
-        for start in range(0, min(wanted, len(files)), config.cal_batch_size)
-    )
+    try:
+        with Image.open(file) as image:
+            pixels = np.asarray(image.convert("RGB").resize((shape[2], shape[1])), np.float32)
+    except OSError as error:
+        raise EngineError(f"{file} cannot be read: {error}", where=f"{_WHERE}.cal_image_dir") from error
+    return pixels.transpose(2, 0, 1) / 255

@@ -24,6 +24,8 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
 
     trt = load_tensorrt(RTX if record["library"] == "tensorrt_rtx" else TENSORRT)
     if torch.cuda.is_available():
+        if not 0 <= gpu_id < torch.cuda.device_count():
+            raise EngineError(f"there is no GPU {gpu_id}", where="gen_trt_engine.gpu_id")
         torch.cuda.set_device(gpu_id)
         check_gpu(record, torch.cuda.get_device_capability(gpu_id), str(path))
     log = EngineLog()
@@ -31,7 +33,10 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     engine = runtime.deserialize_cuda_engine(path.read_bytes())
     if engine is None:
         raise cannot_load(record, trt.__version__, log.errors, cuda_driver(), str(path))
-    return f"{torch.cuda.get_device_name(gpu_id)}", _runner(trt, runtime, engine, f"cuda:{gpu_id}", path)
+    if not torch.cuda.is_available():
+        hint = "Install a torch that is built for CUDA."
+        raise EngineError("torch sees no GPU, and it hands images and features over", where=str(path), hint=hint)
+    return torch.cuda.get_device_name(gpu_id), _runner(trt, runtime, engine, f"cuda:{gpu_id}", path)
 
 
 def check_gpu(record: dict[str, Any], capability: tuple[int, int], where: str) -> None:
