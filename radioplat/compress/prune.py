@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-import torch_pruning as tp
 from torch import nn
 
 from radioplat.compress.depth import drop_blocks
-from radioplat.compress.parts import attentions, blocks_of, part_of
+from radioplat.compress.groups import chosen, groups_of, trace, unsupported
+from radioplat.compress.parts import attentions
 from radioplat.compress.scores import ChannelScore
 from radioplat.errors import SpecError
 from radioplat.models.heads import AttentionHead
-from radioplat.models.reshaping import Reshaping, difference
+from radioplat.models.reshaping import Reshaping, difference, keep_children
+from radioplat.models.sparsity import Sparsity
 from radioplat.models.student import Student, build_backbone
-from radioplat.spec.prune import PruneConfig, PruneMode, PrunePart, PruneScope, SparsityPattern
+from radioplat.spec.prune import PruneConfig, PrunePart, SparsityPattern
 
 FUSED = "fused_attn"  # a kernel that no trace sees into
 
 
 @dataclass(frozen=True)
-class Group:
-    """Channels that must go together.
+class Cuts:
+    """What went from a student, by places: enough to take the same from one of other weights.
 
     Attributes:
-        layer: a layer that makes them, by name in the backbone.
-        units: how many can go one by one: channels, or heads.
-        size: channels of a unit.
-        worth: of each unit, float ``[units]``.
+        kept: the children that stay of containers that lost blocks.
+        units: those that go, of each group in the model's order, once blocks have gone.
     """
 
-    layer: str
-    part: PrunePart
-    units: int
-    size: int
-    worth: torch.Tensor
-    members: tp.dependency.Group
+    kept: dict[str, list[int]]
+    units: list[list[int]]
 
 
 def prune_student(student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None) -> Student:
-    """A smaller copy of ``student``; what stays has the weights it had.
+    """As :func:`prune_and_tell`, without the places."""
+    return prune_and_tell(student, config, score, images)[0]
+
+
+def prune_and_tell(
+    student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None
+) -> tuple[Student, Cuts]:
+    """A smaller copy of ``student``, whose weights are those that stay, and what went.
 
     Args:
         student: in fp32 with plain weights, as :func:`radioplat.models.checkpoint.load_student` gives it.
@@ -55,24 +54,55 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
         SpecError: the family cannot be pruned, a pattern names no layer, or nothing would be left.
     """
     _check_plain(student)
-    gradients = {name: p.grad for name, p in student.named_parameters()}
+    small = _copy(student)
+    kept = drop_blocks(small, config.blocks, images) if config.blocks else {}
+    small, units = _pruned(student, small, kept, config, score.of(student, small), None)
+    return small, Cuts(kept, units)
+
+
+def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
+    """A copy of ``student`` that lost what :func:`prune_and_tell` took from another of its form with ``config``."""
+    _check_plain(student)
+    small, plain = _copy(student), ChannelScore(PruneConfig())
+    for name, indices in cuts.kept.items():
+        keep_children(small.backbone.get_submodule(name), indices)
+    return _pruned(student, small, cuts.kept, config, plain, cuts.units)[0]
+
+
+def _copy(student: Student) -> Student:
+    """In evaluation mode, with the gradients that the parameters have."""
     small = copy.deepcopy(student).eval()
+    gradients = {name: p.grad for name, p in student.named_parameters()}
     for name, parameter in small.named_parameters():
         parameter.grad = gradients[name]
-    score = score.of(student, small)
-    kept = drop_blocks(small, config.blocks, images) if config.blocks else {}
+    return small
+
+
+def _pruned(
+    student: Student,
+    small: Student,
+    kept: dict[str, list[int]],
+    config: PruneConfig,
+    score: ChannelScore,
+    units: list[list[int]] | None,
+) -> tuple[Student, list[list[int]]]:
+    """``small``, a copy without the blocks that went, with channels cut; and the units that went.
+
+    Args:
+        units: that go; None for the least worthy.
+    """
     fused = [m for m in small.modules() if getattr(m, FUSED, False)]
     for module in fused:
         setattr(module, FUSED, False)
     try:
-        _cut(small, config, score)
+        units = _cut(small, config, score, units)
         for module in fused:
             setattr(module, FUSED, True)
         _settle(small)
-        return _rebuilt(student, small, kept)
+        return _rebuilt(student, small, kept), units
     except (IndexError, KeyError, RuntimeError, AttributeError, ValueError, AssertionError) as error:
         # Layers of some families know their sizes in ways that neither torch-pruning nor this file can change.
-        raise _unsupported(student, f"what is left of it does not run ({error})") from error
+        raise unsupported(student, f"what is left of it does not run ({error})") from error
 
 
 def _check_plain(student: Student) -> None:
@@ -97,10 +127,10 @@ def _check_plain(student: Student) -> None:
         )
 
 
-def _cut(student: Student, config: PruneConfig, score: ChannelScore) -> None:
-    """Take the least worthy channels out of ``student``, in place."""
+def _cut(student: Student, config: PruneConfig, score: ChannelScore, units: list[list[int]] | None) -> list[list[int]]:
+    """Take ``units``, or the least worthy channels, out of ``student``, in place; returns what went, by group."""
     if not config.cut:
-        return
+        return []
     if PrunePart.width in config.cut and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
         raise SpecError(
             "the width cannot be cut under an attn head, whose own attention has it too",
@@ -115,7 +145,8 @@ def _cut(student: Student, config: PruneConfig, score: ChannelScore) -> None:
             where="prune.parts",
             hint="Its layers are excluded, or none belongs to the parts that are named.",
         )
-    for group, going in zip(groups, chosen(groups, config), strict=True):
+    units = chosen(groups, config) if units is None else units
+    for group, going in zip(groups, units, strict=True):
         if going:
             indices = [unit * group.size + i for unit in going for i in range(group.size)]
             root = group.members[0].dep
@@ -123,114 +154,7 @@ def _cut(student: Student, config: PruneConfig, score: ChannelScore) -> None:
             for attention in attentions(student.backbone) if group.part is PrunePart.heads else ():
                 if group.layer == _name_in(student.backbone, attention.qkv):
                     attention.num_heads -= len(going)
-
-
-def trace(student: Student) -> tp.DependencyGraph:
-    """Which channels hang together, backbone and heads.
-
-    Raises:
-        SpecError: the backbone does things that cannot be followed.
-    """
-    size = student.architecture.img_size
-    image = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it found parameters of no layer, which is well
-            return tp.DependencyGraph().build_dependency(_Traced(student), image)
-    except Exception as error:  # torch-pruning's own, of many kinds
-        raise _unsupported(student, f"its channels cannot be followed ({error})") from error
-
-
-def groups_of(
-    student: Student, graph: tp.DependencyGraph, config: PruneConfig, score: ChannelScore
-) -> Iterator[Group]:
-    """The groups that ``config`` allows to be cut, in the model's order.
-
-    Raises:
-        SpecError: a pattern of ``prune.exclude`` names no layer.
-    """
-    names = {module: name for name, module in student.backbone.named_modules()}
-    for i, pattern in enumerate(config.exclude):
-        if not fnmatch.filter(names.values(), pattern):
-            raise SpecError(f"no layer of the backbone is called {pattern!r}", where=f"prune.exclude[{i}]")
-    left = [m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in config.exclude)]
-    left += [m for m in student.modules() if isinstance(m, nn.Conv2d) and 1 < m.groups < m.in_channels]
-    left += [m for m in student.modules() if m not in names]
-    blocks, layers = blocks_of(student.backbone), attentions(student.backbone)
-    heads = {layer.qkv: layer.num_heads for layer in layers}
-    for members in graph.get_all_groups(ignored_layers=left):
-        part = part_of(members, blocks, set(heads))
-        if part not in config.cut:
-            continue
-        layer = names[members[0].dep.target.module]
-        units = len(members[0].idxs)
-        if part is PrunePart.heads:
-            qkv = members[0].dep.target.module
-            members = _from_behind(graph, members)
-            units = heads[qkv]
-        channels = len(members[0].idxs)
-        worth = score(members, channels).reshape(units, -1).sum(1)
-        yield Group(layer, part, units, channels // units, worth, members)
-
-
-def chosen(groups: list[Group], config: PruneConfig) -> list[list[int]]:
-    """The units that go, by group; what stays is a multiple of the granularity (of heads: at least one)."""
-    every = torch.cat([g.worth / g.worth.mean().clamp(min=1e-12) for g in groups])
-    line = every.sort().values[min(len(every) - 1, int(len(every) * config.amount))]
-    going = []
-    for group in groups:
-        order = group.worth.argsort(stable=True).tolist()
-        if config.mode is PruneMode.threshold:
-            count = int((group.worth < config.threshold * group.worth.max()).sum())
-        elif config.scope is PruneScope.all:
-            count = int((group.worth / group.worth.mean().clamp(min=1e-12) < line).sum())
-        else:
-            count = int(group.units * config.amount)
-        step = 1 if group.part is PrunePart.heads else min(config.granularity, group.units)
-        stay = max(step, -(-(group.units - count) // step) * step)
-        going.append(sorted(order[: max(0, group.units - stay)]))
-    return going
-
-
-class _Traced(nn.Module):
-    """All that a student says of images, so that heads are seen to read what the backbone makes."""
-
-    def __init__(self, student: Student) -> None:
-        super().__init__()
-        self.student = student
-
-    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """Everything that is not None; maps as one row of positions, for a view of four dimensions would be followed
-        as if channels came second."""
-        student, wanted = self.student, frozenset({"summary", "spatial"})
-        features = student(images, wanted | {"logits"} if student.architecture.num_classes else wanted)
-        row = features.spatial.mean(1)
-        found = [features.summary, row, *features.named.values()]
-        tokens = features.named.get("tokens")
-        for head in student.heads.values():
-            token = features.summary if tokens is None else tokens[:, head.architecture.token_slot]
-            found += [part(token) for part in (head.summary, head.logits) if part is not None]
-            if isinstance(head.spatial, AttentionHead):
-                found.append(head.spatial.mlp(head.spatial.blocks(row)))
-            elif head.spatial is not None:
-                found.append(head.spatial(row))
-        return [tensor for tensor in found if tensor is not None]
-
-
-def _unsupported(student: Student, why: str) -> SpecError:
-    return SpecError(
-        f"{student.architecture.type} cannot be pruned so: {why}",
-        where="model.backbone.type",
-        hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can; of others try prune.parts: [hidden].",
-    )
-
-
-def _from_behind(graph: tp.DependencyGraph, members: tp.dependency.Group) -> tp.dependency.Group:
-    """The same group, counted in channels that attention gives out instead of those of queries, keys and values."""
-    for dep, indices in members:
-        if isinstance(dep.target.module, nn.Linear) and graph.is_in_channel_pruning_fn(dep.handler):
-            return graph.get_pruning_group(dep.target.module, dep.handler, indices)
-    raise SpecError("its attention ends in no linear layer", where="prune.parts", hint="Leave heads out.")
+    return units
 
 
 def _name_in(module: nn.Module, part: nn.Module) -> str:
@@ -261,7 +185,23 @@ def _rebuilt(student: Student, small: Student, kept: dict[str, list[int]]) -> St
     shape = difference(build_backbone(plain), small.backbone, whole)
     # Projections of bindings fit the old widths; a run that binds makes its own.
     heads = tuple(replace(head, bindings=()) for head in plain.heads)
-    rebuilt = Student(replace(plain, pruned=shape, heads=heads))
+    rebuilt = Student(replace(plain, pruned=shape, heads=heads, sparsity=_renamed(plain.sparsity, kept)))
     tensors = {k: v for k, v in small.state_dict().items() if ".bindings." not in k}
     rebuilt.load_state_dict(tensors)
     return rebuilt.eval()
+
+
+def _renamed(sparsity: Sparsity | None, kept: dict[str, list[int]]) -> Sparsity | None:
+    """The same layers by their names once blocks have gone."""
+    names = list(sparsity.layers) if sparsity else []
+    for container, indices in kept.items():
+        places = {f"{container}.{old}.": f"{container}.{new}." for new, old in enumerate(indices)}
+        moved = []
+        for name in names:
+            head = name[: len(container) + 1] + name[len(container) + 1 :].partition(".")[0] + "."
+            if not name.startswith(f"{container}."):
+                moved.append(name)
+            elif head in places:
+                moved.append(places[head] + name.removeprefix(head))
+        names = moved
+    return replace(sparsity, layers=names) if sparsity and names else None

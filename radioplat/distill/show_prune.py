@@ -11,15 +11,30 @@ def show(report: PruneReport) -> None:
     """Print what it took and takes."""
     rows = cost_rows(report.before, report.after)
     terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, _went(report))
+    if report.rounds:
+        _show_rounds(report)
     if report.sparse is not None:
         found = report.sparse
         terminal.say(f"{found.pattern}: {found.zeros:,} of {found.weights:,} weights of {found.layers} layers are zero")
         if found.left_out:
             terminal.say(f"left out, their inputs are no multiple of 4: {', '.join(found.left_out)}")
     terminal.say(f"{report.path}")
+    if report.rounds:
+        return
     terminal.say(
         f"retrain it with: radioplat distill -e SPEC train.pretrained_model_path={report.path} results_dir=ANOTHER"
     )
+
+
+def _show_rounds(report: PruneReport) -> None:
+    rows = []
+    for each in report.rounds:
+        zeros = f"{each.sparse.zeros / each.sparse.weights:.1%}" if each.sparse else ""
+        params, macs = (getattr(each.after, k) / getattr(report.before, k) for k in ("params", "macs"))
+        latency = f"{1e3 * each.after.latency:.1f} ms" if each.after.latency is not None else ""
+        rows.append([str(each.number), f"{each.amount:.1%}", f"{params:.1%}", f"{macs:.1%}", latency, zeros])
+    columns = ["round", "went", "parameters left", "multiply-accumulates left", "one image, here", "zeros"]
+    terminal.show_table("Rounds", columns, rows, "retrained after each")
 
 
 def cost_rows(before: Cost, after: Cost) -> list[list[str]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.prune import PruneMode, PrunePart, PruneScope, SparsityConfig, SparsityPattern
+from radioplat.spec.check_retrain import retrain_problems
+from radioplat.spec.prune import PruneConfig, PruneMode, PrunePart, PruneScope, SparsityConfig, SparsityPattern
 from radioplat.spec.root import Spec
 
 
 def prune_problems(spec: Spec) -> Iterator[Problem]:
     """What the task ``prune`` cannot do."""
     asked = spec.prune
-    for name, least in (("granularity", 1), ("score_batches", 1), ("blocks", 0)):
+    for name, least in (("granularity", 1), ("rounds", 1), ("score_batches", 1), ("blocks", 0)):
         if getattr(asked, name) < least:
             yield Problem(f"must be at least {least}, not {getattr(asked, name)}", f"prune.{name}")
     for name in ("amount", "threshold"):
@@ -35,6 +36,23 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
     if budget and not asked.cut:
         yield Problem("a budget is kept by cutting channels", "prune.budget", "Name prune.parts, or leave it out.")
     yield from _sparsity(asked.sparsity)
+    yield from _rounds(asked)
+    yield from retrain_problems(spec, asked.retrain, "prune.retrain")
+
+
+def _rounds(asked: PruneConfig) -> Iterator[Problem]:
+    if asked.rounds == 1:
+        if asked.schedule is not PruneConfig().schedule:
+            yield Problem("one round has no schedule", "prune.schedule", "Give prune.rounds, or leave it out.")
+        return
+    if not asked.retrain.wanted:
+        hint = "Give prune.retrain.epochs or prune.retrain.steps."
+        yield Problem("rounds without retraining between them are one round", "prune.rounds", hint)
+    if asked.mode is PruneMode.threshold:
+        yield Problem("a schedule spreads an amount, and mode threshold has none", "prune.rounds", "Take mode: amount.")
+    if asked.sparsity.type is SparsityPattern.two_of_four and not asked.cut and not asked.blocks:
+        hint = "Take prune.rounds: 1, or type: unstructured."
+        yield Problem("2:4 is half of the weights at once", "prune.rounds", hint)
 
 
 def _sparsity(asked: SparsityConfig) -> Iterator[Problem]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from radioplat.spec.retrain import RetrainConfig
+
 
 class PruneMode(str, Enum):
     """How much goes."""
@@ -51,6 +53,14 @@ class SparsityPattern(str, Enum):
     two_of_four = "2:4"  # of every four consecutive inputs the two smallest
 
 
+class PruneSchedule(str, Enum):
+    """How what goes is spread over rounds."""
+
+    linear = "linear"  # the same share of the whole each time
+    cubic = "cubic"  # most of it early (Zhu and Gupta 2017)
+    geometric = "geometric"  # the same share of what is left each time
+
+
 @dataclass
 class SparsityConfig:
     """Single weights of linear layers and convolutions that become zero, and stay so while training goes on."""
@@ -91,6 +101,9 @@ class PruneConfig:
     budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)  # (+)
     score_batches: int = 8  # (+) micro-batches that blocks, and channels by gradients, are judged over
+    rounds: int = 1  # (+) so often something goes, with retraining after each time
+    schedule: PruneSchedule = PruneSchedule.geometric  # (+)
+    retrain: RetrainConfig = field(default_factory=RetrainConfig)  # (+)
 
     @property
     def cut(self) -> list[PrunePart]:

@@ -11,13 +11,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from radioplat.compress.cost import cost_of
-from radioplat.compress.prune import chosen, groups_of, prune_student, trace
+from radioplat.compress.groups import chosen, groups_of, trace
+from radioplat.compress.prune import cut_alike, prune_and_tell, prune_student
 from radioplat.compress.scores import ChannelScore
+from radioplat.compress.sparsify import sparsify
 from radioplat.errors import SpecError
 from radioplat.models.checkpoint import load_student, save_one_file
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
-from radioplat.spec.prune import PruneConfig, PruneMode, PrunePart, PruneScope, PruneScore
+from radioplat.spec.prune import (
+    PruneConfig,
+    PruneMode,
+    PrunePart,
+    PruneScope,
+    PruneScore,
+    SparsityConfig,
+    SparsityPattern,
+)
 
 HEAD = HeadArchitecture("clip", summary_dim=12, spatial_dim=10, hidden=16, num_inner=1)
 FAMILIES = {
@@ -95,6 +105,32 @@ def test_a_pruned_student_is_pruned_again():
     again = Student(StudentArchitecture.from_json(twice.architecture.to_json())).eval()
     again.load_state_dict(twice.state_dict())
     assert torch.equal(again(images()).summary, twice(images()).summary)
+
+
+@pytest.mark.parametrize("kind", ["radio_vit_tiny_patch16", "resnet18"])
+def test_another_of_its_form_loses_the_same(kind):
+    """Of a student whose weights number their places, the same places stay."""
+    whole, asked = student(kind), PruneConfig(parts=list(PrunePart), blocks=1, amount=0.3, granularity=1)
+    small, cuts = prune_and_tell(whole, asked, ChannelScore(asked), images())
+    twin = student(kind, seed=1)
+    twin.load_state_dict({k: v + 7 if v.is_floating_point() else v for k, v in whole.state_dict().items()})
+    alike = cut_alike(twin, asked, cuts)
+    for name, tensor in small.state_dict().items():
+        other = alike.state_dict()[name]
+        assert torch.allclose(other, tensor + 7 if tensor.is_floating_point() else tensor, atol=1e-5)
+    assert alike.architecture == small.architecture
+
+
+def test_held_zeros_follow_the_blocks():
+    sparse, _ = sparsify(student("radio_vit_tiny_patch16"), SparsityConfig(SparsityPattern.unstructured))
+    small = pruned(sparse, parts=[], blocks=1)
+    layers = small.architecture.sparsity.layers
+    assert len(layers) == len(sparse.architecture.sparsity.layers) - 4
+    for name in layers:
+        assert 0.45 < (small.backbone.get_submodule(name).weight == 0).float().mean() < 0.55
+    fours, _ = sparsify(student("radio_vit_tiny_patch16"), SparsityConfig(SparsityPattern.two_of_four))
+    with pytest.raises(SpecError, match="prune.checkpoint: cutting channels breaks the 2:4 zeros"):
+        pruned(fours)
 
 
 def test_it_trains_on():

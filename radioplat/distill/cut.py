@@ -1,0 +1,88 @@
+"""One cut: a student made smaller once, by the weights that it has and the data of its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from radioplat.compress.budget import within_budget
+from radioplat.compress.cost import Cost, cost_of
+from radioplat.compress.prune import Cuts, prune_and_tell
+from radioplat.compress.scores import ChannelScore
+from radioplat.compress.sparsify import Sparsified, sparsify
+from radioplat.distill.prepare import Run, keep_data, prepare
+from radioplat.distill.score_pass import first_batches, score_student
+from radioplat.models.checkpoint import load_student
+from radioplat.models.student import Student
+from radioplat.spec.prune import PruneConfig
+from radioplat.spec.root import Spec
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was cut.
+
+    Attributes:
+        student: what is left.
+        config: as asked, with the amount that a budget found.
+        cuts: where; None where no channel and no block was to go.
+        sparse: which weights are zero, where that was asked for.
+        before, after: what the backbone took and takes; zeros count like any number.
+    """
+
+    student: Student
+    config: PruneConfig
+    cuts: Cuts | None
+    sparse: Sparsified | None
+    before: Cost
+    after: Cost
+
+
+def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path) -> Cut:
+    """Cut the student of ``checkpoint`` as ``config`` says, which takes the place of ``spec.prune``.
+
+    Args:
+        folder: where the index of the data lies that scores are taken on.
+
+    Raises:
+        SpecError: the backbone cannot be pruned so.
+        WeightsError: the checkpoint cannot be read.
+    """
+    student, score = load_student(checkpoint, "prune.checkpoint"), ChannelScore(config, spec.train.seed)
+    images = None
+    goes = bool(config.cut or config.blocks)
+    if config.blocks or (config.cut and score.needs_gradients):
+        run = _run(spec, student, folder)
+    if config.blocks:
+        shown = (b.views[run.student_view].pixels for b in first_batches(run, config.score_batches))
+        images = torch.cat([torch.tensor(pixels) for pixels in shown])
+    if config.cut and score.needs_gradients:
+        score_student(run, student, checkpoint, score, config.score_batches)
+    timed = config.budget.latency is not None
+    before = cost_of(student.backbone, student.architecture.img_size, timed)
+    found: dict[float, Cuts] = {}
+
+    def smaller(asked: PruneConfig) -> Student:
+        """A pruned copy."""
+        small, found[asked.amount] = prune_and_tell(student, asked, score, images)
+        return small
+
+    budget = config.budget
+    if any(share is not None for share in (budget.params, budget.macs, budget.latency)):
+        small, config = within_budget(student, config, smaller)
+    else:
+        small = smaller(config) if goes else student
+    sparse = None
+    if config.sparsity.type is not None:
+        small, sparse = sparsify(small, config.sparsity)
+    after = cost_of(small.backbone, small.architecture.img_size, timed)
+    return Cut(small, config, found.get(config.amount), sparse, before, after)
+
+
+def _run(spec: Spec, student: Student, folder: Path) -> Run:
+    """The run that taught ``student``: by teachers where it has heads for any, else by labels."""
+    run, data = prepare(spec, "distill" if student.head_names else "train", folder)
+    keep_data(run, data)
+    return run
