@@ -139,3 +139,15 @@ def test_weights_to_go_back_to_are_looked_for_first(spec, tmp_path):
     with pytest.raises(WeightsError, match="prune.retrain.rewind_to: nowhere is not a checkpoint folder"):
         prune(spec, (retrain, f"prune.results_dir={tmp_path}"))
     assert not (tmp_path / "round_1").exists()
+
+
+@pytest.mark.proof
+def test_on_ray_as_in_one_process(spec, tmp_path):
+    """The retraining is a run like any other: two workers of a cluster, and the weights of one process."""
+    asked = "prune={parts: [hidden], score: taylor, score_batches: 2, retrain: {steps: 2}}"
+    found = []
+    for mode, workers in (("ray", 2), ("local", 1)):
+        changes = (f"cluster.mode={mode}", f"train.num_gpus={workers}", f"prune.results_dir={tmp_path / mode}")
+        found.append(load_student(prune(spec, (asked, *changes), lambda line: None).path).state_dict())
+    for name, tensor in found[0].items():
+        assert torch.allclose(tensor, found[1][name], atol=1e-4), name
