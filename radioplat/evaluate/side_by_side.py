@@ -78,7 +78,7 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         "MB": [f"{row.bytes / 1e6:.2f}" for row in rows],
         "params, M": [None if row.params is None else f"{row.params / 1e6:.3f}" for row in rows],
         "MACs, M": [None if row.macs is None else f"{row.macs / 1e6:.1f}" for row in rows],
-        **{f"fidelity to {head}": [_figure(row, f"fidelity/{head}", 3) for row in rows] for head in heads},
+        **{head.replace("/", " "): [_figure(row, f"fidelity/{head}", 3) for row in rows] for head in heads},
         "kNN, %": [_figure(row, "knn", 1) for row in rows],
         "linear probe, %": [_figure(row, "linear_probe", 1) for row in rows],
         "top-1, %": [_figure(row, "accuracy", 1) for row in rows],
@@ -90,9 +90,10 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         list(kept),
         [list(cells) for cells in zip(*kept.values(), strict=True)],
         title="Models side by side",
-        note="In brackets the difference from the first model in percentage points (fidelity times 100). Fidelity: "
-        "mean centred cosine of a head to its teacher. Likeness: the same of the backbone's summary / map to the first "
-        "model's. MB: on disk; a checkpoint holds fp32 whatever it is judged in. params, MACs: of the backbone.",
+        note="In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
+        "the mean centred cosine of the head to it (times 100 in brackets). Likeness: the same of the backbone's "
+        "summary / map to the first model's. MB: on disk; a checkpoint holds fp32 whatever it is judged in. params, "
+        "MACs: of the backbone.",
     )
 
 
