@@ -26,6 +26,7 @@ class EngineModel:
     Attributes:
         kind: ``engine tensorrt_rtx int8``.
         bytes: on disk, without the record.
+        kernels: convolution and GEMM kernels by data type, as the builder told; empty where it did not.
         reason: why it cannot run on this machine; empty where it can.
         interface: what it takes and gives.
 
@@ -47,6 +48,7 @@ class EngineModel:
         self.interface = FileInterface(shapes, tuple(record["input_shape"][1:]), where)
         self.kind = f"engine {record['library']} {record['data_type']}"
         self.bytes, self._was_executed = path.stat().st_size, bool(record.get("executed"))
+        self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
         self.reason, self._runner = "", None
         try:
             self._runner: EngineRunner | None = load_engine(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ class Model:
         bytes: on disk, weights beside it included; of a checkpoint what its student takes.
         subject: None where it cannot run here.
         absent: what it cannot tell and why, a sentence each.
-        cost: of its backbone and one image of its size; None for a file.
+        cost: of its backbone, scales of quantizers aside, and one image of its size; None for a file.
         engine: None for what is none.
         architecture: of a checkpoint.
     """
@@ -114,6 +114,7 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> M
     if problems := list(size_problems(architecture, {"dataset.val_img_size": size})):
         raise SpecError(*problems)
     cost = cost_of(student.backbone, size)
+    cost = replace(cost, params=cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values()))
     student = _in_precision(student, precision).to(device)
     subject = Subject(student_encoder(student), size, StudentHeads(student), where=f"{where}.path")
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"

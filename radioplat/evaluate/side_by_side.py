@@ -24,6 +24,7 @@ class ModelRow:
         likeness: mean centred cosine of backbone features to the first model's, by kind; empty where widths differ.
         difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
         state: of an engine: ``built``, ``built, executed`` or ``built, executed, evaluated``; empty for others.
+        kernels: of an engine: its convolution and GEMM kernels by data type; empty where its builder does not tell.
         absent: what it cannot tell and why.
     """
 
@@ -41,6 +42,7 @@ class ModelRow:
     likeness: dict[str, float] = field(default_factory=dict)
     difference: dict[str, float] = field(default_factory=dict)
     state: str = ""
+    kernels: dict[str, int] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
 
     def figures(self) -> dict[str, float]:
@@ -82,7 +84,7 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         "kNN, %": [_figure(row, "knn", 1) for row in rows],
         "linear probe, %": [_figure(row, "linear_probe", 1) for row in rows],
         "top-1, %": [_figure(row, "accuracy", 1) for row in rows],
-        "likeness": [" / ".join(f"{row.likeness[k]:.3f}" for k in row.likeness) or None for row in rows],
+        "likeness": ["/".join(f"{row.likeness[k]:.3f}" for k in row.likeness) or None for row in rows],
         "engine": [row.state or None for row in rows],
     }
     kept = {title: cells for title, cells in columns.items() if any(cell is not None for cell in cells)}
@@ -97,9 +99,15 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
     )
 
 
-def reasons(rows: Sequence[ModelRow]) -> list[str]:
-    """Why cells are empty, a line each."""
-    return [f"{row.name}: {line}" for row in rows for line in row.absent]
+def remarks(rows: Sequence[ModelRow]) -> list[str]:
+    """Which kernels engines have, and why cells are empty, a line each."""
+    lines = []
+    for row in rows:
+        if row.kernels:
+            counts = ", ".join(f"{count} in {kind}" for kind, count in row.kernels.items())
+            lines.append(f"{row.name}: convolution and GEMM kernels: {counts}")
+        lines += [f"{row.name}: {line}" for line in row.absent]
+    return lines
 
 
 def _figure(row: ModelRow, name: str, digits: int) -> str | None:
@@ -108,7 +116,7 @@ def _figure(row: ModelRow, name: str, digits: int) -> str | None:
         return None
     shown = f"{value if digits == 3 else 100 * value:.{digits}f}"
     difference = row.difference.get(name)
-    return shown if difference is None else f"{shown} ({difference:+.1f})"
+    return shown if difference is None else f"{shown} ({round(difference, 1) + 0.0:+.1f})"  # no -0.0
 
 
 def _row(model: Model, found: Findings) -> ModelRow:
@@ -133,5 +141,6 @@ def _row(model: Model, found: Findings) -> ModelRow:
         {kind: value.centered for kind, value in likeness.items()},
         {},
         model.engine.state(model.subject is not None) if model.engine else "",
+        model.engine.kernels if model.engine else {},
         model.absent,
     )

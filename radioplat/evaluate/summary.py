@@ -9,7 +9,7 @@ import torch
 
 from radioplat.evaluate.measure import Findings
 from radioplat.evaluate.pictures import pca_panel
-from radioplat.evaluate.side_by_side import ModelRow, models_table, reasons
+from radioplat.evaluate.side_by_side import ModelRow, models_table, remarks
 from radioplat.evaluate.tables import all_tables, size_of
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
@@ -37,7 +37,7 @@ def write_summary(
     """
     notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
     if checkpoint is None:
-        notes = [f"{row.name}: {row.path}" for row in models] + reasons(models) + notes
+        notes = [f"{row.name}: {row.path}" for row in models] + remarks(models) + notes
         pictures = _of_models(findings, [row.name for row in models])
         tables = [models_table(models), *all_tables(findings)]
         title = f"radioplat: {len(models)} models side by side"

@@ -26,6 +26,7 @@ from radioplat.distill.design import design_models
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluate.models import open_models
 from radioplat.evaluate.run import evaluate
+from radioplat.evaluate.side_by_side import remarks
 from radioplat.export.engines.build import build_engine
 from radioplat.export.engines.record import read_record
 from radioplat.export.onnx import export_onnx
@@ -194,7 +195,7 @@ def test_precision_is_real(judged):
 def test_fake_quantization_is_in_the_figures_and_is_judged_in_fp32(judged, base, paths, tmp_path):
     row = {row.name: row for row in judged.models}["fake"]
     assert 1e-6 < 1 - row.likeness["spatial"] < 0.1 and row.fidelity.keys() == judged.models[0].fidelity.keys()
-    assert row.macs == judged.models[0].macs
+    assert (row.params, row.macs) == (judged.models[0].params, judged.models[0].macs)
     spec = spec_of(base, tmp_path, {"name": "a", "path": paths["fake"], "precision": "fp16"})
     with pytest.raises(SpecError, match=r"evaluate.models\[0\].precision: a quantized model is judged in fp32"):
         evaluate(spec)
@@ -230,6 +231,9 @@ def test_an_engine_is_built_executed_and_evaluated_each_for_itself(judged, paths
     rows = {row.name: row for row in judged.models}
     assert rows["cpu"].state == "built, executed, evaluated" and not rows["open"].state
     record = read_record(paths["cpu"])
+    layers = record["coverage"]["eligible"]
+    assert set(rows["cpu"].kernels) == {"fp32"} and rows["cpu"].kernels["fp32"] >= layers > 8
+    assert any(line.startswith("cpu: convolution and GEMM kernels: ") for line in remarks(judged.models))
     assert record["evaluated"] and record["evaluation"] == rows["cpu"].figures()
     if "rtx" not in rows:
         pytest.skip("no TensorRT for RTX")
