@@ -42,7 +42,7 @@ def quantized_file(
         hint = "Run `radioplat export` first, or name an .onnx file."
         raise EngineError(f"there is no ONNX file {source}", where="quantize.model_path", hint=hint)
     before = OnnxModel(source, "quantize.model_path", torch.get_num_threads(), "cpu")
-    batches = calibration_images(spec, before.size_for(None, spec.dataset.img_size))
+    batches = calibration_images(spec, before.interface.size_for(None, spec.dataset.img_size))
     require_pictures(batches)
     weights, _ = formats_of(asked, None)
     assert weights is not None  # quantize_problems has seen to it

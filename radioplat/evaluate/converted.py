@@ -47,7 +47,7 @@ def converted(student: Student, size: int) -> Iterator[tuple[Subject, str]]:
             plain = snapped(student)
             yield Subject(student_encoder(plain), size, StudentHeads(plain)), f"{SNAPPED} ({why})"
         else:
-            yield Subject(model.encode, size, NamedHeads(model.spoken)), EXPORTED
+            yield Subject(model.encode, size, NamedHeads(model.interface.spoken)), EXPORTED
 
 
 @torch.no_grad()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import logging
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,12 +119,13 @@ def layers_of(model: onnx.ModelProto) -> OnnxLayers:
     return OnnxLayers(quantized, skipped)
 
 
-class _silent:
-    """Without the lines that ModelOpt and its helpers log whatever they are told."""
-
-    def __enter__(self) -> None:
-        self._before = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)
-
-    def __exit__(self, *exception: object) -> None:
-        logging.disable(self._before)
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without the lines that ModelOpt and its helpers log and print whatever they are told."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)

@@ -11,7 +11,8 @@ import torch
 import radioplat
 from radioplat.distill.plan import plan
 from radioplat.distill.quantize import quantize
-from radioplat.errors import SpecError
+from radioplat.errors import EngineError, SpecError
+from radioplat.export.run import export
 from radioplat.models.quantizer import quantizers
 from radioplat.spec.load import load_spec
 from radioplat.track.status import read_status
@@ -90,3 +91,16 @@ def test_plan_counts_quantizers(report, quiet_run, tmp_path):
 def test_what_cannot_be_is_named(quiet_run, asked, override, said, tmp_path):
     with pytest.raises(SpecError, match=said):
         quantize(quiet_run.file, [*asked[0], f"results_dir={tmp_path}", override], say=lambda line: None)
+
+
+def test_an_exported_file_by_modelopt(quiet_run, tmp_path):
+    spec = load_spec(quiet_run.file, [f"export.checkpoint={quiet_run.result.checkpoint}", f"results_dir={tmp_path}"])
+    changes = ["quantize.backend=modelopt.onnx", "quantize.calibration_batches=3"]
+    with pytest.raises(EngineError, match="quantize.model_path: there is no ONNX file .*radioplat export"):
+        quantize(spec, changes)
+    export(spec)
+    report = quantize(spec, changes)
+    assert report.path == tmp_path / "quantize" / "student_quantized.onnx" and report.images == 6
+    assert len(report.layers) >= 9 and min(report.cosine.values()) > 0.98
+    told = json.loads((tmp_path / "quantize" / "quantize.json").read_text())
+    assert len(told["layers"]) == len(report.layers)

@@ -1,0 +1,59 @@
+"""ModelOpt on an exported file: placed, run on onnxruntime, and refused by field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from radioplat.errors import EngineError, SpecError
+from radioplat.evaluate.onnx_model import OnnxModel
+from radioplat.export.modelopt_onnx import quantize_onnx
+from radioplat.export.onnx import export_onnx
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randint(0, 256, (4, 3, 48, 48), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+@pytest.fixture
+def exported(radio_student, tmp_path):
+    export_onnx(radio_student(), tmp_path / "student.onnx", height=48, width=48, adaptors=["clip"])
+    return tmp_path / "student.onnx"
+
+
+def test_every_layer_but_those_left_out(exported, images, tmp_path, capsys):
+    for format in ("int8", "fp8"):
+        quantized_to(format, exported, images, tmp_path / format)
+    assert capsys.readouterr().out == ""
+
+
+def quantized_to(format, exported, images, folder):
+    pixels, path = images.numpy().astype(np.float32) / 255, folder / "q.onnx"
+    found = quantize_onnx(exported, path, pixels, format=format, exclude=[".*heads.*"])
+    assert len(found.quantized) >= 9 and not set(found.quantized) & set(found.skipped)
+    before, after = (OnnxModel(p, "", 1, "cpu") for p in (exported, path))
+    assert after.kind == f"ONNX {format}" and after.interface.spoken == before.interface.spoken and not after.reason
+    a, b = before.encode(images), after.encode(images)
+    assert torch.cosine_similarity(a.summary, b.summary).min() > 0.98
+    assert not torch.equal(a.summary, b.summary)
+    assert [p.name for p in path.parent.iterdir()] == ["q.onnx"]
+    with pytest.raises(EngineError, match="quantized already"):
+        quantize_onnx(path, folder / "again.onnx", pixels)
+
+
+def test_what_it_does_not_take_is_named(exported, images, tmp_path):
+    pixels = images.numpy().astype(np.float32) / 255
+    with pytest.raises(
+        SpecError, match="modelopt.onnx takes no blocksize. It knows .*block_s"
+    ):
+        quantize_onnx(exported, tmp_path / "q.onnx", pixels, more={"blocksize": 3})
+    (tmp_path / "no.onnx").write_text("this is text")
+    with pytest.raises(EngineError, match="is not an ONNX file"):
+        quantize_onnx(tmp_path / "no.onnx", tmp_path / "q.onnx", pixels)
+    with pytest.raises(EngineError, match="quantize.backend: ModelOpt"):
+        quantize_onnx(exported, tmp_path / "q.onnx", pixels[:, :, :16])
+    assert not (tmp_path / "q.onnx").exists()
