@@ -46,8 +46,15 @@ def set_ranges(build: Build, request: BuildRequest, file: OnnxInput) -> Any:
     if config.cal_json_file:
         _apply(build.network, read_ranges(Path(config.cal_json_file)))
         return None
+    if file.image_shape[0] not in (-1, config.cal_batch_size):
+        message = f"the ONNX file takes {file.image_shape[0]} images at once, not {config.cal_batch_size}"
+        raise EngineError(message, where=f"{_WHERE}.cal_batch_size")
     calibrator = _calibrator(trt, config, build.shape)
     build.config.int8_calibrator = calibrator
+    # Without one it calibrates at the best batch of the engine's profile, whatever the calibrator gives.
+    profile = build.builder.create_optimization_profile()
+    profile.set_shape(build.network.get_input(0).name, *[(config.cal_batch_size, *build.shape)] * 3)
+    build.config.set_calibration_profile(profile)
     return calibrator
 
 

@@ -125,9 +125,9 @@ def _read_timings(build: Build, path: str | None) -> Any:
         return None
     known = Path(path).read_bytes() if Path(path).is_file() else b""
     cache = build.config.create_timing_cache(known)
-    if not build.config.set_timing_cache(cache, ignore_mismatch=False):
+    if cache is None or not build.config.set_timing_cache(cache, ignore_mismatch=False):
         raise EngineError(
-            "these timings are of another GPU or TensorRT",
+            "this file holds no timings, or those of another GPU or TensorRT",
             where=f"{SECTION}.timing_cache",
             hint="Give another file name.",
         )

@@ -82,6 +82,13 @@ def test_several_gpus_in_one_file(conv_file, tmp_path):
     assert json.loads((tmp_path / "a.engine.json").read_text())["compute_capabilities"] == report.compute_capabilities
 
 
+@pytest.mark.usefixtures("rtx")
+def test_what_an_older_gpu_lacks_is_told_with_what_to_do(conv_int8, tmp_path):
+    config = TensorRTConfig(data_type="int8", compute_capabilities=["SM75"])
+    with pytest.raises(EngineError, match="FP32 GEMM is not supported.*SM75 multiplies no fp32: leave it out"):
+        build_engine(conv_int8, tmp_path / "a.engine", config, backend=RTX)
+
+
 @pytest.mark.parametrize(("name", "data_type"), [("conv_file", "fp32"), ("conv_int8", "int8"), ("conv_fp8", "fp8")])
 def test_onnxruntime_ends_in_something_that_was_executed(name, data_type, tmp_path, request):
     file = request.getfixturevalue(name)
