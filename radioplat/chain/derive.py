@@ -13,6 +13,7 @@ from radioplat.chain.groups import Step
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.check import check
 from radioplat.spec.check_export import export_problems
+from radioplat.spec.check_low_rank import low_rank_problems
 from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.compress import Stage
 from radioplat.spec.load import load_spec
@@ -25,10 +26,13 @@ SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.distill: _TRAINING,
     Stage.retrain: _TRAINING,
     Stage.prune: (*_TRAINING, "prune"),
+    Stage.low_rank: (*_TRAINING, "low_rank"),
     Stage.evaluate: ("dataset", "distill", "evaluate"),
     Stage.export: ("dataset", "export", "gen_trt_engine"),
     Stage.engine: ("gen_trt_engine",),
 }
+
+_PROBLEMS = {Stage.prune: prune_problems, Stage.low_rank: low_rank_problems, Stage.export: export_problems}
 
 
 def task_of(spec: Spec, stage: Stage) -> str:
@@ -61,10 +65,8 @@ def stage_spec(spec: Spec, step: Step, milder: Sequence[str] = ()) -> Spec:
 def stage_problems(spec: Spec, step: Step) -> list[Problem]:
     """What of the spec would stop ``step``, found before anything starts."""
     task = task_of(spec, step.stage)
-    if step.stage is Stage.prune:
-        return list(prune_problems(spec))
-    if step.stage is Stage.export:
-        return list(export_problems(spec))
+    if step.stage in _PROBLEMS:
+        return list(_PROBLEMS[step.stage](spec))
     return check(spec, task) if task in ("distill", "train") else []
 
 

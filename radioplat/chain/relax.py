@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from radioplat.spec.compress import Stage
 from radioplat.spec.prune import PruneMode, SparsityPattern
 from radioplat.spec.root import Spec
@@ -11,7 +13,8 @@ STEP = 0.75  # of what went, the share that goes the next time
 
 def milder(spec: Spec, stage: Stage, attempt: int) -> list[str]:
     """Overrides of ``spec`` for retry number ``attempt``, from 1; empty where there is nothing milder."""
-    return _prune(spec, STEP**attempt) if stage is Stage.prune else []
+    rules = {Stage.prune: _prune, Stage.low_rank: _low_rank}
+    return rules[stage](spec, STEP**attempt) if stage in rules else []
 
 
 def _prune(spec: Spec, share: float) -> list[str]:
@@ -27,3 +30,11 @@ def _prune(spec: Spec, share: float) -> list[str]:
     if asked.sparsity.type is SparsityPattern.unstructured:
         found.append(f"prune.sparsity.amount={asked.sparsity.amount * share:.6g}")
     return found
+
+
+def _low_rank(spec: Spec, share: float) -> list[str]:
+    asked = spec.low_rank
+    shares = {name: value for name in ("energy", "ratio") if (value := getattr(asked, name)) is not None}
+    found = [f"low_rank.{name}={1 - (1 - kept) * share:.6g}" for name, kept in shares.items()]
+    # How many singular values there are differs from layer to layer: more of them stay, by the same factor.
+    return found if asked.rank is None else [*found, f"low_rank.rank={math.ceil(asked.rank / share)}"]

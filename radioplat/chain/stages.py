@@ -9,6 +9,7 @@ from typing import Any
 
 from radioplat.chain.measure import metrics_of
 from radioplat.compress.cost import cost_of
+from radioplat.distill.low_rank import low_rank
 from radioplat.distill.prune import prune
 from radioplat.distill.run import distill, train
 from radioplat.evaluate.run import evaluate
@@ -75,6 +76,11 @@ def _prune(spec: Spec, say: Say) -> Outcome:
     return student_outcome(report.path, {"amount": report.amount})
 
 
+def _low_rank(spec: Spec, say: Say) -> Outcome:
+    report = low_rank(spec, say=say)
+    return student_outcome(report.path)
+
+
 def _evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
     return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result))
@@ -95,6 +101,7 @@ _RUNS: dict[Stage, Callable[[Spec, Say], Outcome]] = {
     Stage.distill: _train,
     Stage.retrain: _train,
     Stage.prune: _prune,
+    Stage.low_rank: _low_rank,
     Stage.evaluate: _evaluate,
     Stage.export: _export,
     Stage.engine: _engine,

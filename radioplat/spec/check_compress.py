@@ -8,8 +8,8 @@ from radioplat.errors import Problem
 from radioplat.spec.compress import CompressConfig, Stage
 from radioplat.spec.root import Spec
 
-CHANGES_STUDENT = frozenset({Stage.distill, Stage.prune, Stage.retrain})
-RELAXES = frozenset({Stage.prune})  # stages that have a milder setting
+CHANGES_STUDENT = frozenset({Stage.distill, Stage.prune, Stage.low_rank, Stage.retrain})
+RELAXES = frozenset({Stage.prune, Stage.low_rank})  # stages that have a milder setting
 
 
 def compress_problems(spec: Spec) -> Iterator[Problem]:
@@ -46,6 +46,8 @@ def _out_of_place(stages: list[Stage], place: int) -> tuple[str, str] | None:
     stage, before = stages[place], stages[:place]
     if stage is Stage.distill and place:
         return "distill begins a student and can only be the first stage", "To train on, take retrain."
+    if stage is Stage.prune and Stage.low_rank in before:
+        return "two narrow layers in place of one cannot be pruned", "Put prune before low_rank."
     if stage is Stage.engine:
         if Stage.export not in before:
             return "an engine is built from an ONNX file", "Put export before it."

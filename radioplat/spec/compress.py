@@ -11,6 +11,7 @@ class Stage(str, Enum):
 
     distill = "distill"  # the student of the spec, from its beginning; only the first stage can be it
     prune = "prune"
+    low_rank = "low_rank"
     retrain = "retrain"  # task distill (train where there are no teachers) from the student of the stage before
     evaluate = "evaluate"  # on dataset.test_dataset where the spec has one, else on val_dataset
     export = "export"

@@ -14,6 +14,7 @@ from radioplat.chain.relax import milder
 from radioplat.errors import SpecError
 from radioplat.spec.compress import Stage
 from radioplat.spec.load import load_spec
+from radioplat.spec.low_rank import LowRankConfig
 from radioplat.spec.prune import PruneBudget, PruneConfig
 from radioplat.spec.root import Spec
 
@@ -71,7 +72,8 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder()
 
 CHANGES = {
     "prune.amount=0.25": {Stage.prune},
-    "train.optim.lr=0.5": {Stage.prune, Stage.retrain, Stage.distill},
+    "low_rank.energy=0.9": {Stage.low_rank},
+    "train.optim.lr=0.5": {Stage.prune, Stage.low_rank, Stage.retrain, Stage.distill},
     "evaluate.max_images=3": {Stage.evaluate},
     "export.opset_version=20": {Stage.export},
     "gen_trt_engine.tensorrt.max_batch_size=64": {Stage.export, Stage.engine},
@@ -102,6 +104,10 @@ def test_a_retry_of_pruning_takes_less_each_time(share, attempt):
     blocks = PruneConfig(parts=[], blocks=attempt)
     assert asked(blocks, 1) == int(attempt * 0.75) < attempt
     assert milder(Spec(), Stage.retrain, attempt) == []
+    energy = LowRankConfig(energy=share)
+    once, again = (milder(Spec(low_rank=energy), Stage.low_rank, n)[0] for n in (attempt, attempt + 1))
+    assert share < float(once.partition("=")[2]) < float(again.partition("=")[2]) < 1
+    assert milder(Spec(low_rank=LowRankConfig(rank=6)), Stage.low_rank, 1) == ["low_rank.rank=8"]
 
 
 def test_a_retry_is_a_spec():

@@ -46,7 +46,8 @@ def test_an_accepted_order_has_an_export_for_each_engine_and_one_beginning(stage
         and not CHANGES_STUDENT & set(before[len(before) - before[::-1].index(Stage.export) :])
         for i in engines
     )
-    assert (not problems) == (fresh and Stage.distill not in stages[1:])
+    after_factors = stages[stages.index(Stage.low_rank) + 1 :] if Stage.low_rank in stages else []
+    assert (not problems) == (fresh and Stage.prune not in after_factors and Stage.distill not in stages[1:])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_an_accepted_order_has_an_export_for_each_engine_and_one_beginning(stage
         ("compress.stages=[engine]", r"compress.stages[0]: an engine is built from an ONNX file. Put export before"),
         ("compress.stages=[export,prune,engine]", "compress.stages[2]: the export before it is older than prune"),
         ("compress.stages=[prune,distill]", "compress.stages[1]: distill begins a student"),
+        ("compress.stages=[low_rank,prune]", "compress.stages[1]: two narrow layers in place of one"),
         ("compress.stages=[prune] compress.gates.min_kept=1.5", "compress.gates.min_kept: must be above 0"),
         ("compress.stages=[prune] compress.gates.retries=-1", "compress.gates.retries: must not be negative"),
         ("compress.stages=[prune] compress.changes.07_prune=[]", "compress.changes.07_prune: no stage has this name"),

@@ -1,0 +1,122 @@
+"""What compression costs in accuracy and saves in size, on a task of its own and on a real student.
+
+``python -m benchmarks.compress [--seeds 3] [--only digits|student] [--folder DIR]``. :mod:`benchmarks.compress_digits`
+says what quantization costs where channels differ much, :mod:`benchmarks.compress_student` what pruning and INT8 cost
+the quickstart's student. Two jobs at a time, a thread each; with ``--folder`` what is there is not done again. Prints
+tables of means and spreads over the seeds; the last line is one JSON object of means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+
+from radioplat import terminal
+
+KINDS = ("student", "digits")  # the long ones first
+AT_ONCE = 2
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Compression in figures; see the head of the file.")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--folder", type=Path, help="keep everything here, and go on from what is here")
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that are started below
+    kinds = [kind for kind in KINDS if given.only in (None, kind)]
+    with _folder(given.folder) as folder:
+        found = _run_all([(kind, seed) for kind in kinds for seed in range(given.seeds)], folder)
+    figures: dict[str, float] = {}
+    for kind in reversed(kinds):
+        runs = [found[kind, seed] for seed in range(given.seeds)]
+        figures |= (_digits if kind == "digits" else _student)(runs)
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+@contextlib.contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    """An absolute folder: the user's, or one that goes again."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="compress") as scratch:
+        yield Path(scratch)
+
+
+def _run_all(jobs: list[tuple[str, int]], folder: Path) -> dict[tuple[str, int], dict]:
+    """What each job found, in processes side by side."""
+    found = {}
+    with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), _all_to_stderr) as pool:
+        if any(kind == "student" for kind, _ in jobs):
+            pool.submit(_make_inputs, folder).result()
+        running = {pool.submit(_run, *job, folder): job for job in jobs}
+        for ended in as_completed(running):
+            found[running[ended]] = ended.result()
+            terminal.note(f"{len(found)} of {len(jobs)}: {running[ended]}")
+    return found
+
+
+def _make_inputs(folder: Path) -> None:
+    from benchmarks.compress_student import make_inputs
+
+    make_inputs(folder)
+
+
+def _run(kind: str, seed: int, folder: Path) -> dict:
+    from benchmarks.compress_digits import run_digits
+    from benchmarks.compress_student import run_student
+
+    return run_digits(seed, folder) if kind == "digits" else run_student(seed, folder)
+
+
+def _all_to_stderr() -> None:
+    """What libraries print goes where progress goes."""
+    os.dup2(2, 1)
+
+
+def _digits(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Prints accuracies, and gives the drops against the float net, in points."""
+    rows = [[name, *_spread([run[name] for run in runs])] for name in runs[0]]
+    terminal.show_table("digits: percent of test images named rightly", ["", "mean", "seeds"], rows)
+    drops = {
+        f"{name}_drop_x{factor}": [run[f"fp32_x{factor}"] - run[f"{name}_x{factor}"] for run in runs]
+        for factor in (8, 16)
+        for name in ("ptq", "qat")
+    }
+    rows = [[name, *_spread(values)] for name, values in drops.items()]
+    terminal.show_table("digits: points lost", ["", "mean", "seeds"], rows, "equalization is off")
+    return {name: mean(values) for name, values in drops.items() if name.endswith("x8")}
+
+
+def _student(runs: list[dict]) -> dict[str, float]:
+    """Prints what each student is worth and takes, and gives the shares."""
+    tables = {"fidelity": 3, "onnx_bytes": 0}
+    for table, digits in tables.items():
+        rows = [[name, *_spread([run[table][name] for run in runs], digits)] for name in runs[0][table]]
+        terminal.show_table(f"the quickstart's student: {table}", ["", "mean", "seeds"], rows)
+    shares = {
+        "macs kept": [run["macs_kept"] for run in runs],
+        "fidelity_kept_half_macs": [run["fidelity"]["pruned"] / run["fidelity"]["control"] for run in runs],
+    }
+    rows = [[name, *_spread(values, 3)] for name, values in shares.items()]
+    terminal.show_table("shares", ["", "mean", "seeds"], rows)
+    return {name: mean(values) for name, values in shares.items() if name != "macs kept"}
+
+
+def _spread(values: list[float], digits: int = 2) -> list[str]:
+    return [f"{mean(values):,.{digits}f}", " ".join(f"{value:,.{digits}f}" for value in values)]
+
+
+if __name__ == "__main__":
+    main()
