@@ -24,9 +24,11 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
+from radioplat.compress.calibrate import calibrate
 from radioplat.distill.scale_steps import RELATIVE, step_relatively
 from radioplat.models.fake_quantize import NumberFormat
-from radioplat.models.quantized_layers import QuantizedConv2d, QuantizedLinear, quantize_layer
+from radioplat.models.quantized_layers import can_be_quantized, quantize_layer
+from radioplat.spec.quantize import Calibrator, QuantizeConfig
 from radioplat.track.results import write_atomic
 
 FACTORS = (8, 16)
@@ -116,25 +118,12 @@ def rescaled(net: DigitsNet, factor: float, seed: int) -> DigitsNet:
 def quantized(net: DigitsNet, images: torch.Tensor) -> DigitsNet:
     """INT8: weights a scale for each output channel, activations one scale, of the largest magnitude among ``images``.
 
-    All convolutions and the linear layer are quantized.
+    All convolutions and the linear layer are quantized; calibrated as ``radioplat quantize`` calibrates a student.
     """
-    net = copy.deepcopy(net)
-    for layer in list(_layers(net)):
+    net = copy.deepcopy(net).eval()
+    for layer in [m for m in net.modules() if can_be_quantized(m)]:
         quantize_layer(layer, NumberFormat.int8, NumberFormat.int8)
-        layer.weight_quantizer.set_amax(layer.weight.flatten(1).abs().amax(1))
-        layer.input_quantizer.enabled = False
-    largest: dict[nn.Module, torch.Tensor] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda layer, inputs: largest.update({layer: inputs[0].abs().max()}))
-        for layer in _layers(net)
-    ]
-    with torch.no_grad():
-        net.eval()(images)
-    for hook in hooks:
-        hook.remove()
-    for layer, amax in largest.items():
-        layer.input_quantizer.set_amax(amax)
-        layer.input_quantizer.enabled = True
+    calibrate(net, QuantizeConfig(algorithm=Calibrator.minmax), lambda: net(images))
     return net
 
 
@@ -223,8 +212,3 @@ def _folded(net: DigitsNet) -> DigitsNet:
     for layer in net.layers:
         layer[0], layer[1] = nn.utils.fusion.fuse_conv_bn_eval(layer[0].eval(), layer[1].eval()), nn.Identity()
     return net
-
-
-def _layers(net: DigitsNet) -> Iterator[QuantizedConv2d | QuantizedLinear]:
-    """Convolutions and linear layers, quantized or about to be."""
-    yield from (m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))

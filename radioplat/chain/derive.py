@@ -12,14 +12,20 @@ from omegaconf import OmegaConf
 from radioplat.chain.groups import Step
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.check import check
+from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.check_export import export_problems
 from radioplat.spec.check_low_rank import low_rank_problems
 from radioplat.spec.check_prune import prune_problems
+from radioplat.spec.check_quantize import quantize_problems
 from radioplat.spec.compress import Stage
 from radioplat.spec.load import load_spec
+from radioplat.spec.quantize import QuantizeMode
 from radioplat.spec.root import Spec
 
-TASKS = {stage: stage.value for stage in Stage} | {Stage.engine: "gen_trt_engine"}
+TASKS = (
+    {stage: stage.value for stage in Stage} | dict.fromkeys(QUANTIZES, "quantize") | {Stage.engine: "gen_trt_engine"}
+)
+_MODES = {Stage.ptq: QuantizeMode.ptq, Stage.qat: QuantizeMode.qat}
 _TRAINING = ("model", "dataset", "train", "distill")
 # The sections that a stage's outcome depends on. Where teachers run, what is cached and who watches, are not of them.
 SECTIONS: dict[Stage, tuple[str, ...]] = {
@@ -27,12 +33,18 @@ SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.retrain: _TRAINING,
     Stage.prune: (*_TRAINING, "prune"),
     Stage.low_rank: (*_TRAINING, "low_rank"),
+    **dict.fromkeys(sorted(QUANTIZES), (*_TRAINING, "quantize")),
     Stage.evaluate: ("dataset", "distill", "evaluate"),
     Stage.export: ("dataset", "export", "gen_trt_engine"),
     Stage.engine: ("gen_trt_engine",),
 }
 
-_PROBLEMS = {Stage.prune: prune_problems, Stage.low_rank: low_rank_problems, Stage.export: export_problems}
+_PROBLEMS = {
+    Stage.prune: prune_problems,
+    Stage.low_rank: low_rank_problems,
+    **dict.fromkeys(QUANTIZES, quantize_problems),
+    Stage.export: export_problems,
+}
 
 
 def task_of(spec: Spec, stage: Stage) -> str:
@@ -59,6 +71,8 @@ def stage_spec(spec: Spec, step: Step, milder: Sequence[str] = ()) -> Spec:
         derived.dataset.val_dataset = test
         derived.dataset.index_dir = str(Path(derived.dataset.index_dir).with_name("index_test"))
     derived.distill.then = []
+    if step.stage in _MODES and not any(line.startswith("quantize.mode=") for line in milder):
+        derived.quantize.mode = _MODES[step.stage]
     return derived
 
 
@@ -84,6 +98,8 @@ def placed(spec: Spec, step: Step, folder: Path, student: Path | None, onnx: Pat
         section.results_dir = None
     if hasattr(section, "checkpoint") and not getattr(section, "models", None):
         section.checkpoint = str(student)
+    if step.stage in QUANTIZES:
+        section.model_path = None
     if step.stage in (Stage.retrain, Stage.distill):
         spec.train.resume_training_checkpoint_path = None
         if spec.train.checkpoint_dir:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
+from radioplat.chain.sensitivity import most_sensitive
+from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.compress import Stage
 from radioplat.spec.prune import PruneMode, SparsityPattern
 from radioplat.spec.root import Spec
@@ -11,8 +15,15 @@ from radioplat.spec.root import Spec
 STEP = 0.75  # of what went, the share that goes the next time
 
 
-def milder(spec: Spec, stage: Stage, attempt: int) -> list[str]:
-    """Overrides of ``spec`` for retry number ``attempt``, from 1; empty where there is nothing milder."""
+def milder(spec: Spec, stage: Stage, attempt: int, student: Path | None = None) -> list[str]:
+    """Overrides of ``spec`` for retry number ``attempt``, from 1; empty where there is nothing milder.
+
+    Args:
+        student: what the stage left at first, with nothing relaxed; a checkpoint folder.
+    """
+    if stage in QUANTIZES:
+        assert student is not None
+        return _quantize(spec, most_sensitive(spec, student), STEP**attempt)
     rules = {Stage.prune: _prune, Stage.low_rank: _low_rank}
     return rules[stage](spec, STEP**attempt) if stage in rules else []
 
@@ -38,3 +49,10 @@ def _low_rank(spec: Spec, share: float) -> list[str]:
     found = [f"low_rank.{name}={1 - (1 - kept) * share:.6g}" for name, kept in shares.items()]
     # How many singular values there are differs from layer to layer: more of them stay, by the same factor.
     return found if asked.rank is None else [*found, f"low_rank.rank={math.ceil(asked.rank / share)}"]
+
+
+def _quantize(spec: Spec, layers: list[str], share: float) -> list[str]:
+    """The share of ``layers`` that stays quantized; those that come first become float."""
+    count = math.ceil(len(layers) * (1 - share))
+    names = [*spec.quantize.skip_names, *layers[:count]]
+    return [f"quantize.skip_names={json.dumps(names)}"] if count < len(layers) else []

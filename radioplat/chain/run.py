@@ -146,11 +146,14 @@ class _Chain:
             if gates.on_fail is OnFail.stop:
                 hint = "Take a milder setting, a lower min_kept, or on_fail: relax; the same command then goes on."
                 raise GateFailed(said, where="compress.gates.min_kept", hint=hint)
-            changes = milder(self._spec_of(group.steps[0]), group.steps[0].stage, attempt + 1)
+            first = group.steps[0]
+            left = self._record.entries[first.name].outcome
+            assert left is not None
+            changes = milder(stage_spec(self._spec, first), first.stage, attempt + 1, Path(left.path))
             if not changes or attempt == gates.retries:
-                why = "no retry is left" if changes else f"{group.steps[0].stage.value} has no milder setting"
+                why = "no retry is left" if changes else f"{first.stage.value} has no (further) milder setting"
                 raise GateFailed(f"{said}; {why}", where="compress.gates.min_kept", hint="Take a lower min_kept.")
-            self._say(f"{said}: {group.steps[0].name} again, with {', '.join(changes)}")
+            self._say(f"{said}: {first.name} again, with {', '.join(changes)}")
 
     def _run_step(self, step: Step, at: _Place, attempt: int, changes: list[str]) -> Entry:
         """One stage, or what an earlier start left of it."""
@@ -223,9 +226,6 @@ class _Chain:
             where="compress.gates.metric",
             hint="fidelity needs teachers, knn labels in both splits, top1 a classifier of the student.",
         )
-
-    def _spec_of(self, step: Step) -> Spec:
-        return stage_spec(self._spec, step)
 
     def _write(self) -> None:
         gates = self._spec.compress.gates

@@ -11,10 +11,13 @@ from radioplat.chain.measure import metrics_of
 from radioplat.compress.cost import cost_of
 from radioplat.distill.low_rank import low_rank
 from radioplat.distill.prune import prune
+from radioplat.distill.quantize import quantize
 from radioplat.distill.run import distill, train
+from radioplat.errors import SpecError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export, gen_trt_engine
-from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, load_student
+from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, load_student
+from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.compress import Stage
 from radioplat.spec.root import Spec
 
@@ -81,6 +84,14 @@ def _low_rank(spec: Spec, say: Say) -> Outcome:
     return student_outcome(report.path)
 
 
+def _quantize(spec: Spec, say: Say) -> Outcome:
+    report = quantize(spec)
+    if not is_checkpoint(report.path):
+        hint = "Take native, or the backend's own task outside the chain."
+        raise SpecError(f"{spec.quantize.backend} leaves no student to go on with", where="quantize.backend", hint=hint)
+    return student_outcome(report.path, {"quantized": len(report.layers), "float": len(report.skipped)})
+
+
 def _evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
     return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result))
@@ -102,6 +113,7 @@ _RUNS: dict[Stage, Callable[[Spec, Say], Outcome]] = {
     Stage.retrain: _train,
     Stage.prune: _prune,
     Stage.low_rank: _low_rank,
+    **dict.fromkeys(QUANTIZES, _quantize),
     Stage.evaluate: _evaluate,
     Stage.export: _export,
     Stage.engine: _engine,

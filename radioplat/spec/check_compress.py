@@ -8,8 +8,9 @@ from radioplat.errors import Problem
 from radioplat.spec.compress import CompressConfig, Stage
 from radioplat.spec.root import Spec
 
-CHANGES_STUDENT = frozenset({Stage.distill, Stage.prune, Stage.low_rank, Stage.retrain})
-RELAXES = frozenset({Stage.prune, Stage.low_rank})  # stages that have a milder setting
+QUANTIZES = frozenset({Stage.quantize, Stage.ptq, Stage.qat})
+RELAXES = QUANTIZES | {Stage.prune, Stage.low_rank}  # stages that have a milder setting
+CHANGES_STUDENT = RELAXES | {Stage.distill, Stage.retrain}
 
 
 def compress_problems(spec: Spec) -> Iterator[Problem]:
@@ -46,6 +47,8 @@ def _out_of_place(stages: list[Stage], place: int) -> tuple[str, str] | None:
     stage, before = stages[place], stages[:place]
     if stage is Stage.distill and place:
         return "distill begins a student and can only be the first stage", "To train on, take retrain."
+    if stage in RELAXES and (done := [other for other in before if other in QUANTIZES]):
+        return f"{done[0].value} has quantized the student", f"Put {stage.value} before it, or leave it out."
     if stage is Stage.prune and Stage.low_rank in before:
         return "two narrow layers in place of one cannot be pruned", "Put prune before low_rank."
     if stage is Stage.engine:

@@ -12,6 +12,9 @@ class Stage(str, Enum):
     distill = "distill"  # the student of the spec, from its beginning; only the first stage can be it
     prune = "prune"
     low_rank = "low_rank"
+    quantize = "quantize"  # as the section quantize says
+    ptq = "ptq"  # task quantize with mode: ptq
+    qat = "qat"  # task quantize with mode: qat
     retrain = "retrain"  # task distill (train where there are no teachers) from the student of the stage before
     evaluate = "evaluate"  # on dataset.test_dataset where the spec has one, else on val_dataset
     export = "export"

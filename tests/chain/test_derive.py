@@ -12,6 +12,7 @@ from radioplat.chain.derive import SECTIONS, depends_on, placed, stage_spec
 from radioplat.chain.groups import Step, groups_of
 from radioplat.chain.relax import milder
 from radioplat.errors import SpecError
+from radioplat.spec.check_compress import CHANGES_STUDENT, QUANTIZES
 from radioplat.spec.compress import Stage
 from radioplat.spec.load import load_spec
 from radioplat.spec.low_rank import LowRankConfig
@@ -73,7 +74,8 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder()
 CHANGES = {
     "prune.amount=0.25": {Stage.prune},
     "low_rank.energy=0.9": {Stage.low_rank},
-    "train.optim.lr=0.5": {Stage.prune, Stage.low_rank, Stage.retrain, Stage.distill},
+    "train.optim.lr=0.5": CHANGES_STUDENT,
+    "quantize.algorithm=entropy": QUANTIZES,
     "evaluate.max_images=3": {Stage.evaluate},
     "export.opset_version=20": {Stage.export},
     "gen_trt_engine.tensorrt.max_batch_size=64": {Stage.export, Stage.engine},

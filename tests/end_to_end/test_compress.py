@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def spec_file(quiet_run, tmp_path_factory):
-    """A chain of four stages from the quiet run's student."""
+    """A chain of five stages from the quiet run's student."""
     results = tmp_path_factory.mktemp("chain")
     spec = yaml.safe_load(Path(quiet_run.file).read_text())
     spec["results_dir"] = str(results)
@@ -32,7 +32,7 @@ def spec_file(quiet_run, tmp_path_factory):
     spec["prune"] = {"amount": 0.5}
     spec["compress"] = {
         "checkpoint": str(quiet_run.result.checkpoint),
-        "stages": ["prune", "retrain", "evaluate", "export"],
+        "stages": ["prune", "retrain", "export", "ptq", "evaluate"],
         "changes": {
             "retrain": ["train.max_steps=6", "train.checkpoint_interval=2", "train.checkpoint_interval_unit=step"]
         },
@@ -73,21 +73,23 @@ def test_it_goes_on_where_it_was_killed(report, killed, spec_file):
     ]
     assert any("goes on from model_epoch_" in line for line in lines)
     names = [entry.name for entry in done.entries]
-    assert names == ["00_start", "01_prune", "02_retrain", "03_evaluate", "04_export"]
-    start, pruned, retrained, judged, exported = (entry.outcome for entry in done.entries)
+    assert names == ["00_start", "01_prune", "02_retrain", "03_export", "04_ptq", "05_evaluate"]
+    start, pruned, retrained, exported, rounded, judged = (entry.outcome for entry in done.entries)
     assert pruned.macs == retrained.macs < 0.8 * start.macs and retrained.facts["steps"] == 6
-    assert judged.metrics["fidelity"] == pytest.approx(done.entries[2].metrics["fidelity"], abs=1e-6)
+    assert judged.metrics["fidelity"] == pytest.approx(done.entries[4].metrics["fidelity"], abs=1e-6)
     assert Path(exported.path).stat().st_size == exported.bytes
-    assert radioplat.load_student(done.student).architecture.pruned is not None
+    assert rounded.macs == pruned.macs and rounded.facts["quantized"] > 4
+    student = radioplat.load_student(done.student).architecture
+    assert student.pruned is not None and student.quantized is not None
     assert read_status(killed / "status.json")[-1]["status"] == "SUCCESS"
 
 
-def test_a_changed_field_begins_its_stage_and_the_later_ones_anew(report, spec_file):
+def test_a_changed_field_begins_what_depends_on_it_anew(report, spec_file):
     lines: list[str] = []
     again = compress(spec_file, ("export.format=safetensors",), say=lines.append)
-    assert [line.partition(" ")[0] for line in lines if "is done already" in line][-1] == "03_evaluate"
+    assert [line.partition(" ")[0] for line in lines if "is done already" in line][-2:] == ["04_ptq", "05_evaluate"]
     assert [line for line in lines if "anew" in line] == [
-        "04_export starts anew, changed: export.format: onnx -> safetensors; what it had left is in 04_export.before1"
+        "03_export starts anew, changed: export.format: onnx -> safetensors; what it had left is in 03_export.before1"
     ]
     assert again.entries[2].outcome == report[0].entries[2].outcome
 
@@ -98,6 +100,7 @@ def test_the_gate_stops_and_relaxes(report, spec_file):
     assert 0 < kept and kept != 1
     lines: list[str] = []
     asked = ["compress.gates.min_kept=1", "compress.stages=[prune]", "prune.amount=0.67"]
+    before = (spec_file.parent / "compress" / "01_prune" / "experiment.yaml").read_text()
     with pytest.raises(GateFailed, match=r"compress.gates.min_kept: fidelity after 01_prune is .* of the starting"):
         compress(spec_file, asked, say=lines.append)
     relaxed = [*asked, "compress.gates.on_fail=relax", "compress.gates.retries=1"]
@@ -108,5 +111,6 @@ def test_the_gate_stops_and_relaxes(report, spec_file):
     by_name = {entry["name"]: entry for entry in found}
     assert by_name["01_prune"]["passed"] is by_name["01_prune.relaxed1"]["passed"] is False
     assert by_name["01_prune.relaxed1"]["outcome"]["macs"] > by_name["01_prune"]["outcome"]["macs"]
+    assert before != (spec_file.parent / "compress" / "01_prune" / "experiment.yaml").read_text()
     lower = [*relaxed, "compress.gates.min_kept=0.000001"]
     assert compress(load_spec(spec_file), lower, say=lines.append).entries[-1].passed
