@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from radioplat.chain.groups import Step
 from radioplat.errors import Problem, SpecError
+from radioplat.models.checkpoint import read_architecture
 from radioplat.spec.check import check
 from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.check_export import export_problems
@@ -18,6 +20,8 @@ from radioplat.spec.check_low_rank import low_rank_problems
 from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.check_quantize import quantize_problems
 from radioplat.spec.compress import Stage
+from radioplat.spec.engine import TensorRTConfig
+from radioplat.spec.evaluation import JudgedModel
 from radioplat.spec.load import load_spec
 from radioplat.spec.quantize import QuantizeMode
 from radioplat.spec.root import Spec
@@ -84,20 +88,34 @@ def stage_problems(spec: Spec, step: Step) -> list[Problem]:
     return check(spec, task) if task in ("distill", "train") else []
 
 
-def placed(spec: Spec, step: Step, folder: Path, student: Path | None, onnx: Path | None) -> Spec:
+@dataclass
+class Inputs:
+    """What the stages before left.
+
+    Attributes:
+        student: a checkpoint folder; None before the first.
+        onnx: of the last export.
+        models: everything that can be judged, by the name of the stage that left it: students, ONNX files, engines.
+    """
+
+    student: Path | None = None
+    onnx: Path | None = None
+    models: dict[str, Path] = field(default_factory=dict)
+
+
+def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs) -> Spec:
     """Tell a stage's spec where to read and write; changes ``spec`` and returns it.
 
-    Args:
-        student: a checkpoint folder, what the stage before left; None for ``distill``.
-        onnx: what the last export left.
+    Raises:
+        WeightsError: the student cannot be read.
     """
     task = task_of(spec, step.stage)
     spec.results_dir = str(folder)
     section = getattr(spec, task)
     if hasattr(section, "results_dir"):
         section.results_dir = None
-    if hasattr(section, "checkpoint") and not getattr(section, "models", None):
-        section.checkpoint = str(student)
+    if hasattr(section, "checkpoint"):
+        section.checkpoint = str(inputs.student)
     if step.stage in QUANTIZES:
         section.model_path = None
     if step.stage in (Stage.retrain, Stage.distill):
@@ -105,11 +123,24 @@ def placed(spec: Spec, step: Step, folder: Path, student: Path | None, onnx: Pat
         if spec.train.checkpoint_dir:
             spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir}/compress/{folder.name}"
     if step.stage is Stage.retrain:
-        spec.train.pretrained_model_path = str(student)
+        spec.train.pretrained_model_path = str(inputs.student)
         spec.model.backbone.pretrained_backbone_path = None
+    if step.stage is Stage.evaluate and not section.resolutions:  # which are of one checkpoint
+        section.checkpoint = None
+        section.models = [*section.models, *(JudgedModel(name, str(path)) for name, path in inputs.models.items())]
     if step.stage is Stage.engine:
-        spec.gen_trt_engine.onnx_file = str(onnx)
+        section.onnx_file = str(inputs.onnx)
+        if (formats := _formats(inputs.student)) and section.tensorrt.data_type == TensorRTConfig().data_type:
+            section.tensorrt.data_type = formats
     return spec
+
+
+def _formats(student: Path | None) -> str:
+    """What an engine of a quantized student is typed: int8 or fp8; empty for a student in floats."""
+    quantized = read_architecture(student).quantized if student else None
+    if quantized is None:
+        return ""
+    return "fp8" if any(layer.weights == "fp8" for layer in quantized.layers.values()) else "int8"
 
 
 def depends_on(spec: Spec, stage: Stage) -> str:

@@ -22,6 +22,7 @@ def measuring_spec(spec: Spec) -> Spec:
     asked = derived.evaluate
     asked.models = []
     asked.results_dir, asked.baseline, asked.pictures, asked.cka_rows, asked.resolutions = None, False, 0, 0, []
+    asked.models = []
     asked.linear_probe, asked.segmentation = LinearProbeConfig(), SegmentationConfig()
     asked.correspondence, asked.zero_shot = CorrespondenceConfig(), ZeroShotConfig()
     return derived
@@ -43,8 +44,13 @@ def measure(spec: Spec, student: Path, folder: Path) -> dict[str, float]:
 
 
 def metrics_of(result: EvaluateResult) -> dict[str, float]:
-    """The figures of an evaluation that a gate can look at."""
-    values = [v.centered for kinds in result.fidelity.get(TRAINED, {}).values() for v in kinds.values()]
-    found = {GateMetric.fidelity: statistics.fmean(values) if values else None, GateMetric.top1: result.accuracy}
-    found[GateMetric.knn] = result.knn[TRAINED].top1 if TRAINED in result.knn else None
+    """The figures of an evaluation that a gate can look at; of several models those of the last student."""
+    students = [row for row in result.models if row.params is not None]
+    name = students[-1].name if students else TRAINED
+    values = [v.centered for kinds in result.fidelity.get(name, {}).values() for v in kinds.values()]
+    found = {
+        GateMetric.fidelity: statistics.fmean(values) if values else None,
+        GateMetric.knn: result.knn[name].top1 if name in result.knn else None,
+        GateMetric.top1: students[-1].accuracy if students else result.accuracy,
+    }
     return {metric.value: value for metric, value in found.items() if value is not None and math.isfinite(value)}

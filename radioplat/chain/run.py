@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.chain.derive import check_chain, depends_on, fingerprint, placed, stage_spec
+from radioplat.chain.derive import Inputs, check_chain, depends_on, fingerprint, placed, stage_spec
 from radioplat.chain.groups import Group, Step, groups_of
 from radioplat.chain.measure import measure, measuring_spec
 from radioplat.chain.record import Entry, Record
@@ -26,7 +27,7 @@ from radioplat.track.diary import keep_diary
 from radioplat.track.lease import Lease
 from radioplat.track.results import TaskFolder
 
-RECORD, START = "compress.json", "00_start"
+RECORD, START, STUDENT = "compress.json", "00_start", "student"
 
 
 class GateFailed(RadioplatError):
@@ -48,20 +49,17 @@ class CompressReport:
     student: Path
 
 
-@dataclass(frozen=True)
-class _Student:
-    """A student in the chain: its checkpoint folder, and a hash of all that made it."""
-
-    path: Path
-    hash: str
-
-
 @dataclass
 class _Place:
-    """Where the chain is: what the next stage takes, and the last ONNX file with its hash."""
+    """Where the chain is.
 
-    student: _Student | None
-    onnx: tuple[Path, str] | None = None
+    Attributes:
+        inputs: what the next stage takes.
+        made: hashes of what made the last student (``student``), ONNX file (``export``) and engine (``engine``).
+    """
+
+    inputs: Inputs = field(default_factory=Inputs)
+    made: dict[str, str] = field(default_factory=dict)
 
 
 def compress(
@@ -98,20 +96,20 @@ class _Chain:
 
     def run(self, groups: list[Group]) -> CompressReport:
         """All of it."""
-        at = _Place(None)
+        at = _Place()
         if groups[0].steps[0].stage is not Stage.distill:
-            at.student = self._start()
+            self._start(at)
         try:
             for group in groups:
                 self._run_group(group, at)
             self._record.entries = {name: self._record.entries[name] for name in self._record.order}
         finally:
             self._write()
-        assert at.student is not None
+        assert at.inputs.student is not None
         entries = [self._record.entries[name] for name in self._record.order]
-        return CompressReport(self._folder, entries, self._spec.compress.gates.metric.value, at.student.path)
+        return CompressReport(self._folder, entries, self._spec.compress.gates.metric.value, at.inputs.student)
 
-    def _start(self) -> _Student:
+    def _start(self, at: _Place) -> None:
         """The student that the others are compared with."""
         path = find_checkpoint(self._spec, self._spec.compress.checkpoint, "compress.checkpoint").resolve()
         files = [f for f in (path / STUDENT_FILE, path / HEADS_FILE) if f.exists()] if path.is_dir() else [path]
@@ -120,14 +118,15 @@ class _Chain:
         entry.outcome = entry.outcome or student_outcome(path)
         self._judge(entry, path)
         self._reference = entry
-        return _Student(path, said)
+        at.inputs.student, at.made[STUDENT] = path, said
+        at.inputs.models[START] = path
 
     def _run_group(self, group: Group, at: _Place) -> None:
         """Its stages, again with milder settings where too little is kept and the spec allows it."""
-        gates, before = self._spec.compress.gates, at.student
+        gates, before = self._spec.compress.gates, copy.deepcopy(at)
         changes: list[str] = []
         for attempt in range(gates.retries + 1):
-            at.student = before
+            at.inputs, at.made = copy.deepcopy(before.inputs), copy.deepcopy(before.made)
             for step in group.steps:
                 entry = self._run_step(step, at, attempt, changes if step is group.steps[0] else [])
             entry.passed = None
@@ -160,31 +159,30 @@ class _Chain:
         name = f"{step.name}.relaxed{attempt}" if attempt else step.name
         derived = stage_spec(self._spec, step, changes)
         fields = depends_on(derived, step.stage)
-        if step.stage is Stage.engine:
-            assert at.onnx is not None  # the check of the stages has seen to it
-            parent = at.onnx[1]
-        else:
-            parent = at.student.hash if at.student else ""
+        parts = {Stage.engine: ("export",), Stage.evaluate: (STUDENT, "export", "engine")}.get(step.stage, (STUDENT,))
+        parent = fingerprint(*(at.made.get(part, "") for part in parts))
         said = fingerprint(step.stage.value, fields, parent)
         entry = self._entry(name, step.stage.value, said, changes, fields)
         folder = TaskFolder(self._folder, name)
         folder.write_experiment(fields)
-        onnx = at.onnx[0] if at.onnx else None
         if entry.outcome is None or not Path(entry.outcome.path).exists():
             start = time.monotonic()
             try:
-                student = at.student.path if at.student else None
-                entry.outcome = run_stage(step.stage, placed(derived, step, folder.path, student, onnx), self._say)
+                entry.outcome = run_stage(step.stage, placed(derived, step, folder.path, at.inputs), self._say)
             finally:
                 entry.seconds += time.monotonic() - start
                 self._write()
-        if step.stage is Stage.export:
-            at.onnx = Path(entry.outcome.path), said
+        left = Path(entry.outcome.path)
         if step.changes_student:
-            at.student = _Student(Path(entry.outcome.path), said)
-            self._judge(entry, at.student.path)
+            at.inputs.student, at.made[STUDENT] = left, said
+            self._judge(entry, left)
+        elif step.stage in (Stage.export, Stage.engine):
+            at.made[step.stage.value] = said
+            at.inputs.onnx = left if step.stage is Stage.export else at.inputs.onnx
         else:
             entry.metrics = entry.outcome.metrics
+        if step.changes_student or left.suffix in (".onnx", ".engine"):
+            at.inputs.models[name] = left
         return entry
 
     def _entry(self, name: str, stage: str, said: str, changes: list[str], fields: str = "") -> Entry:

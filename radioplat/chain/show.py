@@ -7,25 +7,33 @@ from pathlib import Path
 from radioplat import terminal
 from radioplat.chain.record import Entry
 from radioplat.chain.run import CompressReport
+from radioplat.evaluate.side_by_side import ModelRow, models_table
+from radioplat.export.engines.record import read_record
 from radioplat.track.report import Table, show_cell, write_report
 
 
-def table_of(report: CompressReport) -> Table:
-    """A row a stage."""
+def tables_of(report: CompressReport) -> list[Table]:
+    """A row a stage; and for each evaluation a row a model."""
     note = (
-        f"{report.metric} is of dataset.val_dataset, kept is its share of the starting student's; bytes are those of "
-        "the checkpoint or file that the stage left, parameters and multiply-accumulates of the backbone."
+        f"{report.metric} is of dataset.val_dataset, kept is its share of the starting student's; size is that of the "
+        "checkpoint or file that the stage left, parameters and multiply-accumulates are the backbone's."
     )
     columns = ["stage", "size", "parameters", "MACs", report.metric, "kept", "gate", "seconds", ""]
-    return Table(columns, [_row(entry, report.metric) for entry in report.entries], "Compression", note)
+    tables = [Table(columns, [_row(entry, report.metric) for entry in report.entries], "Compression", note)]
+    for entry in report.entries:
+        if entry.outcome and (rows := entry.outcome.facts.get("models")):
+            found = models_table([ModelRow(**row) for row in rows])
+            tables.append(Table(found.columns, found.rows, f"{entry.name}: {found.title}", found.note))
+    return tables
 
 
 def show(report: CompressReport) -> None:
-    """Print the table, and write ``report.html``."""
-    table = table_of(report)
-    rows = [[show_cell(cell) for cell in row] for row in table.rows]
-    terminal.show_table(table.title, list(table.columns), rows, table.note)
-    page = write_report(Path(report.folder) / "report.html", title="Compression", tables=[table])
+    """Print the tables, and write ``report.html``."""
+    tables = tables_of(report)
+    for table in tables:
+        rows = [[show_cell(cell) for cell in row] for row in table.rows]
+        terminal.show_table(table.title, list(table.columns), rows, table.note)
+    page = write_report(Path(report.folder) / "report.html", title="Compression", tables=tables)
     terminal.say(f"student: {report.student}")
     terminal.say(f"report: {page}")
 
@@ -36,5 +44,15 @@ def _row(entry: Entry, metric: str) -> list[object]:
     if done is None:
         return [entry.name, None, None, None, None, kept, verdict, None, "not finished"]
     seconds = entry.seconds + entry.measured_s
-    size, words = terminal.size(done.bytes), ", ".join([*done.words, *entry.milder])
-    return [entry.name, size, done.params, done.macs, entry.metrics.get(metric), kept, verdict, seconds, words]
+    words = [*_engine_words(done.path), *entry.milder]
+    value = entry.metrics.get(metric)
+    size = terminal.size(done.bytes)
+    return [entry.name, size, done.params, done.macs, value, kept, verdict, seconds, ", ".join(words)]
+
+
+def _engine_words(path: str) -> list[str]:
+    """What its record says was done with an engine, for one that was built is not one that was run."""
+    if not path.endswith(".engine"):
+        return []
+    record = read_record(path)
+    return [word for word in ("built", "executed", "evaluated") if record[word]]

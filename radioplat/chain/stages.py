@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ class Outcome:
         bytes: of a checkpoint the weights' files, of anything else the file.
         params, macs: of the backbone, for one image; None where no student was left.
         metrics: by the names of ``compress.gates.metric``; where the stage measured any.
-        words: of an engine, what was done with it, for an engine that was not run is not one that runs.
         facts: what else the task reported.
     """
 
@@ -40,7 +39,6 @@ class Outcome:
     params: int | None = None
     macs: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -94,7 +92,8 @@ def _quantize(spec: Spec, say: Say) -> Outcome:
 
 def _evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
-    return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result))
+    facts = {"models": [row.as_json() for row in result.models]}
+    return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
 
 
 def _export(spec: Spec, say: Say) -> Outcome:
@@ -104,8 +103,8 @@ def _export(spec: Spec, say: Say) -> Outcome:
 
 def _engine(spec: Spec, say: Say) -> Outcome:
     report = gen_trt_engine(spec)
-    facts = {"library": report.library, "version": report.version, "kernels": report.kernels}
-    return Outcome(str(report.path), report.bytes, words=["built"], facts=facts)
+    facts = {"backend": report.backend.value, "version": report.version, "coverage": asdict(report.coverage)}
+    return Outcome(str(report.path), report.bytes, facts=facts)
 
 
 _RUNS: dict[Stage, Callable[[Spec, Say], Outcome]] = {

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.chain.derive import SECTIONS, depends_on, placed, stage_spec
+from radioplat.chain.derive import SECTIONS, Inputs, depends_on, placed, stage_spec
 from radioplat.chain.groups import Step, groups_of
 from radioplat.chain.relax import milder
 from radioplat.errors import SpecError
+from radioplat.models.checkpoint import save_student
+from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check_compress import CHANGES_STUDENT, QUANTIZES
 from radioplat.spec.compress import Stage
 from radioplat.spec.load import load_spec
@@ -41,7 +43,7 @@ def test_changes_reach_the_stages_that_they_name():
         stage_spec(spec, steps(spec)["01_prune"])
 
 
-def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder():
+def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(tmp_path):
     spec = load_spec(
         None,
         [
@@ -53,21 +55,28 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder()
             "dataset.test_dataset.images_dir=test",
         ],
     )
+    plain = StudentArchitecture(type="radio_vit_tiny_patch16", kwargs={"depth": 1, "embed_dim": 32, "num_heads": 2}, img_size=32)
+    student = Student(plain)
+    save_student(student, student.state_dict(), tmp_path)
+    inputs = Inputs(tmp_path, Path("s.onnx"), {"00_start": tmp_path, "04_export": Path("s.onnx")})
     found = {
-        step.stage: placed(stage_spec(spec, step), step, Path("out") / name, Path("student"), Path("s.onnx"))
+        step.stage: placed(stage_spec(spec, step), step, Path("out") / name, inputs)
         for name, step in steps(spec).items()
     }
     assert {s.results_dir for s in found.values()} == {f"out/{name}" for name in steps(spec)}
-    assert found[Stage.prune].prune.checkpoint == "student" and found[Stage.prune].prune.results_dir is None
+    assert found[Stage.prune].prune.checkpoint == str(tmp_path) and found[Stage.prune].prune.results_dir is None
     # Without teachers it is task train.
     retrain = found[Stage.retrain]
-    assert retrain.train.pretrained_model_path == "student" and retrain.distill.then == []
+    assert retrain.train.pretrained_model_path == str(tmp_path) and retrain.distill.then == []
     assert retrain.model.backbone.pretrained_backbone_path is None
     assert retrain.train.checkpoint_dir == "s3://b/c/compress/02_retrain"
-    assert found[Stage.evaluate].evaluate.checkpoint == found[Stage.export].export.checkpoint == "student"
+    assert found[Stage.export].export.checkpoint == str(tmp_path)
+    judged = found[Stage.evaluate].evaluate
+    assert judged.checkpoint is None and [m.path for m in judged.models] == [str(tmp_path), "s.onnx"]
     assert found[Stage.evaluate].dataset.val_dataset.images_dir == "test"
     assert found[Stage.export].dataset.val_dataset.images_dir is None
     assert found[Stage.engine].gen_trt_engine.onnx_file == "s.onnx"
+    assert found[Stage.engine].gen_trt_engine.tensorrt.data_type == "fp32"
     assert spec.prune.results_dir == "elsewhere"
 
 

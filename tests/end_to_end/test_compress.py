@@ -78,6 +78,8 @@ def test_it_goes_on_where_it_was_killed(report, killed, spec_file):
     assert pruned.macs == retrained.macs < 0.8 * start.macs and retrained.facts["steps"] == 6
     assert judged.metrics["fidelity"] == pytest.approx(done.entries[4].metrics["fidelity"], abs=1e-6)
     assert Path(exported.path).stat().st_size == exported.bytes
+    models = ["00_start", "01_prune", "02_retrain", "03_export", "04_ptq"]
+    assert [row["name"] for row in judged.facts["models"]] == models
     assert rounded.macs == pruned.macs and rounded.facts["quantized"] > 4
     student = radioplat.load_student(done.student).architecture
     assert student.pruned is not None and student.quantized is not None
@@ -87,9 +89,11 @@ def test_it_goes_on_where_it_was_killed(report, killed, spec_file):
 def test_a_changed_field_begins_what_depends_on_it_anew(report, spec_file):
     lines: list[str] = []
     again = compress(spec_file, ("export.format=safetensors",), say=lines.append)
-    assert [line.partition(" ")[0] for line in lines if "is done already" in line][-2:] == ["04_ptq", "05_evaluate"]
+    done = [line.partition(" ")[0] for line in lines if "is done already" in line]
+    assert done == ["00_start", "01_prune", "02_retrain", "04_ptq"]
     assert [line for line in lines if "anew" in line] == [
-        "03_export starts anew, changed: export.format: onnx -> safetensors; what it had left is in 03_export.before1"
+        "03_export starts anew, changed: export.format: onnx -> safetensors; what it had left is in 03_export.before1",
+        "05_evaluate starts anew, what comes before it changed; what it had left is in 05_evaluate.before1",
     ]
     assert again.entries[2].outcome == report[0].entries[2].outcome
 
