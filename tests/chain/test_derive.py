@@ -55,8 +55,8 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
             "dataset.test_dataset.images_dir=test",
         ],
     )
-    plain = StudentArchitecture(type="radio_vit_tiny_patch16", kwargs={"depth": 1, "embed_dim": 32, "num_heads": 2}, img_size=32)
-    student = Student(plain)
+    kwargs = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+    student = Student(StudentArchitecture(type="radio_vit_tiny_patch16", kwargs=kwargs, img_size=32))
     save_student(student, student.state_dict(), tmp_path)
     inputs = Inputs(tmp_path, Path("s.onnx"), {"00_start": tmp_path, "04_export": Path("s.onnx")})
     found = {
