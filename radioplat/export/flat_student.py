@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
+from radioplat.export.qdq.mark import settle_scales, translations
 from radioplat.export.resolution import FIELD, sides, traced_size
+from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.features import Features
 from radioplat.models.norm_fold import fold_heads
+from radioplat.models.quantizer import quantizers
 
 INPUT, LOGITS = "images", "logits"
 
@@ -45,6 +48,7 @@ class FlatStudent(nn.Module):
         module = copy.deepcopy(typing.cast(nn.Module, student))
         self.student = module.to(device="cpu", dtype=torch.float32).requires_grad_(False)
         fold_heads(self.student)
+        settle_scales(self.student)
         self.adaptors = adaptors
         classes = getattr(getattr(student, "architecture", None), "num_classes", 0)
         self.extra = {"wanted": frozenset({"summary", "spatial", LOGITS})} if classes else {}
@@ -53,6 +57,11 @@ class FlatStudent(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Float ``[B, 3, H, W]`` in [0, 1] to the outputs, in the order of their names."""
         return tuple(tensor for _, tensor in self._named(images))
+
+    @property
+    def formats(self) -> list[NumberFormat]:
+        """What its quantizers round to, in the order of the names; none for a student in floats."""
+        return sorted({q.format for q in quantizers(self).values() if q.enabled})
 
     @property
     def bytes(self) -> int:
@@ -115,6 +124,7 @@ def trace(
                 input_names=[INPUT],
                 output_names=outputs,
                 dynamic_shapes=dimensions,
+                custom_translation_table=translations() if module.formats else None,
                 verbose=verbose,
             )
     except Exception as error:  # the exporter has many classes of failure, none of them a contract

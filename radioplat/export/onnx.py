@@ -15,7 +15,21 @@ from radioplat.errors import EngineError
 from radioplat.export.flat_student import Exportable, FlatStudent, trace
 from radioplat.export.onnx_check import Agreement, compare_with_torch
 from radioplat.export.precision import parse_data_type, retype, simulate
+from radioplat.export.qdq.insert import insert_pairs, remove_marks
+from radioplat.export.qdq.lint import lint
+from radioplat.export.qdq.ranges import Range
+from radioplat.export.qdq.report import (
+    LEAST_COSINE,
+    QuantizedReport,
+    check_half_scales,
+    float_type,
+    least_opset,
+    student_floats,
+    write_beside,
+)
 from radioplat.export.resolution import name_sides, step_of, tried_sizes
+from radioplat.models.fake_quantize import NumberFormat
+from radioplat.models.quantizer import in_float
 
 # The lowest operator set torch's exporter writes (what it offers for older ones is a conversion that mostly fails), and
 # the first in which ONNX defines convolutions in bf16.
@@ -38,6 +52,7 @@ class OnnxReport:
         bytes: size on disk, weights included.
         max_abs_error, max_relative_error: of the fp32 graph on onnxruntime against torch.
         precision_error: relative error of the graph rounded to ``data_type`` against torch in fp32; None for fp32.
+        quantized: formats, scales and the linter's findings; None for a student in floats.
         notes: what differs from what was asked, a sentence each.
     """
 
@@ -50,6 +65,7 @@ class OnnxReport:
     max_abs_error: float = 0.0
     max_relative_error: float = 0.0
     precision_error: float | None = None
+    quantized: QuantizedReport | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -64,6 +80,8 @@ def export_onnx(
     dynamic_resolution: bool = False,
     adaptors: Sequence[str] = (),
     data_type: str = "fp32",
+    stored_weights: bool = True,
+    float_path: str | Path | None = None,
     verbose: bool = False,
     one_file_bytes: int = ONE_FILE_BYTES,
 ) -> OnnxReport:
@@ -78,7 +96,9 @@ def export_onnx(
         dynamic_resolution: take images of any size whose sides are multiples of the student's stride.
         opset: at least 18, and 22 for bf16; a lower one is raised with a note.
         adaptors: heads to add, from ``student.head_names``.
-        data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside.
+        data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside; of a quantized student, of its other layers.
+        stored_weights: keep a quantized student's weights as quantized numbers; False: as floats behind a Q/DQ pair.
+        float_path: where a quantized student is written a second time, in fp32 and without Q/DQ, with the same names.
         verbose: let torch's exporter print.
         one_file_bytes: beyond this size the weights go to ``<path>.data`` beside the file.
 
@@ -87,9 +107,9 @@ def export_onnx(
             be written, or one that onnxruntime does not compute as torch does.
     """
     path = Path(path)
-    data_type = parse_data_type(data_type, "export.data_type")
-    opset, notes = _choose_opset(opset, data_type)
     module = FlatStudent(student, _known(adaptors, student.head_names))
+    data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
+    opset, notes = _choose_opset(opset, data_type, module.formats)
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]
@@ -100,6 +120,9 @@ def export_onnx(
         program.save(str(written), external_data=module.bytes > one_file_bytes)
         if step:
             name_sides(written)
+        float_file = folder / "float" / Path(float_path).name if float_path else None
+        ranges = _place_pairs(written, stored_weights, float_file, one_file_bytes) if module.formats else []
+        check_half_scales(ranges, data_type)
         report = _describe(written, path, opset, notes)
         if batch_size <= 0 and report.inputs["images"][0] != "batch":
             raise _fixed_batch()
@@ -109,15 +132,25 @@ def export_onnx(
             return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes)
 
         agreement = check(written)
-        if not agreement.max_relative_error <= TOLERANCE:
-            raise _disagreement(agreement, path)
+        _judge(agreement, path, bool(ranges))
+        if float_file is not None:
+            with in_float(module):
+                _judge(check(float_file), Path(float_path or ""), False)
         report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
+        if ranges:
+            found = lint(written, student_floats(student))
+            quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, found)
+            report = replace(report, quantized=quantized)
         if data_type != "fp32":
             cost = _lower(written, data_type, check, one_file_bytes)
             report = replace(report, data_type=data_type, precision_error=cost)
         onnx.checker.check_model(str(written), full_check=True)
-        report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir()))
+        report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()))
         _publish(folder, path)
+        if float_file is not None:
+            _publish(float_file.parent, Path(float_path or ""))
+        if report.quantized:
+            write_beside(report.quantized, path)
         return report
     except OSError as error:
         raise EngineError(f"cannot write the ONNX file: {error.strerror}", where=str(path)) from error
@@ -133,8 +166,8 @@ def _known(adaptors: Sequence[str], names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(adaptors))
 
 
-def _choose_opset(asked: int, data_type: str) -> tuple[int, list[str]]:
-    oldest, newest = MIN_OPSET[data_type], onnx.defs.onnx_opset_version()
+def _choose_opset(asked: int, data_type: str, formats: Sequence[NumberFormat]) -> tuple[int, list[str]]:
+    oldest, newest = least_opset(formats, data_type, MIN_OPSET[data_type]), onnx.defs.onnx_opset_version()
     if asked > newest:
         raise EngineError(
             f"operator set {asked} is unknown to onnx {onnx.__version__}",
@@ -142,7 +175,8 @@ def _choose_opset(asked: int, data_type: str) -> tuple[int, list[str]]:
             hint=f"Valid: {oldest} to {newest}.",
         )
     if asked < oldest:
-        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {data_type} here"]
+        kinds = ", ".join([data_type, *(format.value for format in formats)])
+        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {kinds} here"]
     return asked, []
 
 
@@ -160,14 +194,28 @@ def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_f
         )
     model = onnx.load(str(file))
     retype(model, data_type)
-    for old in file.parent.iterdir():
-        old.unlink()
     _save(model, file, one_file_bytes)
     return error
 
 
+def _place_pairs(file: Path, stored: bool, float_file: Path | None, one_file_bytes: int) -> list[Range]:
+    """Rewrite a traced student's ``file`` with Q/DQ, and ``float_file`` without; returns the scales."""
+    model = onnx.load(str(file))
+    if float_file is not None:
+        plain = onnx.ModelProto.FromString(model.SerializeToString())
+        remove_marks(plain)
+        float_file.parent.mkdir()
+        _save(plain, float_file, one_file_bytes)
+    ranges = insert_pairs(model, stored)
+    _save(model, file, one_file_bytes)
+    return ranges
+
+
 def _save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:
+    """Write ``model`` over what is there, weights included."""
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    for old in (file, file.with_name(f"{file.name}.data")):
+        old.unlink(missing_ok=True)
     onnx.save(model, str(file), save_as_external_data=size > one_file_bytes, location=f"{file.name}.data")
 
 
@@ -204,6 +252,19 @@ def _fixed_batch() -> EngineError:
         where="export.batch_size",
         hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
     )
+
+
+def _judge(agreement: Agreement, path: Path, rounds: bool) -> None:
+    """Refuse a file that differs from torch by more than one in floats, or one that ``rounds``, may."""
+    if rounds and not agreement.min_cosine >= LEAST_COSINE:
+        raise EngineError(
+            f"a feature of the quantized graph has cosine {agreement.min_cosine:.3f} with torch's (at least "
+            f"{LEAST_COSINE} is needed), so the file was not written",
+            where=str(path),
+            hint="Is it calibrated? Scales that are far off turn small differences into large ones.",
+        )
+    if not rounds and not agreement.max_relative_error <= TOLERANCE:
+        raise _disagreement(agreement, path)
 
 
 def _disagreement(agreement: Agreement, path: Path) -> EngineError:

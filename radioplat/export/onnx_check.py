@@ -22,11 +22,13 @@ class Agreement:
         max_abs_error: max |onnx - torch|.
         max_relative_error: max |onnx - torch| / max |torch| of the same output.
         output: name of the output with the largest relative error.
+        min_cosine: of one image's values of one output, in the file and in torch.
     """
 
     max_abs_error: float
     max_relative_error: float
     output: str
+    min_cosine: float = 1.0
 
 
 def compare_with_torch(
@@ -66,14 +68,22 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray) -> Agreement:
     if wanted.shape != got.shape:
         raise EngineError(f"output `{name}` is {list(got.shape)} in the ONNX file and {list(wanted.shape)} in torch")
     if not np.isfinite(got).all():
-        return Agreement(float("inf"), float("inf"), name)
+        return Agreement(float("inf"), float("inf"), name, -1.0)
     error = float(np.abs(got - wanted).max())
-    return Agreement(error, error / max(float(np.abs(wanted).max()), 1e-6), name)
+    relative = error / max(float(np.abs(wanted).max()), 1e-6)
+    return Agreement(error, relative, name, min(map(_cosine, wanted, got), default=1.0))
+
+
+def _cosine(wanted: np.ndarray, got: np.ndarray) -> float:
+    a, b = (values.astype(np.float64).ravel() for values in (wanted, got))
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norms if norms else float(np.array_equal(a, b))
 
 
 def _worse(a: Agreement, b: Agreement) -> Agreement:
     largest = max(a, b, key=lambda x: x.max_relative_error)
-    return Agreement(max(a.max_abs_error, b.max_abs_error), largest.max_relative_error, largest.output)
+    cosine = min(a.min_cosine, b.min_cosine)
+    return Agreement(max(a.max_abs_error, b.max_abs_error), largest.max_relative_error, largest.output, cosine)
 
 
 def _open(path: Path):

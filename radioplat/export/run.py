@@ -61,6 +61,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         opset=asked.opset_version,
         adaptors=asked.adaptors,
         data_type=asked.data_type or _float_type(spec.gen_trt_engine.tensorrt.data_type),
+        stored_weights=asked.stored_weights,
         verbose=asked.verbose,
     )
 

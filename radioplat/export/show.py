@@ -8,6 +8,7 @@ from radioplat import terminal
 from radioplat.export.engines.build import EngineReport
 from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport
+from radioplat.export.qdq.show import show as show_lint
 from radioplat.export.weights import WeightsReport
 
 
@@ -29,6 +30,12 @@ def show_onnx(report: OnnxReport) -> None:
     terminal.say(f"outputs: {', '.join(report.outputs)}; largest difference from torch {report.max_abs_error:.2e}")
     for line in report.notes:
         terminal.say(line)
+    if report.quantized:
+        formats = ", ".join(report.quantized.formats)
+        terminal.say(f"Q/DQ: {formats}; least cosine with torch {report.quantized.cosine:.5f}")
+        show_lint(report.quantized.lint)
+        for finding in report.quantized.lint.errors:
+            terminal.say(f"lint: {finding.node}: {finding.message} [{finding.rule}]")
 
 
 def show_engine(report: EngineReport) -> None:

@@ -81,6 +81,8 @@ class ExportConfig:
     # (+) heads to export beside the backbone, by teacher name; none named: none with onnx, else all. timm has no heads:
     # of a RADIO ViT the class token of the one named here becomes timm's
     adaptors: list[str] = field(default_factory=list)
+    # (+) a quantized student's weights as quantized numbers; false: as floats behind Q/DQ, for TensorRT before 10
+    stored_weights: bool = True
     format: ExportFormat = ExportFormat.onnx  # (+)
     output: str | None = None  # (+) what formats other than onnx write; default: in results_dir/export
     use_ema: bool | None = None  # (+) as evaluate.use_ema
