@@ -9,12 +9,13 @@ import torch
 
 from radioplat.compress.cost import Cost, cost_of
 from radioplat.errors import Problem, RadioplatError, SpecError
-from radioplat.evaluate.encoder import student_encoder
+from radioplat.evaluate.encoder import Encoder, student_encoder
 from radioplat.evaluate.engine_model import EngineModel
 from radioplat.evaluate.needs import size_problems
 from radioplat.evaluate.onnx_model import OnnxModel
 from radioplat.evaluate.subject import NamedHeads, StudentHeads, Subject
 from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, has_average, is_checkpoint, load_student
+from radioplat.models.features import Features
 from radioplat.models.quantizer import quantizers
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.evaluation import JudgedModel, JudgedPrecision
@@ -116,8 +117,9 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> M
     cost = cost_of(student.backbone, size)
     cost = replace(cost, params=cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values()))
     student = _in_precision(student, precision).to(device)
-    subject = Subject(student_encoder(student), size, StudentHeads(student), where=f"{where}.path")
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"
+    encode = _finite(student_encoder(student), f"{where}.path", kind)
+    subject = Subject(encode, size, StudentHeads(student), where=f"{where}.path")
     bytes_on_disk = sum(file.stat().st_size for file in _files(path))
     return Model(asked.name, where, path, kind, bytes_on_disk, subject, (), cost, architecture=architecture)
 
@@ -129,9 +131,27 @@ def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel | Engin
         absent.append(file.reason)
     elif not heads.names:
         absent.append("fidelity: the file has no heads; name them in export.adaptors")
-    subject = None if file.reason else Subject(file.encode, size, heads, where=f"{where}.path")
+    encode = _finite(file.encode, f"{where}.path", file.kind)
+    subject = None if file.reason else Subject(encode, size, heads, where=f"{where}.path")
     engine = file if isinstance(file, EngineModel) else None
     return Model(asked.name, where, file.path, file.kind, file.bytes, subject, tuple(absent), engine=engine)
+
+
+def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
+    """``encode``, that names the model whose features overflow."""
+
+    def checked(images: torch.Tensor) -> Features:
+        """As ``encode``."""
+        features = encode(images)
+        for tensor in (features.summary, features.spatial, *features.named.values()):
+            if tensor is not None and not tensor.isfinite().all():
+                hint = (
+                    "fp16 ends at 65504: take bf16 or fp32." if "fp16" in kind else "Its weights are broken."
+                )
+                raise RadioplatError(f"its features are not finite ({kind})", where=where, hint=hint)
+        return features
+
+    return checked
 
 
 def _in_precision(student: Student, precision: JudgedPrecision) -> Student:

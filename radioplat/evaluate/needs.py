@@ -41,8 +41,9 @@ def missing(
 def not_asked(spec: Spec) -> list[str]:
     """A line for each metric that the spec leaves out: its name and the field that brings it."""
     config = spec.evaluate
+    several = bool(config.resolutions or config.models)  # of use beside one checkpoint alone
     asked = {
-        "fidelity at several resolutions, and whether they agree": (bool(config.resolutions), "resolutions"),
+        "fidelity at several resolutions, and whether they agree": (several, "resolutions"),
         "linear CKA": (config.cka_rows > 0, "cka_rows"),
         "linear probe": (config.linear_probe.enable, "linear_probe.enable"),
         "segmentation": (bool(config.segmentation.images_dir), "segmentation.images_dir, masks_dir and num_classes"),

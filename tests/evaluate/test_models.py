@@ -366,6 +366,16 @@ def test_sizes_that_do_not_fit(base, paths, tmp_path, change, said):
         evaluate(spec)
 
 
+def test_what_overflows_in_fp16_is_named(base, paths, tmp_path):
+    student = load_student(paths["plain"])
+    student.backbone.norm.weight.data.mul_(1e6)
+    (tmp_path / "loud").mkdir()
+    save_student(student, student.state_dict(), tmp_path / "loud")
+    loud = {"name": "loud", "path": str(tmp_path / "loud"), "precision": "fp16"}
+    with pytest.raises(RadioplatError, match=r"models\[1\].path: its features are not finite \(torch fp16\). .* bf16"):
+        evaluate(spec_of(base, tmp_path, {"name": "plain", "path": paths["plain"]}, loud))
+
+
 def test_a_head_of_another_width(base, paths, tmp_path):
     spec = spec_of(base, tmp_path, {"name": "a", "path": paths["open"]})
     with torch.random.fork_rng(devices=[]):
