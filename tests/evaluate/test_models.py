@@ -141,6 +141,8 @@ def paths(base, made) -> dict[str, str]:
         "bf16": {"opset": 22, "data_type": "bf16"},
     }.items():
         found[name] = str(export_onnx(again, root / f"{name}.onnx", height=64, width=64, **options).path)
+    student = load_student(found["fake"])
+    found["int8"] = str(export_onnx(student, root / "int8.onnx", height=64, width=64, adaptors=["vit"]).path)
     config = TensorRTConfig(min_batch_size=2, opt_batch_size=4, max_batch_size=5)
     for name, backend in {"cpu": EngineBackend.onnxruntime, "rtx": EngineBackend.tensorrt_rtx}.items():
         if backend is EngineBackend.onnxruntime or importlib.util.find_spec("tensorrt_rtx_bindings"):
@@ -164,7 +166,8 @@ def judged(base, paths, made):
 
 def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
     rows = {row.name: row for row in judged.models}
-    assert list(rows)[:10] == ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16", "cpu"]
+    made = ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16", "int8", "cpu"]
+    assert list(rows)[: len(made)] == made
     plain = rows["plain"].figures()
     assert {"knn", "linear_probe", "accuracy", "fidelity/vit/summary", "fidelity/vit/spatial"} == set(plain)
     for name, tolerance in (("open", 1e-3), ("cpu", 1e-3), ("half", 1e-2), ("fixed", 1e-2)):
@@ -173,7 +176,8 @@ def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
         assert figures["likeness/summary"] > 0.999 and figures["likeness/spatial"] > 0.999
     kinds = [row.kind for row in judged.models]
     assert kinds[:5] == ["torch fp32", "torch fp16", "torch bf16", "torch fp32", "torch fake-quant int8"]
-    assert kinds[5:10] == ["ONNX fp32", "ONNX fp16", "ONNX fp32", "ONNX bf16", "engine onnxruntime fp32"]
+    assert kinds[5:10] == ["ONNX fp32", "ONNX fp16", "ONNX fp32", "ONNX bf16", "ONNX int8"]
+    assert kinds[10] == "engine onnxruntime fp32"
 
 
 def test_single_and_side_by_side_agree(judged, base, paths, tmp_path):
@@ -195,6 +199,9 @@ def test_precision_is_real(judged):
 def test_fake_quantization_is_in_the_figures_and_is_judged_in_fp32(judged, base, paths, tmp_path):
     row = {row.name: row for row in judged.models}["fake"]
     assert 1e-6 < 1 - row.likeness["spatial"] < 0.1 and row.fidelity.keys() == judged.models[0].fidelity.keys()
+    file = {row.name: row for row in judged.models}["int8"]
+    assert file.fidelity == pytest.approx(row.fidelity, abs=5e-3) and file.knn == pytest.approx(row.knn, abs=1.5 / 15)
+    assert file.likeness == pytest.approx(row.likeness, abs=5e-3)
     assert (row.params, row.macs) == (judged.models[0].params, judged.models[0].macs)
     spec = spec_of(base, tmp_path, {"name": "a", "path": paths["fake"], "precision": "fp16"})
     with pytest.raises(SpecError, match=r"evaluate.models\[0\].precision: a quantized model is judged in fp32"):
