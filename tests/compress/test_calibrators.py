@@ -94,7 +94,7 @@ def test_entropy_clips_far_outliers_and_keeps_a_flat_range():
 @pytest.mark.parametrize("format", list(NumberFormat))
 def test_levels_are_those_of_the_format(format):
     found = levels(BINS, format)
-    assert (found.diff() >= 0).all() and found[0] == 0
+    assert (np.diff(found) >= 0).all() and found[0] == 0
     # Of 8-bit floats the positive ones: 126, and 0; the middles of 2048 equal bins meet the coarser of them.
     assert int(found[-1]) + 1 <= (127 if format is NumberFormat.fp8 else 1 << (format.bits - 1))
 
