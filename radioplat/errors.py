@@ -22,7 +22,8 @@ class Problem:
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.message}" if self.where else self.message
-        return f"{head}. {self.hint}" if self.hint else head
+        stop = "" if head.endswith("?") else "."
+        return f"{head}{stop} {self.hint}" if self.hint else head
 
 
 class RadioplatError(Exception):
