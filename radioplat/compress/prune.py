@@ -100,7 +100,7 @@ def _pruned(
             setattr(module, FUSED, True)
         _settle(small)
         return _rebuilt(student, small, kept), units
-    except (IndexError, KeyError, RuntimeError, AttributeError, ValueError, AssertionError) as error:
+    except (IndexError, KeyError, RuntimeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
         # Layers of some families know their sizes in ways that neither torch-pruning nor this file can change.
         raise unsupported(student, f"what is left of it does not run ({error})") from error
 

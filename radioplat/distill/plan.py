@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from radioplat.compress.rehearsal import rehearse
 from radioplat.data.index import build_index
 from radioplat.data.remote import is_remote
 from radioplat.data.run_data import RunData
@@ -28,7 +29,9 @@ from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.needs import missing, not_asked
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
+from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.cluster import TeacherServiceConfig
+from radioplat.spec.prune import PruneConfig
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import without_teaching
@@ -54,6 +57,8 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         result.facts["evaluation"] = "; ".join(["kNN where there are labels, fidelity", *not_asked(spec)])
     if models is not None:
         moves_found(spec, models, result)
+        if spec.prune != PruneConfig():
+            _prune(spec, models, result)
         _placement(spec, models, result)
     if data is not None:
         _length(spec, data, result)
@@ -95,6 +100,18 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
     except RadioplatError as error:
         result.problems += error.problems
     return models
+
+
+def _prune(spec: Spec, models: Models, result: Plan) -> None:
+    """What the task ``prune`` will refuse, where the spec has a section for it."""
+    found, form = list(prune_problems(spec)), models.architecture
+    result.problems += found
+    if found or form.quantized is not None or form.low_rank or form.sparsity is not None:
+        return  # a student that comes smaller already is trained on, not pruned
+    try:
+        rehearse(form, spec.prune)
+    except RadioplatError as error:
+        result.problems += error.problems
 
 
 def _data(spec: Spec, result: Plan) -> RunData | None:

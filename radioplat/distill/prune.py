@@ -8,15 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from radioplat.compress.cost import Cost
+from radioplat.compress.rehearsal import rehearse
 from radioplat.compress.sparsify import Sparsified
 from radioplat.distill.cut import cut
 from radioplat.distill.model_folder import keep_plan, write_model
 from radioplat.distill.prune_rounds import PRUNED, REPORT, Round, prune_in_rounds
 from radioplat.errors import SpecError
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import load_student
+from radioplat.models.checkpoint import load_student, read_architecture
 from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.load import load_spec, to_yaml
+from radioplat.spec.prune import PruneScore
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
@@ -65,6 +67,9 @@ def prune(
 def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
     asked, target = spec.prune, folder / PRUNED
     checkpoint = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
+    gradients = asked.score in (PruneScore.taylor, PruneScore.hessian)
+    if asked.retrain.wanted or asked.blocks or gradients:
+        rehearse(read_architecture(checkpoint, "prune.checkpoint"), asked)  # before what takes its time
     if asked.retrain.wanted:
         # A rerun goes on from the student that the first start began with.
         plan = keep_plan(folder, {"checkpoint": str(checkpoint), "section": asdict(asked)}, "prune")

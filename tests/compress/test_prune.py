@@ -13,6 +13,7 @@ from torch import nn
 from radioplat.compress.cost import cost_of
 from radioplat.compress.groups import chosen, groups_of, trace
 from radioplat.compress.prune import cut_alike, prune_and_tell, prune_student
+from radioplat.compress.rehearsal import rehearse
 from radioplat.compress.scores import ChannelScore
 from radioplat.compress.sparsify import sparsify
 from radioplat.errors import SpecError
@@ -191,12 +192,28 @@ def test_more_blocks_than_there_are():
         pruned(student("radio_vit_tiny_patch16"), blocks=3)
 
 
-@pytest.mark.parametrize("kind", ["swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224"])
-def test_a_family_that_cannot_be_pruned_says_so(kind):
-    torch.manual_seed(0)
-    whole = Student(StudentArchitecture(kind, {}, img_size=224, heads=(HEAD,))).eval()
-    with pytest.raises(SpecError, match=f"{kind} cannot be pruned"):
-        pruned(whole)
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("swin_tiny_patch4_window7_224", ["hidden", "heads"]),
+        ("eva02_tiny_patch14_224", ["hidden", "heads"]),
+        ("gcvit_xxtiny", ["hidden"]),
+        ("fastvit_t8", ["hidden", "width"]),
+    ],
+)
+def test_a_family_that_cannot_be_pruned_says_so_before_there_are_weights(kind, parts):
+    asked = PruneConfig(parts=[PrunePart(part) for part in parts], score=PruneScore.taylor)
+    with pytest.raises(SpecError, match=f"model.backbone.type: {kind} cannot be pruned .* ViT, ResNet, ConvNeXt"):
+        rehearse(StudentArchitecture(kind, {}, img_size=224), asked)
+
+
+def test_a_rehearsal_of_what_can_be_pruned_draws_nothing():
+    form = student("radio_vit_tiny_patch16").architecture
+    state = torch.get_rng_state()
+    rehearse(form, PruneConfig(blocks=1))
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(SpecError, match="prune.blocks: 3 blocks cannot go"):
+        rehearse(form, PruneConfig(blocks=3))
 
 
 @settings(max_examples=50, deadline=None)

@@ -12,6 +12,7 @@ import yaml
 
 from radioplat import cli
 
+EVA = "eva02_tiny_patch14_224, kwargs: {patch_size: 16}"
 T, B, E = "distill.teacher", "distill.bindings", "distill.teacher[1].extra_losses"
 BOUND = {"teacher": "vit", "teacher_module_name": "blocks.2", "student_module_name": "blocks.1", "criterion": "MSE"}
 
@@ -37,6 +38,11 @@ def binding(**changes) -> str:
 @pytest.mark.parametrize(
     ("overrides", "where"),
     [
+        # a family, or an amount, that cannot be pruned
+        (["prune.amount=1"], "prune.amount"),
+        (["prune.blocks=2"], "prune.blocks"),
+        (["prune.score=taylor", f"model.backbone={{type: {EVA}}}"], "model.backbone.type"),
+        (["prune={rounds: 3}"], "prune.rounds"),
         # incompatible mode and loss
         ([f"{T}[1].loss_type=KL"], f"{T}[1].loss_type"),
         ([f"{T}[0].mode=spatial", "distill.loss_type=CE", f"{T}[1].loss_type=MSE"], f"{T}[0].loss_type"),
