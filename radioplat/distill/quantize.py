@@ -13,10 +13,10 @@ import torch
 
 from radioplat import terminal
 from radioplat.compress.quantize import quantize_student
+from radioplat.data.sample_images import sample_images
 from radioplat.distill.follow import Callback
 from radioplat.distill.run import RunResult
 from radioplat.errors import SpecError
-from radioplat.evaluate.images import sample_images
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student, save_student
 from radioplat.models.quantizer import quantizers

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from radioplat.data.sample_images import sample_images
 from radioplat.errors import SpecError
-from radioplat.evaluate.images import sample_images
 from radioplat.spec.load import load_spec
 from radioplat.spec.resolve import ResolvedTeacher, asked_teachers
 from radioplat.spec.root import Spec

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -53,6 +54,7 @@ class OnnxReport:
         max_abs_error, max_relative_error: of the fp32 graph on onnxruntime against torch.
         precision_error: relative error of the graph rounded to ``data_type`` against torch in fp32; None for fp32.
         quantized: formats, scales and the linter's findings; None for a student in floats.
+        beside: what the task wrote beside the file (:class:`~radioplat.export.beside.Beside`); None outside of it.
         notes: what differs from what was asked, a sentence each.
     """
 
@@ -66,6 +68,7 @@ class OnnxReport:
     max_relative_error: float = 0.0
     precision_error: float | None = None
     quantized: QuantizedReport | None = None
+    beside: Any = None
     notes: list[str] = field(default_factory=list)
 
 

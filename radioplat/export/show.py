@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from radioplat import terminal
+from radioplat.export.beside import Beside
 from radioplat.export.engines.build import EngineReport
 from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport
@@ -36,6 +37,19 @@ def show_onnx(report: OnnxReport) -> None:
         show_lint(report.quantized.lint)
         for finding in report.quantized.lint.errors:
             terminal.say(f"lint: {finding.node}: {finding.message} [{finding.rule}]")
+    if report.beside:
+        _show_beside(report.beside)
+
+
+def _show_beside(beside: Beside) -> None:
+    for path, what in beside.files.items():
+        terminal.say(f"{path}: {what}")
+    if cpu := beside.cpu:
+        terminal.say(
+            f"CPU INT8, {cpu.method}: {cpu.quantized} of {cpu.layers} layers; mean cosine with fp32 {cpu.cosine:.5f} "
+            f"on {cpu.images} images; {terminal.size(cpu.bytes)} for {terminal.size(cpu.fp32_bytes)}; an image here "
+            f"takes {1000 * cpu.seconds:.2f} ms for {1000 * cpu.fp32_seconds:.2f}"
+        )
 
 
 def show_engine(report: EngineReport) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.check_engine import engine_problems
+from radioplat.spec.cpu_export import CpuQuantization
 from radioplat.spec.resolve import teacher_names
 from radioplat.spec.root import Spec
 from radioplat.spec.tasks import ExportFormat
+from radioplat.spec.tensorrt_version import FIRST_WITHOUT_CACHE, parse_version
 
 
 def export_problems(spec: Spec) -> Iterator[Problem]:
@@ -17,17 +19,48 @@ def export_problems(spec: Spec) -> Iterator[Problem]:
     if asked.format is ExportFormat.onnx:
         if asked.output is not None:
             yield Problem("is for formats other than onnx", "export.output", "ONNX is written to export.onnx_file.")
+        yield from _deployment(spec)
         return
     if asked.onnx_file is not None:
         yield Problem(f"format {asked.format.value} writes no ONNX", "export.onnx_file", "Take export.output.")
     if asked.dynamic_resolution:
         hint = "Leave it out; weights have no size."
         yield Problem(f"format {asked.format.value} is no graph", "export.dynamic_resolution", hint)
+    for name in ("calibration_cache", "force_ptq", "bundle", "cpu", "cpu_target", "tensorrt_version"):
+        if getattr(asked, name):
+            yield Problem(f"format {asked.format.value} writes no ONNX", f"export.{name}", "Leave it out.")
     if asked.data_type not in (None, "fp32"):
         hint = "Leave export.data_type out; onnx alone is typed."
         yield Problem(
             f"format {asked.format.value} is written in fp32, not {asked.data_type}", "export.data_type", hint
         )
+
+
+def _deployment(spec: Spec) -> Iterator[Problem]:
+    """Scales, caches, bundles and files for CPUs."""
+    asked = spec.export
+    floats = asked.data_type or spec.gen_trt_engine.tensorrt.data_type
+    for name in ("force_ptq", "cpu"):
+        if getattr(asked, name) and floats.strip().lower() != "fp32":
+            yield Problem(f"starts from fp32, not {floats}", f"export.{name}", "Take export.data_type=fp32.")
+    if asked.cpu_target is not None and asked.cpu is not CpuQuantization.static:
+        hint = "Take export.cpu=static, or leave it out."
+        yield Problem("is of export.cpu=static, which alone differs between CPUs", "export.cpu_target", hint)
+    version = None
+    if asked.tensorrt_version is not None:
+        version = parse_version(asked.tensorrt_version)
+        if version is None:
+            hint = "Give it as 8.6.1 or 10.3."
+            yield Problem(f"{asked.tensorrt_version!r} is no version of TensorRT", "export.tensorrt_version", hint)
+        elif not (asked.calibration_cache or asked.force_ptq or asked.bundle):
+            hint = "Leave it out, or ask for export.calibration_cache, force_ptq or bundle."
+            yield Problem("nothing that is written depends on it", "export.tensorrt_version", hint)
+    if asked.calibration_cache:
+        if asked.tensorrt_version is None:
+            yield Problem("which TensorRT is the cache for?", "export.tensorrt_version", "Give it as 8.6.1 or 10.3.")
+        elif version is not None and version[0] >= FIRST_WITHOUT_CACHE:
+            message = f"TensorRT {version[0]} has no calibration caches"
+            yield Problem(message, "export.calibration_cache", "Its INT8 comes from Q/DQ alone: leave it out.")
 
 
 def chained_export_problems(spec: Spec) -> Iterator[Problem]:

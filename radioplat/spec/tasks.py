@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from radioplat.spec.cpu_export import CpuQuantization, CpuTarget
 from radioplat.spec.evaluation import (
     CorrespondenceConfig,
     JudgedModel,
@@ -83,6 +84,14 @@ class ExportConfig:
     adaptors: list[str] = field(default_factory=list)
     # (+) a quantized student's weights as quantized numbers; false: as floats behind Q/DQ, for TensorRT before 10
     stored_weights: bool = True
+    # (+) INT8 scales for TensorRT up to 10, beside an ONNX file without Q/DQ: true, or the file to write
+    calibration_cache: str | None = None
+    tensorrt_version: str | None = None  # (+) that the cache and the bundle are for, as 8.6.1 or 10.3
+    force_ptq: bool = False  # TAO's: an INT8 scale for every tensor, measured on real images; DLA asks for them
+    # (+) a folder that needs no radioplat: graph, scales, preprocessing.json, scripts for trtexec and onnxruntime
+    bundle: str | None = None
+    cpu: CpuQuantization | None = None  # (+) dynamic | static: an INT8 file for onnxruntime on CPUs, too
+    cpu_target: CpuTarget | None = None  # (+) of static: x86_vnni | x86 | arm; default: x86_vnni
     format: ExportFormat = ExportFormat.onnx  # (+)
     output: str | None = None  # (+) what formats other than onnx write; default: in results_dir/export
     use_ema: bool | None = None  # (+) as evaluate.use_ema

@@ -1,0 +1,161 @@
+"""What the task ``export`` writes beside its ONNX file: caches, ranges of every tensor, INT8 for CPUs, a bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from radioplat.data.sample_images import require_pictures, sample_images
+from radioplat.errors import EngineError
+from radioplat.export.onnx import OnnxReport
+from radioplat.export.qdq.bundle import Bundled, write_bundle
+from radioplat.export.qdq.calibration_cache import write_cache
+from radioplat.export.qdq.cpu import CpuReport, quantize_for_cpu
+from radioplat.export.qdq.observe import observe
+from radioplat.export.qdq.ranges import FILE, Range, activation_scales, write_ranges
+from radioplat.models.student import Student
+from radioplat.spec.check_quantize import calibration_split
+from radioplat.spec.cpu_export import CpuTarget
+from radioplat.spec.root import Spec
+from radioplat.spec.tensorrt_version import FIRST_WITHOUT_CACHE, parse_version
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What was written beside an ONNX file.
+
+    Attributes:
+        files: each with what it is.
+        cpu: the file for CPUs.
+    """
+
+    files: dict[Path, str] = field(default_factory=dict)
+    cpu: CpuReport | None = None
+
+
+def float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
+    """Where the graph without Q/DQ goes that a cache names the tensors of; None where none is needed.
+
+    Raises:
+        EngineError: scales are asked for that the student cannot give.
+    """
+    asked, quantized = spec.export, student.architecture.quantized is not None
+    if quantized and asked.force_ptq:
+        raise EngineError(
+            "the student is quantized already, and ranges are measured on one in floats",
+            where="export.force_ptq",
+            hint="Give the checkpoint that was quantized, or leave it out.",
+        )
+    if quantized and asked.cpu:
+        hint = "Give the checkpoint that was quantized: onnxruntime places its own scales."
+        raise EngineError("the student is quantized already", where="export.cpu", hint=hint)
+    if asked.calibration_cache in (None, "", "false", "False"):
+        return None
+    if not quantized and not asked.force_ptq:
+        hint = "Run `radioplat quantize` first, or set export.force_ptq=true."
+        raise EngineError("the student has no scales to cache", where="export.calibration_cache", hint=hint)
+    return onnx_file.with_name(f"{onnx_file.stem}.float.onnx") if quantized else None
+
+
+def write_beside(spec: Spec, student: Student, report: OnnxReport, floats: Path | None) -> Beside:
+    """Write what section ``export`` asks for beside the ONNX file of ``report``.
+
+    Args:
+        floats: the graph without Q/DQ, where it was written, too.
+
+    Raises:
+        DataError: there are no calibration images, or they are of one colour.
+        EngineError: scales are asked for that are not INT8, or something cannot be built or written.
+    """
+    asked, files, cpu = spec.export, dict[Path, str](), None
+    size = _size(spec)
+    ranges = list(report.quantized.ranges) if report.quantized else []
+    batches = calibration_batches(spec, report, size) if asked.force_ptq or asked.cpu else []
+    if asked.force_ptq:
+        ranges = observe(report.path, batches)
+        files[write_ranges(ranges, report.path.with_name(FILE))] = f"{len(ranges)} ranges, one for every tensor"
+    elif report.quantized:
+        files[report.path.with_name(FILE)] = f"{len(ranges)} ranges"
+    if floats is not None:
+        files[floats] = "the graph without Q/DQ"
+    cache = _cache(spec, report, ranges)
+    if cache is not None:
+        files[cache] = f"calibration cache for TensorRT {asked.tensorrt_version}"
+    if asked.cpu is not None:
+        path = report.path.with_name(f"{report.path.stem}.cpu_int8.onnx")
+        cpu = quantize_for_cpu(report.path, path, asked.cpu, asked.cpu_target or CpuTarget.x86_vnni, batches)
+        files[path] = "INT8 for onnxruntime on CPUs"
+    if asked.bundle:
+        folder = write_bundle(Path(asked.bundle), _bundled(spec, student, report, floats, cache, list(files)))
+        files[folder] = "bundle"
+    return Beside(files, cpu)
+
+
+def calibration_batches(spec: Spec, report: OnnxReport, size: tuple[int, int]) -> list[np.ndarray]:
+    """Whole images of the calibration split, else train's, as the graph takes them: float32 ``[B, 3, *size]``.
+
+    A graph of one batch size gets the last batch filled up with its first images.
+
+    Raises:
+        DataError: there are no images, or they are of one colour.
+    """
+    split, side = calibration_split(spec), max(size)
+    count = spec.quantize.calibration_batches * spec.dataset.batch_size
+    found = sample_images(spec, {side}, count, split)[side]
+    require_pictures(found, f"dataset.{split}_dataset")
+    top, left = ((side - edge) // 2 for edge in size)
+    images = found[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
+    batch = report.inputs["images"][0]
+    if isinstance(batch, int):
+        images = np.resize(images, (-(-len(images) // batch) * batch, *images.shape[1:]))
+    step = batch if isinstance(batch, int) else spec.dataset.batch_size
+    return [images[start : start + step] for start in range(0, len(images), step)]
+
+
+def _size(spec: Spec) -> tuple[int, int]:
+    return spec.export.input_height or spec.dataset.img_size, spec.export.input_width or spec.dataset.img_size
+
+
+def _cache(spec: Spec, report: OnnxReport, ranges: list[Range]) -> Path | None:
+    """Asked for, or implied by ``force_ptq`` where the version has caches."""
+    asked = spec.export
+    said = (asked.calibration_cache or "false").strip()
+    version = parse_version(asked.tensorrt_version) if asked.tensorrt_version else None
+    implied = asked.force_ptq and version is not None and version[0] < FIRST_WITHOUT_CACHE
+    if said.lower() == "false" and not implied:
+        return None
+    if others := {found.format for found in ranges if not found.is_weight} - {"int8"}:
+        raise EngineError(
+            f"a cache holds INT8 scales, and this student is {', '.join(sorted(others))}",
+            where="export.calibration_cache",
+            hint="Leave it out: the Q/DQ file holds the scales.",
+        )
+    path = report.path.with_suffix(".cache") if said.lower() in ("true", "false") else Path(said)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_cache(activation_scales(ranges), str(asked.tensorrt_version), path)
+
+
+def _bundled(
+    spec: Spec, student: Student, report: OnnxReport, floats: Path | None, cache: Path | None, files: list[Path]
+) -> Bundled:
+    config, one = spec.gen_trt_engine.tensorrt, spec.gen_trt_engine.batch_size
+    quantized = report.quantized
+    return Bundled(
+        onnx_file=report.path,
+        engine_file=floats or report.path,
+        others=[file for file in files if file.is_file()],
+        cache=cache,
+        inputs=report.inputs,
+        outputs=report.outputs,
+        size=_size(spec),
+        batches=(one,) * 3 if one > 0 else (config.min_batch_size, config.opt_batch_size, config.max_batch_size),
+        step=student.stride,
+        mean=student.architecture.mean,
+        std=student.architecture.std,
+        version=spec.export.tensorrt_version,
+        data_type=report.data_type,
+        formats=quantized.formats if quantized else [],
+        stored_weights=spec.export.stored_weights,
+    )

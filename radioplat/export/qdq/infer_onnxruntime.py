@@ -1,0 +1,62 @@
+"""Features of images from the ONNX file beside this script: python infer_onnxruntime.py IMAGE... [--out features.npz]
+
+Needs numpy, Pillow and onnxruntime, and nothing else. What is done to an image is in preprocessing.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+
+
+def prepare(path: str, height: int, width: int) -> np.ndarray:
+    """An image file as float32 ``[3, height, width]`` in [0, 1]: its centred part of this shape, resized bilinearly."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    scale = min(image.width / width, image.height / height)
+    left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
+    box = (left, top, left + width * scale, top + height * scale)
+    pixels = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(pixels, np.float32).transpose(2, 0, 1) / 255
+
+
+def main() -> int:
+    """Read the images, run the graph, write one array an output."""
+    about = json.loads((HERE / "preprocessing.json").read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    parser.add_argument("--model", default=str(HERE / about["onnx"]), help="default: %(default)s")
+    parser.add_argument("--out", default="features.npz", help="default: %(default)s")
+    args = parser.parse_args()
+    entry = about["input"]
+    try:
+        images = np.stack([prepare(path, entry["height"], entry["width"]) for path in args.images])
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    session = onnxruntime.InferenceSession(args.model, providers=onnxruntime.get_available_providers())
+    names, fixed = [output.name for output in session.get_outputs()], entry["batch"]
+    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for start in range(0, len(images), fixed or 8):
+        batch = images[start : start + (fixed or 8)]
+        count = len(batch)
+        if fixed and count < fixed:  # a graph of one batch size: filled up, and cut again
+            batch = np.concatenate([batch, np.zeros((fixed - count, *batch.shape[1:]), np.float32)])
+        for name, values in zip(names, session.run(names, {entry["name"]: batch}), strict=True):
+            found[name].append(values[:count])
+    np.savez(args.out, **{name: np.concatenate(parts) for name, parts in found.items()})
+    for name, parts in found.items():
+        print(f"{name}: {[len(images), *parts[0].shape[1:]]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
