@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from radioplat.evaluate.images import sample_images
+from radioplat.data.sample_images import sample_images
 from radioplat.models.checkpoint import load_student
 from radioplat.models.quantizer import Quantizer, in_float, quantizers
 from radioplat.models.student import Student

@@ -15,11 +15,14 @@ from radioplat.export.qdq.calibration_cache import write_cache
 from radioplat.export.qdq.cpu import CpuReport, quantize_for_cpu
 from radioplat.export.qdq.observe import observe
 from radioplat.export.qdq.ranges import FILE, Range, activation_scales, write_ranges
+from radioplat.models.quantizer import quantizers
 from radioplat.models.student import Student
 from radioplat.spec.check_quantize import calibration_split
 from radioplat.spec.cpu_export import CpuTarget
 from radioplat.spec.root import Spec
 from radioplat.spec.tensorrt_version import FIRST_WITHOUT_CACHE, parse_version
+
+_INT8 = {"int8"}
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,32 @@ class Beside:
     cpu: CpuReport | None = None
 
 
-def float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
-    """Where the graph without Q/DQ goes that a cache names the tensors of; None where none is needed.
+@dataclass(frozen=True)
+class Needs:
+    """What must be there before the ONNX file is written.
+
+    Attributes:
+        floats: where the graph without Q/DQ goes that a cache names the tensors of; None where none is needed.
+        batches: calibration images, float32 ``[B, 3, H, W]`` in [0, 1]; none where none are needed.
+    """
+
+    floats: Path | None = None
+    batches: list[np.ndarray] = field(default_factory=list)
+
+
+def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
+    """Look for all that section ``export`` asks for and that may be missing, before anything is traced.
 
     Raises:
         EngineError: scales are asked for that the student cannot give.
+        DataError: there are no calibration images, or they are of one colour.
     """
+    floats = _float_file(spec, student, onnx_file)
+    needed = spec.export.force_ptq or spec.export.cpu is not None
+    return Needs(floats, calibration_batches(spec, _size(spec)) if needed else [])
+
+
+def _float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
     asked, quantized = spec.export, student.architecture.quantized is not None
     if quantized and asked.force_ptq:
         raise EngineError(
@@ -51,28 +74,29 @@ def float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
     if quantized and asked.cpu:
         hint = "Give the checkpoint that was quantized: onnxruntime places its own scales."
         raise EngineError("the student is quantized already", where="export.cpu", hint=hint)
-    if asked.calibration_cache in (None, "", "false", "False"):
+    if not asked.wants_cache:
         return None
     if not quantized and not asked.force_ptq:
         hint = "Run `radioplat quantize` first, or set export.force_ptq=true."
         raise EngineError("the student has no scales to cache", where="export.calibration_cache", hint=hint)
+    if others := {q.format.value for n, q in quantizers(student).items() if not n.endswith("weight_quantizer")} - _INT8:
+        raise EngineError(
+            f"a cache holds INT8 scales, and this student is {', '.join(sorted(others))}",
+            where="export.calibration_cache",
+            hint="Leave it out: the Q/DQ file holds the scales.",
+        )
     return onnx_file.with_name(f"{onnx_file.stem}.float.onnx") if quantized else None
 
 
-def write_beside(spec: Spec, student: Student, report: OnnxReport, floats: Path | None) -> Beside:
+def write_beside(spec: Spec, student: Student, report: OnnxReport, needs: Needs) -> Beside:
     """Write what section ``export`` asks for beside the ONNX file of ``report``.
 
-    Args:
-        floats: the graph without Q/DQ, where it was written, too.
-
     Raises:
-        DataError: there are no calibration images, or they are of one colour.
-        EngineError: scales are asked for that are not INT8, or something cannot be built or written.
+        EngineError: something cannot be built or written.
     """
     asked, files, cpu = spec.export, dict[Path, str](), None
-    size = _size(spec)
+    floats, batches = needs.floats, needs.batches
     ranges = list(report.quantized.ranges) if report.quantized else []
-    batches = calibration_batches(spec, report, size) if asked.force_ptq or asked.cpu else []
     if asked.force_ptq:
         ranges = observe(report.path, batches)
         files[write_ranges(ranges, report.path.with_name(FILE))] = f"{len(ranges)} ranges, one for every tensor"
@@ -93,7 +117,7 @@ def write_beside(spec: Spec, student: Student, report: OnnxReport, floats: Path 
     return Beside(files, cpu)
 
 
-def calibration_batches(spec: Spec, report: OnnxReport, size: tuple[int, int]) -> list[np.ndarray]:
+def calibration_batches(spec: Spec, size: tuple[int, int]) -> list[np.ndarray]:
     """Whole images of the calibration split, else train's, as the graph takes them: float32 ``[B, 3, *size]``.
 
     A graph of one batch size gets the last batch filled up with its first images.
@@ -107,10 +131,11 @@ def calibration_batches(spec: Spec, report: OnnxReport, size: tuple[int, int]) -
     require_pictures(found, f"dataset.{split}_dataset")
     top, left = ((side - edge) // 2 for edge in size)
     images = found[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
-    batch = report.inputs["images"][0]
-    if isinstance(batch, int):
-        images = np.resize(images, (-(-len(images) // batch) * batch, *images.shape[1:]))
-    step = batch if isinstance(batch, int) else spec.dataset.batch_size
+    step = spec.export.batch_size
+    if step > 0:
+        images = np.resize(images, (-(-len(images) // step) * step, *images.shape[1:]))
+    else:
+        step = spec.dataset.batch_size
     return [images[start : start + step] for start in range(0, len(images), step)]
 
 
@@ -119,19 +144,13 @@ def _size(spec: Spec) -> tuple[int, int]:
 
 
 def _cache(spec: Spec, report: OnnxReport, ranges: list[Range]) -> Path | None:
-    """Asked for, or implied by ``force_ptq`` where the version has caches."""
+    """Written where it is asked for, or ``force_ptq`` is and the version has caches."""
     asked = spec.export
-    said = (asked.calibration_cache or "false").strip()
     version = parse_version(asked.tensorrt_version) if asked.tensorrt_version else None
     implied = asked.force_ptq and version is not None and version[0] < FIRST_WITHOUT_CACHE
-    if said.lower() == "false" and not implied:
+    if not asked.wants_cache and not implied:
         return None
-    if others := {found.format for found in ranges if not found.is_weight} - {"int8"}:
-        raise EngineError(
-            f"a cache holds INT8 scales, and this student is {', '.join(sorted(others))}",
-            where="export.calibration_cache",
-            hint="Leave it out: the Q/DQ file holds the scales.",
-        )
+    said = (asked.calibration_cache or "true").strip()
     path = report.path.with_suffix(".cache") if said.lower() in ("true", "false") else Path(said)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_cache(activation_scales(ranges), str(asked.tensorrt_version), path)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from radioplat.errors import EngineError, SpecError
-from radioplat.export.beside import float_file, write_beside
+from radioplat.export.beside import find_needs, write_beside
 from radioplat.export.engines.build import EngineReport, build_engine
 from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport, export_onnx
@@ -52,7 +52,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             width=asked.input_width or size,
             adaptors=asked.adaptors,
         )
-    floats = float_file(spec, student, onnx_file(spec))
+    needs = find_needs(spec, student, onnx_file(spec))
     report = export_onnx(
         student,
         onnx_file(spec),
@@ -64,10 +64,10 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         adaptors=asked.adaptors,
         data_type=asked.data_type or _float_type(spec.gen_trt_engine.tensorrt.data_type),
         stored_weights=asked.stored_weights,
-        float_path=floats,
+        float_path=needs.floats,
         verbose=asked.verbose,
     )
-    return dataclasses.replace(report, beside=write_beside(spec, student, report, floats))
+    return dataclasses.replace(report, beside=write_beside(spec, student, report, needs))
 
 
 def _float_type(data_type: str) -> str:

@@ -26,8 +26,10 @@ def export_problems(spec: Spec) -> Iterator[Problem]:
     if asked.dynamic_resolution:
         hint = "Leave it out; weights have no size."
         yield Problem(f"format {asked.format.value} is no graph", "export.dynamic_resolution", hint)
-    for name in ("calibration_cache", "force_ptq", "bundle", "cpu", "cpu_target", "tensorrt_version"):
-        if getattr(asked, name):
+    wanted = {"calibration_cache": asked.wants_cache, "force_ptq": asked.force_ptq, "bundle": asked.bundle}
+    wanted |= {"cpu": asked.cpu, "cpu_target": asked.cpu_target, "tensorrt_version": asked.tensorrt_version}
+    for name, said in wanted.items():
+        if said:
             yield Problem(f"format {asked.format.value} writes no ONNX", f"export.{name}", "Leave it out.")
     if asked.data_type not in (None, "fp32"):
         hint = "Leave export.data_type out; onnx alone is typed."
@@ -40,8 +42,9 @@ def _deployment(spec: Spec) -> Iterator[Problem]:
     """Scales, caches, bundles and files for CPUs."""
     asked = spec.export
     floats = asked.data_type or spec.gen_trt_engine.tensorrt.data_type
+    is_fp32 = floats.strip().lower() in ("fp32", "int8", "fp8")  # beside an engine's quantized layers others are fp32
     for name in ("force_ptq", "cpu"):
-        if getattr(asked, name) and floats.strip().lower() != "fp32":
+        if getattr(asked, name) and not is_fp32:
             yield Problem(f"starts from fp32, not {floats}", f"export.{name}", "Take export.data_type=fp32.")
     if asked.cpu_target is not None and asked.cpu is not CpuQuantization.static:
         hint = "Take export.cpu=static, or leave it out."
@@ -52,10 +55,10 @@ def _deployment(spec: Spec) -> Iterator[Problem]:
         if version is None:
             hint = "Give it as 8.6.1 or 10.3."
             yield Problem(f"{asked.tensorrt_version!r} is no version of TensorRT", "export.tensorrt_version", hint)
-        elif not (asked.calibration_cache or asked.force_ptq or asked.bundle):
+        elif not (asked.wants_cache or asked.force_ptq or asked.bundle):
             hint = "Leave it out, or ask for export.calibration_cache, force_ptq or bundle."
             yield Problem("nothing that is written depends on it", "export.tensorrt_version", hint)
-    if asked.calibration_cache:
+    if asked.wants_cache:
         if asked.tensorrt_version is None:
             yield Problem("which TensorRT is the cache for?", "export.tensorrt_version", "Give it as 8.6.1 or 10.3.")
         elif version is not None and version[0] >= FIRST_WITHOUT_CACHE:

@@ -95,3 +95,8 @@ class ExportConfig:
     format: ExportFormat = ExportFormat.onnx  # (+)
     output: str | None = None  # (+) what formats other than onnx write; default: in results_dir/export
     use_ema: bool | None = None  # (+) as evaluate.use_ema
+
+    @property
+    def wants_cache(self) -> bool:
+        """Whether a calibration cache is asked for by name."""
+        return (self.calibration_cache or "false").strip().lower() != "false"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -23,8 +24,11 @@ def prepare(path: str, height: int, width: int) -> np.ndarray:
         image = opened.convert("RGB")
     scale = min(image.width / width, image.height / height)
     left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-    box = (left, top, left + width * scale, top + height * scale)
-    pixels = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    # Cut first: the filter must not look beyond the part that is shown.
+    x, y = math.floor(left), math.floor(top)
+    cut = image.crop((x, y, math.ceil(image.width - left), math.ceil(image.height - top)))
+    box = (left - x, top - y, left - x + width * scale, top - y + height * scale)
+    pixels = cut.resize((width, height), Image.Resampling.BILINEAR, box=box)
     return np.asarray(pixels, np.float32).transpose(2, 0, 1) / 255
 
 
