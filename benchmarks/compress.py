@@ -101,17 +101,35 @@ def _digits(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def _student(runs: list[dict]) -> dict[str, float]:
     """Prints what each student is worth and takes, and gives the shares."""
-    tables = {"fidelity": 3, "onnx_bytes": 0}
-    for table, digits in tables.items():
+    for table, digits in {"fidelity": 3, "onnx_bytes": 0}.items():
         rows = [[name, *_spread([run[table][name] for run in runs], digits)] for name in runs[0][table]]
         terminal.show_table(f"the quickstart's student: {table}", ["", "mean", "seeds"], rows)
-    shares = {
-        "macs kept": [run["macs_kept"] for run in runs],
-        "fidelity_kept_half_macs": [run["fidelity"]["pruned"] / run["fidelity"]["control"] for run in runs],
-    }
+    shares: dict[str, list[float]] = {}
+    for run in runs:
+        fidelity, size, layers = run["fidelity"], run["onnx_bytes"], run["layers"]
+        for name, value in {
+            "multiply-accumulates kept": run["macs_kept"],
+            "fidelity_kept_half_macs": fidelity["pruned"] / fidelity["control"],
+            "fidelity kept, pruned and INT8": fidelity["pruned INT8"] / fidelity["control"],
+            "fidelity kept, INT8 alone": fidelity["control INT8"] / fidelity["control"],
+            "size_ratio": size["control"] / size["control INT8"],
+            "size_ratio_pruned": size["control"] / size["pruned INT8"],
+            "int8_coverage": layers["control"]["int8"] / layers["control"]["eligible"],
+            "coverage, pruned": layers["pruned"]["int8"] / layers["pruned"]["eligible"],
+        }.items():
+            shares.setdefault(name, []).append(value)
     rows = [[name, *_spread(values, 3)] for name, values in shares.items()]
-    terminal.show_table("shares", ["", "mean", "seeds"], rows)
-    return {name: mean(values) for name, values in shares.items() if name != "macs kept"}
+    note = (
+        "size_ratio: the fp32 ONNX file over the INT8 one of the same student; size_ratio_pruned: over the pruned one's"
+    )
+    terminal.show_table("shares", ["", "mean", "seeds"], rows, note)
+    for name, found in runs[0]["layers"].items():
+        said = ", ".join(found["float"]) or "none"
+        terminal.say(
+            f"{name}: {found['int8']} of {found['eligible']} layers in INT8 ({found['told_by']}); float: {said}"
+        )
+    told = ("fidelity_kept_half_macs", "size_ratio", "size_ratio_pruned", "int8_coverage")
+    return {name: mean(shares[name]) for name in told}
 
 
 def _spread(values: list[float], digits: int = 2) -> list[str]:

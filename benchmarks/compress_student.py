@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.chain.record import Entry
-from radioplat.chain.run import CompressReport, compress
+from radioplat.chain.run import START, CompressReport, compress
+from radioplat.chain.stages import Outcome
 from radioplat.distill.run import distill
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
 from radioplat.terminal import note
@@ -22,7 +23,8 @@ from radioplat.track.results import write_atomic
 STEPS, RETRAIN_STEPS = 200, 100  # of 16 images
 STEPS_PER_EPOCH = 125  # as the quickstart's sources say
 MACS = 0.5  # of the student's: the budget
-AFTER = ["evaluate", "export"]
+BACKEND = "tensorrt_rtx"  # whose log tells the kernels, on a machine without a GPU, too
+INT8 = ["export", "ptq", "export", "engine"]
 
 
 def run_student(seed: int, folder: Path) -> dict[str, Any]:
@@ -30,7 +32,8 @@ def run_student(seed: int, folder: Path) -> dict[str, Any]:
 
     Returns:
         ``macs_kept``: share of the multiply-accumulates that the pruned student has; ``fidelity`` on held-out images of
-        ``start``, ``control`` and ``pruned``: the mean over teachers and kinds; ``onnx_bytes`` by the same names.
+        ``start``, ``control``, ``pruned``, ``control INT8``, ...: the mean over teachers and kinds; ``onnx_bytes`` by
+        the same names; ``layers`` of the engines: see :func:`_covered`.
 
     Raises:
         RadioplatError: a stage of it failed.
@@ -41,17 +44,17 @@ def run_student(seed: int, folder: Path) -> dict[str, Any]:
         return json.loads(done.read_text())
     common = _overrides(seed, folder)
     base = distill(SPEC, [*common, f"results_dir={home / 'base'}", *_steps(STEPS)], say=_quiet)
-    chains = {"control": ["retrain", *AFTER], "pruned": ["prune", "retrain", *AFTER]}
-    reports = {name: _chain(stages, base.checkpoint, home / name, common) for name, stages in chains.items()}
-    start, pruned = (_entry(reports["pruned"], stage) for stage in ("start", "prune"))
-    assert start.outcome and start.outcome.macs and pruned.outcome and pruned.outcome.macs
-    retrained = {name: _entry(report, "retrain") for name, report in reports.items()}
-    exported = {name: _entry(report, "export").outcome for name, report in reports.items()}
-    found = {
-        "macs_kept": pruned.outcome.macs / start.outcome.macs,
-        "fidelity": {"start": start.metrics["fidelity"]} | {n: e.metrics["fidelity"] for n, e in retrained.items()},
-        "onnx_bytes": {name: outcome.bytes for name, outcome in exported.items() if outcome},
-    }
+    chains = {"control": ["retrain", *INT8], "pruned": ["prune", "retrain", *INT8]}
+    found: dict[str, Any] = {"fidelity": {}, "onnx_bytes": {}, "layers": {}}
+    for name, stages in chains.items():
+        report = _chain(stages, base.checkpoint, home / name, common)
+        start, trained, rounded = (_only(report, stage) for stage in (START, "retrain", "ptq"))
+        exact, quantized = (entry for entry in report.entries if entry.stage == "export")
+        found["macs_kept"] = _outcome(trained).macs / _outcome(start).macs  # of the last chain, the pruned one
+        found["fidelity"] |= {"start": start.metrics["fidelity"], name: trained.metrics["fidelity"]}
+        found["fidelity"][f"{name} INT8"] = rounded.metrics["fidelity"]
+        found["onnx_bytes"] |= {name: _outcome(exact).bytes, f"{name} INT8": _outcome(quantized).bytes}
+        found["layers"][name] = _covered(_outcome(_only(report, "engine")))
     write_atomic(done, json.dumps(found, indent=1))
     return found
 
@@ -67,12 +70,35 @@ def _chain(stages: list[str], student: Path, results: Path, common: list[str]) -
         f"compress.checkpoint={student}",
         f"compress.stages=[{','.join(stages)}]",
         f"prune.budget.macs={MACS}",
+        f"gen_trt_engine.backend={BACKEND}",
     ]
     return compress(SPEC, [*common, *asked, *_steps(RETRAIN_STEPS)], say=_quiet)
 
 
-def _entry(report: CompressReport, stage: str) -> Entry:
-    return next(entry for entry in report.entries if entry.name.endswith(stage))
+def _only(report: CompressReport, stage: str) -> Entry:
+    """The entry of a stage that the chain has once."""
+    (found,) = (entry for entry in report.entries if entry.stage == stage)
+    return found
+
+
+def _outcome(entry: Entry) -> Outcome:
+    assert entry.outcome is not None
+    return entry.outcome
+
+
+def _covered(engine: Outcome) -> dict[str, Any]:
+    """Which convolutions and linear layers of an engine's ONNX file a kernel of the builder's log takes in INT8.
+
+    Where the builder does not tell, those that the file has quantized; ``told_by`` says which it is.
+    """
+    coverage = engine.facts["coverage"]
+    floats, lost = coverage["not_quantized"], coverage["in_float_kernels"]
+    return {
+        "eligible": coverage["eligible"],
+        "int8": coverage["quantized"].get("int8", 0) - len(lost or ()),
+        "float": [*floats, *(lost or ())],
+        "told_by": f"{engine.facts['backend']} {engine.facts['version']}" if lost is not None else "the file alone",
+    }
 
 
 def _steps(count: int) -> list[str]:
@@ -105,5 +131,5 @@ def _overrides(seed: int, folder: Path) -> list[str]:
 
 
 def _quiet(line: str) -> None:
-    if "starts fresh" in line or "goes on" in line or "again" in line:
+    if "starts fresh" in line or "goes on" in line:
         note(line)

@@ -64,9 +64,7 @@ def tiny_spec(inputs: Path, results: Path, steps: int, workers: tuple[int, int],
             "img_size": SIZE,
             "batch_size": 2,
             "workers": 1,
-            "train_dataset": {
-                "tar_data_sources": [{"root_dir": str(inputs / "shards"), "steps_per_epoch": steps}]
-            },
+            "train_dataset": {"tar_data_sources": [{"root_dir": str(inputs / "shards"), "steps_per_epoch": steps}]},
         },
         "train": {
             "global_batch_size": 2 * MICRO_BATCHES,
