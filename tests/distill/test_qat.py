@@ -11,10 +11,17 @@ import pytest
 import torch
 from torch import nn
 
+from radioplat.compress.quantize import quantize_student
+from radioplat.distill.design import design_models
 from radioplat.distill.optimizer import build_optimizer
 from radioplat.distill.parameter_groups import parameter_groups
 from radioplat.distill.quantized_design import count_quantizers, quantized_problems
+from radioplat.distill.student_design import compile_backbone
+from radioplat.models.checkpoint import save_student
+from radioplat.models.quantizer import quantizers
+from radioplat.models.start import start_student
 from radioplat.spec.load import load_spec
+from radioplat.spec.quantize import QuantizeConfig
 from radioplat.spec.train import OptimConfig, OptimizerName
 
 _spec = importlib.util.spec_from_file_location("qat_cases", Path(__file__).with_name("qat_cases.py"))
@@ -112,6 +119,47 @@ def test_steps_are_relative(optim, value):
     expected = torch.tensor([value]) * torch.tensor(-lr * steps).exp()
     torch.testing.assert_close(module.input_quantizer.scale.detach(), expected, rtol=1e-3, atol=0)
     torch.testing.assert_close(module.weight.detach(), torch.tensor([value - lr * steps]), rtol=1e-3, atol=1e-6)
+
+
+def gradients(change=lambda student: None) -> dict[str, torch.Tensor]:
+    module = cases.Module().eval()
+    change(module.student)
+    module(cases.images(0)).backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def recompute(student) -> None:
+    student.train().backbone.patch_generator.crops_positions = False  # a draw
+    student.backbone.set_grad_checkpointing()
+
+
+def test_recomputed_and_compiled_blocks_learn_the_same():
+    plain = gradients()
+    assert all(grad is not None and grad.abs().max() > 0 for name, grad in plain.items() if "quantizer" in name)
+    recomputed = gradients(recompute)
+    compiled = gradients(lambda student: compile_backbone(student.backbone, "aot_eager"))
+    for found in (recomputed, compiled):
+        for name, grad in plain.items():
+            if grad is not None:
+                torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_folded_batch_norm_stays_folded(tmp_path):
+    torch.manual_seed(0)
+    plain = cases.Student(cases.StudentArchitecture("tf_efficientnet_lite0", img_size=32)).eval()
+    pixels = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    made = quantize_student(plain, QuantizeConfig(), [pixels]).student
+    save_student(made, made.state_dict(), tmp_path)
+    for kind in (None, "tf_efficientnet_lite0"):
+        changes = {"pretrained_model_path": str(tmp_path)}
+        backbone = {} if kind is None else {"type": kind}
+        spec = load_spec({"model": {"backbone": backbone}, "dataset": {"img_size": 32}, "train": changes})
+        begun = start_student(spec, design_models(spec, "train").architecture)
+        assert not [m for m in begun.modules() if isinstance(m, nn.BatchNorm2d)]
+        assert len(quantizers(begun)) == len(quantizers(made)) == 2 * 49 + 9
+        wanted = frozenset({"summary"})
+        with torch.no_grad():
+            assert torch.equal(begun.eval()(pixels, wanted).summary, made(pixels, wanted).summary)
 
 
 def test_what_cannot_be_is_named_by_field():
