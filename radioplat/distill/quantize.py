@@ -221,6 +221,9 @@ def _device(said: str | None) -> tuple[torch.device, list[str]]:
     if said.startswith("cuda") and not torch.cuda.is_available():
         note = f"quantize.device is {said} and there is no GPU here: ranges were measured on the CPU"
         return torch.device("cpu"), [note]
+    if said.startswith("cuda:") and int(said.removeprefix("cuda:")) >= torch.cuda.device_count():
+        hint = f"There are {torch.cuda.device_count()} here, counted from 0."
+        raise SpecError(f"there is no GPU {said}", where="quantize.device", hint=hint)
     return torch.device(said), []
 
 

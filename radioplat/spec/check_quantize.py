@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
@@ -37,7 +38,7 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
     if asked.equalize and asked.relu6:
         hint = "Set one of them to false."
         yield Problem("weights cannot be moved across a ReLU6", "quantize.equalize", hint)
-    if asked.device is not None and asked.device.partition(":")[0] not in ("cpu", "cuda"):
+    if asked.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", asked.device):
         yield Problem(f"must be cpu, cuda or cuda:N, not {asked.device!r}", "quantize.device")
     yield from _formats(spec)
     yield from _calibration_split(spec)

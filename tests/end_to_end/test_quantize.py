@@ -71,10 +71,12 @@ def test_it_trains_on_with_its_scales(quantized, spec, distil, tmp_path):
 
 
 def test_the_command_shows_every_layer(spec, quiet_run, tmp_path, capsys):
-    changes = ["quantize.calibration_batches=1", "quantize.algorithm=percentile", f"quantize.results_dir={tmp_path}"]
+    changes = ["quantize.calibration_batches=1", "quantize.algorithm=percentile", "quantize.device=cuda"]
+    changes.append(f"quantize.results_dir={tmp_path}")
     assert main(["quantize", "-e", str(quiet_run.file), *changes]) == 0
-    said = capsys.readouterr().out
+    said, noted = capsys.readouterr()
     assert "backbone.blocks.1.mlp.fc2" in said and "int8 x 48" in said and "model_quantized" in said
+    assert torch.cuda.is_available() or "quantize.device is cuda and there is no GPU here" in " ".join(noted.split())
 
 
 def test_a_trained_network_says_nearly_what_it_said(weights, crops):

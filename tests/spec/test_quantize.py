@@ -75,6 +75,7 @@ def test_formats(fields, rest, ruled):
         ({"percentile": 30.0}, "quantize.percentile", "between 50 and 100"),
         ({"equalize": True, "relu6": True}, "quantize.equalize", "across a ReLU6"),
         ({"device": "tpu"}, "quantize.device", "cpu, cuda or cuda:N"),
+        ({"device": "cuda:one"}, "quantize.device", "cpu, cuda or cuda:N"),
     ],
 )
 def test_contradictions(fields, where, said):
