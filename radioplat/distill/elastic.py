@@ -13,11 +13,10 @@ does itself stays its own: placement, ranks, health checks, notices of drained n
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,19 +49,8 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT = ("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "3")
 _NOTICE_S = 45.0  # how long a cluster may take to see that a node is gone
 _SETTLE_S = 3.0  # how long freed resources may take to be seen
-_ASK_S = 1.0  # between requests to stop: a group that starts meanwhile hears the next one
+_STOPPED = ("stopped", "SIGTERM")  # cause and detail
 _IDLE_S = 0.25  # between looks while nothing runs; Ray Train's loop does not pause by itself
-
-_stopping: list[str] = []  # of the controller's process: why the run is to stop
-
-
-def stop_group(controller: Any, detail: str) -> None:
-    """Run in the controller's process: ask the workers that run to leave, and start none again."""
-    _stopping[:] = [detail]
-    group = controller.get_worker_group()
-    if group is not None and group.has_started():
-        for worker in group.get_workers():
-            worker.execute_async(ask_to_stop, detail)
 
 
 class ElasticTrainer(TorchTrainer):
@@ -77,27 +65,25 @@ class ElasticTrainer(TorchTrainer):
     def __init__(self, *arguments: Any, folder: Path, others: Mapping[str, float], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._folder, self._others = folder, dict(others)
-        self._controller: Any = None
+        self._told = folder / f".stop.{uuid.uuid4().hex}"
 
-    def stop(self, detail: str) -> None:
-        """Have :meth:`fit` end soon with an error, after a checkpoint; returns at once."""
-        threading.Thread(target=self._ask, args=(detail,), name="stop", daemon=True).start()
+    def stop(self) -> None:
+        """Have :meth:`fit` end soon with an error, after a checkpoint; returns at once.
 
-    def _ask(self, detail: str) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):  # the controller has ended
-            while True:
-                if self._controller is not None:
-                    ray.get(self._controller.__ray_call__.remote(stop_group, detail))
-                time.sleep(_ASK_S)
+        By a file: while the controller waits for room, its event loop takes no calls. It runs on this node.
+        """
+        self._told.touch()
 
-    def _register_sigint_handler(self, controller: Any) -> None:
-        """Ray Train shows the controller here, in the main thread, and nowhere else."""
-        self._controller = controller
-        super()._register_sigint_handler(controller)
+    def fit(self) -> Any:
+        """As ``TorchTrainer.fit``."""
+        try:
+            return super().fit()
+        finally:
+            self._told.unlink(missing_ok=True)
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
-        named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others)
-        named["failure_policy"] = Restarts(self.run_config.failure_config, self._folder)
+        named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others, self._told)
+        named["failure_policy"] = Restarts(self.run_config.failure_config, self._folder, self._told)
         return super()._initialize_and_run_controller(**named)
 
 
@@ -108,11 +94,12 @@ class GroupSize(ElasticScalingPolicy):
         scaling: with a fixed or an elastic number of workers.
         folder: the task's results folder.
         others: see :func:`~radioplat.distill.room.room_for`.
+        told: a file that is there once the run is to stop.
     """
 
-    def __init__(self, scaling: ScalingConfig, folder: Path, others: Mapping[str, float]) -> None:
+    def __init__(self, scaling: ScalingConfig, folder: Path, others: Mapping[str, float], told: Path) -> None:
         super().__init__(scaling)
-        self._folder, self._others = folder, dict(others)
+        self._folder, self._others, self._told = folder, dict(others), told
         self._unseen = 0  # size of a group that was started, and ended before we saw it run
         self._group: WorkerGroupState | None = None  # the newest that was seen to run
         self._seen: list[int] = []  # sizes that there was room for since the last decision
@@ -129,8 +116,8 @@ class GroupSize(ElasticScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start as many as there is room for, once the cluster knows what it has lost."""
-        if _stopping:
-            raise Paused("stopped", _stopping[0])
+        if self._told.exists():
+            raise Paused(*_STOPPED)
         self._maybe_send_resource_request()
         if self._unseen:  # what it holds is not known; nor is anything known to be lost
             return self._get_resize_decision(self._unseen)
@@ -155,6 +142,10 @@ class GroupSize(ElasticScalingPolicy):
         """Never a resize, which would kill: where there is lasting room for more they are asked to pause."""
         self._maybe_send_resource_request()
         self._group, self._unseen = worker_group_state, 0
+        if self._told.exists():
+            for worker in worker_group_state.workers:
+                worker.execute_async(ask_to_stop, _STOPPED[1])
+            return NoopDecision()
         now = time.monotonic()
         if self._asked or worker_group_state.num_workers >= self.scaling_config.max_workers:
             return NoopDecision()
@@ -184,7 +175,7 @@ class GroupSize(ElasticScalingPolicy):
             return
         self._ended_at = time.monotonic()
         error = current_state.training_failed_error
-        why = ("stopped", _stopping[0]) if _stopping else cause_of(error, *self._losses(error))
+        why = _STOPPED if self._told.exists() else cause_of(error, *self._losses(error))
         Attempts(self._folder).end(*why)
         if isinstance(current_state, ReschedulingState):  # it never ran, and holds nothing
             self._group, self._unseen = None, 0
@@ -239,13 +230,13 @@ class GroupSize(ElasticScalingPolicy):
 class Restarts(DefaultFailurePolicy):
     """Which failures end the run: those in a row without a checkpoint between them count, pauses do not."""
 
-    def __init__(self, failures: FailureConfig, folder: Path) -> None:
+    def __init__(self, failures: FailureConfig, folder: Path, told: Path) -> None:
         super().__init__(failures)
-        self._folder, self._step = folder, -1
+        self._folder, self._told, self._step = folder, told, -1
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Retry, or give up."""
-        if _stopping:
+        if self._told.exists():
             return FailureDecision.RAISE
         if is_planned(training_failed_error):
             return FailureDecision.RETRY

@@ -16,9 +16,11 @@ def train_function(config: dict[str, Any]) -> RadioplatError | None:
     from ray import cloudpickle
 
     from radioplat.distill.ray_worker import work
+    from radioplat.nodes.training import training
 
     try:
-        work(*cloudpickle.loads(config["run_and_pools"]))
+        with training():
+            work(*cloudpickle.loads(config["run_and_pools"]))
     except RadioplatError as error:
         if not error.agreed:
             raise

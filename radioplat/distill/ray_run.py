@@ -68,7 +68,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             others={"CPU": beside.cpus, "GPU": beside.gpus},
         )
         try:
-            with passing_on(lambda: trainer.stop("SIGTERM")), _interruptible():
+            with passing_on(trainer.stop), _interruptible():
                 ended = trainer.fit().return_value
         except Exception as error:
             cause = _ours(error)

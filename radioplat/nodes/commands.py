@@ -32,7 +32,7 @@ def add_drain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=110.0, help="until the node goes (110)")
     parser.add_argument("--reason", default="radioplat nodes drain", help="for people")
     parser.add_argument("--node-id", help="Ray's, in hex; default: the node on this machine")
-    parser.add_argument("--wait", action="store_true", help="return when no training worker is left on this machine")
+    parser.add_argument("--wait", action="store_true", help="return when no worker on this machine trains any more")
 
 
 def drain(args: argparse.Namespace) -> None:
@@ -47,7 +47,7 @@ def drain(args: argparse.Namespace) -> None:
     note(f"the cluster knows: this node goes in {args.seconds:g} s")
     if args.wait:
         left = args.seconds - (time.monotonic() - begin)
-        note("no training worker is left here" if await_workers(left) else "time is up; training workers are left")
+        note("no worker trains here any more" if await_workers(left) else "time is up; workers still train here")
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from radioplat.errors import PlacementError
+from radioplat.nodes.training import training_workers
 
 _LOOK_S = 0.5
 
@@ -42,23 +43,10 @@ def drain(seconds: float, reason: str, node_id: str | None = None) -> None:
 
 
 def await_workers(seconds: float) -> bool:
-    """Wait until no training worker is left on this machine; False where one still is after ``seconds``."""
+    """Wait until no worker on this machine trains; False where one still does after ``seconds``."""
     until = time.monotonic() + seconds
     while training_workers():
         if time.monotonic() >= until:
             return False
         time.sleep(_LOOK_S)
     return True
-
-
-def training_workers() -> list[int]:
-    """Process numbers of Ray Train's workers on this machine."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (path / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
-        if title.startswith(b"ray::") and b"RayTrainWorker" in title:
-            found.append(int(path.name))
-    return found

@@ -67,7 +67,7 @@ def test_nodes_and_a_notice(environment, script):
     node = next(name for name, places in found["nodes"].items() if places)
     command = [sys.executable, "-m", "radioplat.cli", "nodes", "drain", "--seconds=100", "--wait", f"--node-id={node}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "no training worker is left here" in done.stderr, done.stderr
+    assert done.returncode == 0 and "no worker trains here any more" in done.stderr, done.stderr
     later = client(environment)  # an idle node that was drained goes at once
     assert node in later["going"] or node not in later["nodes"]
     assert later["ran"] == 42, "the other one has room"

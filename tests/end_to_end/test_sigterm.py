@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
 from radioplat.data.ledger import read_consumed
 from radioplat.distill.diagnose import diagnose
 from radioplat.distill.prove import prove_run
+from radioplat.nodes.training import training_workers
 from radioplat.track.attempts import Attempts
 
 pytestmark = pytest.mark.timeout(180)
@@ -126,3 +128,44 @@ def test_on_ray(start, tmp_path, ray_environment):
     spec["train"] |= {"max_steps": done + 2, "min_workers": 1, "max_workers": 1, "num_gpus": 1}
     result = radioplat.distill(spec, say=lambda line: None)
     assert result.resumed_from == done and prove_run(folder).holds
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_a_node_goes_and_there_is_no_other(start, tmp_path, ray_environment):
+    """Its worker saves and leaves, `nodes drain --wait` sees it go, and the run that waits for room is told to stop."""
+    folder, said = tmp_path / "run" / "distill", tmp_path / "said"
+    quick = {k: v for k, v in ray_environment.items() if k.startswith(("RAY", "TMP", "OMP"))}
+    quick |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1", "RADIOPLAT_LOCAL_FOLDER": f"/tmp/rps-{os.getpid()}"}
+    script = [Path(__file__).parents[2] / "clusters" / "local.sh"]
+    up = subprocess.run(
+        [*script, "up", "1"], env=os.environ | quick | {"PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert up.returncode == 0, up.stderr
+    try:
+        joined = quick | dict(re.findall(r"(\w+)=(\S+)", up.stdout))
+        run = start("ray", **joined)
+        wait_for(lambda: steps_of(folder) >= 3, "no step")
+        assert training_workers()
+        node = training_node(os.environ | joined)
+        drain = [sys.executable, "-m", "radioplat.cli", "nodes", "drain", "--seconds=60", "--wait", f"--node-id={node}"]
+        done = subprocess.run(drain, env=os.environ | joined, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "no worker trains here any more" in done.stderr, done.stderr
+        wait_for(lambda: ends(folder) == ["drained"], "it did not leave")
+        (checkpoint,) = folder.glob("model_epoch_*")
+        assert int(checkpoint.name.rpartition("_")[2]) == max(read_consumed(folder / "ledger")["step"].to_pylist()) + 1
+        assert run.poll() is None, "it waits for room"
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == os.EX_TEMPFAIL, said.read_text()
+    finally:
+        subprocess.run([*script, "down"], env=os.environ | quick, check=False)
+
+
+def training_node(environment: dict[str, str]) -> str:
+    """Id of the node that has a place for a training worker."""
+    find = (
+        "import ray; ray.init(logging_level='ERROR', log_to_driver=False)\n"
+        "print([n['NodeID'] for n in ray.nodes() if n['Alive'] and 'radioplat_worker' in n['Resources']][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", find], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()[-1]
