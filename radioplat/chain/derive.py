@@ -18,12 +18,12 @@ from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.check_export import export_problems
 from radioplat.spec.check_low_rank import low_rank_problems
 from radioplat.spec.check_prune import prune_problems
-from radioplat.spec.check_quantize import quantize_problems
+from radioplat.spec.check_quantize import ONNX_BACKEND, quantize_problems
 from radioplat.spec.compress import Stage
 from radioplat.spec.engine import TensorRTConfig
 from radioplat.spec.evaluation import JudgedModel
 from radioplat.spec.load import load_spec
-from radioplat.spec.quantize import QuantizeMode
+from radioplat.spec.quantize import QatConfig, QuantizeMode
 from radioplat.spec.root import Spec
 
 TASKS = (
@@ -77,12 +77,17 @@ def stage_spec(spec: Spec, step: Step, milder: Sequence[str] = ()) -> Spec:
     derived.distill.then = []
     if step.stage in _MODES and not any(line.startswith("quantize.mode=") for line in milder):
         derived.quantize.mode = _MODES[step.stage]
+    if derived.quantize.mode is not QuantizeMode.qat:
+        derived.quantize.qat = QatConfig()  # what another stage of the chain trains by
     return derived
 
 
 def stage_problems(spec: Spec, step: Step) -> list[Problem]:
     """What of the spec would stop ``step``, found before anything starts."""
     task = task_of(spec, step.stage)
+    if step.stage in QUANTIZES and spec.quantize.backend == ONNX_BACKEND:
+        hint = "Take another backend, or quantize what the chain has exported."
+        return [Problem(f"{ONNX_BACKEND} leaves no student to go on with", "quantize.backend", hint)]
     if step.stage in _PROBLEMS:
         return list(_PROBLEMS[step.stage](spec))
     return check(spec, task) if task in ("distill", "train") else []
@@ -117,7 +122,7 @@ def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs) -> Spec:
     if hasattr(section, "checkpoint"):
         section.checkpoint = str(inputs.student)
     if step.stage in QUANTIZES:
-        section.model_path = None
+        section.model_path = section.qat.results_dir = None
     if step.stage in (Stage.retrain, Stage.distill):
         spec.train.resume_training_checkpoint_path = None
         if spec.train.checkpoint_dir:

@@ -10,6 +10,7 @@ from radioplat.chain.sensitivity import most_sensitive
 from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.compress import Stage
 from radioplat.spec.prune import PruneMode, SparsityPattern
+from radioplat.spec.quantize import QuantizeMode
 from radioplat.spec.root import Spec
 
 STEP = 0.75  # of what went, the share that goes the next time
@@ -18,10 +19,15 @@ STEP = 0.75  # of what went, the share that goes the next time
 def milder(spec: Spec, stage: Stage, attempt: int, student: Path | None = None) -> list[str]:
     """Overrides of ``spec`` for retry number ``attempt``, from 1; empty where there is nothing milder.
 
+    What quantizes leaves more layers float each time, those first that lose most; with teachers the last retry trains.
+
     Args:
         student: what the stage left at first, with nothing relaxed; a checkpoint folder.
     """
     if stage in QUANTIZES:
+        trains = stage is Stage.qat or spec.quantize.mode is QuantizeMode.qat
+        if attempt == spec.compress.gates.retries and spec.distill.teacher and not trains:
+            return ["quantize.mode=qat"]
         assert student is not None
         return _quantize(spec, most_sensitive(spec, student), STEP**attempt)
     rules = {Stage.prune: _prune, Stage.low_rank: _low_rank}

@@ -13,10 +13,10 @@ from radioplat.distill.low_rank import low_rank
 from radioplat.distill.prune import prune
 from radioplat.distill.quantize import quantize
 from radioplat.distill.run import distill, train
-from radioplat.errors import SpecError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export, gen_trt_engine
-from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, load_student
+from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, load_student
+from radioplat.models.quantizer import quantizers
 from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.compress import Stage
 from radioplat.spec.root import Spec
@@ -29,7 +29,7 @@ class Outcome:
     Attributes:
         path: a checkpoint folder, or a file.
         bytes: of a checkpoint the weights' files, of anything else the file.
-        params, macs: of the backbone, for one image; None where no student was left.
+        params, macs: of the backbone without scales, for one image; None where no student was left.
         metrics: by the names of ``compress.gates.metric``; where the stage measured any.
         facts: what else the task reported.
     """
@@ -54,7 +54,8 @@ def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
     student = load_student(path)
     cost = cost_of(student.backbone, student.architecture.img_size)
     size = sum((path / name).stat().st_size for name in (STUDENT_FILE, HEADS_FILE) if (path / name).exists())
-    return Outcome(str(path), size, cost.params, cost.macs, facts=facts or {})
+    params = cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values())
+    return Outcome(str(path), size, params, cost.macs, facts=facts or {})
 
 
 def run_stage(stage: Stage, spec: Spec, say: Say) -> Outcome:
@@ -73,7 +74,7 @@ def _train(spec: Spec, say: Say) -> Outcome:
 
 
 def _prune(spec: Spec, say: Say) -> Outcome:
-    report = prune(spec)
+    report = prune(spec, say=say)
     return student_outcome(report.path, {"amount": report.amount})
 
 
@@ -83,11 +84,8 @@ def _low_rank(spec: Spec, say: Say) -> Outcome:
 
 
 def _quantize(spec: Spec, say: Say) -> Outcome:
-    report = quantize(spec)
-    if not is_checkpoint(report.path):
-        hint = "Take native, or the backend's own task outside the chain."
-        raise SpecError(f"{spec.quantize.backend} leaves no student to go on with", where="quantize.backend", hint=hint)
-    return student_outcome(report.path, {"quantized": len(report.layers), "float": len(report.skipped)})
+    report = quantize(spec, say=say, progress=True)
+    return student_outcome(report.result, {"quantized": len(report.layers), "float": len(report.skipped)})
 
 
 def _evaluate(spec: Spec, say: Say) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from radioplat.chain.derive import stage_spec
+from radioplat.chain.groups import Step
 from radioplat.chain.relax import milder
 from radioplat.chain.sensitivity import most_sensitive
 from radioplat.compress.calibrate import calibrate
@@ -17,8 +20,9 @@ from radioplat.models.checkpoint import save_student
 from radioplat.models.quantization import LayerFormats, Quantization
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.compress import Stage
+from radioplat.spec.distill import TeacherConfig
 from radioplat.spec.load import load_spec
-from radioplat.spec.quantize import QuantizeConfig
+from radioplat.spec.quantize import QuantizeConfig, QuantizeMode
 
 LAYERS = [f"backbone.blocks.{i}.{name}" for i in (0, 1) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
 
@@ -67,3 +71,17 @@ def test_a_retry_leaves_more_layers_float_each_time(spec, student, tmp_path):
         names = load_spec(spec, [line]).quantize.skip_names
         assert names == ["patch_generator", *order[: math.ceil(8 * (1 - 0.75**attempt))]]
     assert milder(spec, Stage.ptq, 20, tmp_path) == []
+
+
+def test_the_last_retry_trains_where_there_is_a_teacher(spec, student, tmp_path):
+    save_student(student, student.state_dict(), tmp_path)
+    taught = copy.deepcopy(spec)
+    taught.distill.teacher = [TeacherConfig()]
+    assert milder(taught, Stage.ptq, 3, tmp_path) == ["quantize.mode=qat"]
+    assert "skip_names" in milder(taught, Stage.qat, 3, tmp_path)[0]
+    assert "skip_names" in milder(taught, Stage.ptq, 2, tmp_path)[0]
+    taught.compress.stages, step = [Stage.ptq], Step(Stage.ptq, "01_ptq")
+    taught.quantize.qat.max_steps = 7
+    assert stage_spec(taught, step).quantize.qat.max_steps is None
+    again = stage_spec(taught, step, ["quantize.mode=qat"]).quantize
+    assert again.mode is QuantizeMode.qat and again.qat.max_steps == 7
