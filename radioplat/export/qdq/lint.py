@@ -225,9 +225,10 @@ def _residual(graph: Graph, node: NodeProto) -> Iterator[Finding]:
     branches = [name for name in node.input if name != convolutions[0]]
     if branches and not _is_dequantized(graph, branches[0]):
         conv = name_of(graph.maker(convolutions[0]))
-        yield Finding(
-            name_of(node), "residual-without-dq", f"{conv} is fused with it, and its other branch has no Q/DQ"
-        )
+        message = f"{conv} could be fused with it, and its other branch has no Q/DQ"
+        # Streams that stay float on purpose (ConvNeXt's) have no ReLU behind the addition.
+        relu = any(taker.op_type in _FUSED for taker in graph.takers(node.output[0]))
+        yield Finding(name_of(node), "residual-without-dq", message, ERROR if relu else ADVICE)
 
 
 def _fused_convolutions(graph: Graph, add: NodeProto) -> list[str]:

@@ -49,9 +49,10 @@ class Range:
 
 
 def write_ranges(ranges: Sequence[Range], path: Path) -> Path:
-    """Write ``ranges`` as a JSON list of {tensor, amax, scale, axis, source, format, kind}."""
+    """Write ``ranges`` as a JSON list, a line each, of {tensor, amax, scale, axis, source, format, kind}."""
     with written_aside(path) as aside:
-        aside.write_text(json.dumps([found.to_json() for found in ranges], indent=1))
+        lines = ",\n".join(json.dumps(found.to_json()) for found in ranges)
+        aside.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return path
 
 

@@ -251,6 +251,12 @@ def test_layers_that_may_be_float_are_listed_and_not_reported():
     assert (report.findings, report.allowed, report.layers, report.quantized) == ([], ["head.out"], 2, 1)
 
 
+def test_an_addition_without_a_relu_behind_it_is_advice():
+    net = Net()
+    report = lint(net.finish(net.node("Add", net.conv("x", "c"), "x", name="add")))
+    assert [(f.rule, f.level) for f in report.findings] == [("residual-without-dq", "advice")] and not report.errors
+
+
 class _Reader:
     """Two batches for onnxruntime's calibration."""
 
