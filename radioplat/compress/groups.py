@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -84,8 +84,12 @@ def groups_of(student: Student, graph: tp.DependencyGraph, config: PruneConfig, 
         yield Group(layer, part, units, channels // units, worth, members)
 
 
-def chosen(groups: list[Group], config: PruneConfig) -> list[list[int]]:
-    """The units that go, by group; what stays is a multiple of the granularity (of heads: at least one)."""
+def chosen(groups: list[Group], config: PruneConfig, stays: Mapping[str, int] | None = None) -> list[list[int]]:
+    """The units that go, by group; what stays is a multiple of the granularity (of heads: at least one).
+
+    Args:
+        stays: how many units of a group are to stay, by its layer, instead of what ``config.amount`` leaves of it.
+    """
     every = torch.cat([g.worth / g.worth.mean().clamp(min=1e-12) for g in groups])
     line = every.sort().values[min(len(every) - 1, int(len(every) * config.amount))]
     going = []
@@ -96,7 +100,8 @@ def chosen(groups: list[Group], config: PruneConfig) -> list[list[int]]:
         elif config.scope is PruneScope.all:
             count = int((group.worth / group.worth.mean().clamp(min=1e-12) < line).sum())
         else:
-            count = int(group.units * config.amount)
+            count = group.units - stays[group.layer] if stays else int(group.units * config.amount)
+            count = max(0, count)
         step = 1 if group.part is PrunePart.heads else min(config.granularity, group.units)
         stay = max(step, -(-(group.units - count) // step) * step)
         going.append(sorted(order[: max(0, group.units - stay)]))

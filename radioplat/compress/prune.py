@@ -29,10 +29,25 @@ class Cuts:
     Attributes:
         kept: the children that stay of containers that lost blocks.
         units: those that go, of each group in the model's order, once blocks have gone.
+        sizes: how many units each group had, by its layer's name in the backbone that the type builds.
     """
 
     kept: dict[str, list[int]]
     units: list[list[int]]
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What rounds are on the way to, so that shares of what is left, rounded, end where one cut of the whole does.
+
+    Attributes:
+        sizes: :attr:`Cuts.sizes` of the first round.
+        amount: the share of those units that has gone after this round.
+    """
+
+    sizes: dict[str, int]
+    amount: float
 
 
 def prune_student(student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None) -> Student:
@@ -41,7 +56,7 @@ def prune_student(student: Student, config: PruneConfig, score: ChannelScore, im
 
 
 def prune_and_tell(
-    student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None
+    student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None, aim: Aim | None = None
 ) -> tuple[Student, Cuts]:
     """A smaller copy of ``student``, whose weights are those that stay, and what went.
 
@@ -49,6 +64,7 @@ def prune_and_tell(
         student: in fp32 with plain weights, as :func:`radioplat.models.checkpoint.load_student` gives it.
         score: which has seen gradients where it needs them; of ``student``'s own parameters.
         images: uint8 ``[B, 3, H, W]`` that blocks are judged on; needed where ``config.blocks``.
+        aim: of rounds, where layers are pruned by amount, each for itself.
 
     Raises:
         SpecError: the family cannot be pruned, a pattern names no layer, or nothing would be left.
@@ -56,8 +72,7 @@ def prune_and_tell(
     _check_plain(student)
     small = _copy(student)
     kept = drop_blocks(small, config.blocks, images) if config.blocks else {}
-    small, units = _pruned(student, small, kept, config, score.of(student, small), None)
-    return small, Cuts(kept, units)
+    return _pruned(student, small, kept, config, score.of(student, small), aim)
 
 
 def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
@@ -66,7 +81,7 @@ def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
     small, plain = _copy(student), ChannelScore(PruneConfig())
     for name, indices in cuts.kept.items():
         keep_children(small.backbone.get_submodule(name), indices)
-    return _pruned(student, small, cuts.kept, config, plain, cuts.units)[0]
+    return _pruned(student, small, cuts.kept, config, plain, cuts)[0]
 
 
 def _copy(student: Student) -> Student:
@@ -84,22 +99,22 @@ def _pruned(
     kept: dict[str, list[int]],
     config: PruneConfig,
     score: ChannelScore,
-    units: list[list[int]] | None,
-) -> tuple[Student, list[list[int]]]:
-    """``small``, a copy without the blocks that went, with channels cut; and the units that went.
+    told: Aim | Cuts | None,
+) -> tuple[Student, Cuts]:
+    """``small``, a copy without the blocks that went, with channels cut; and what went.
 
     Args:
-        units: that go; None for the least worthy.
+        told: which units go, or how many; None for as many as ``config`` says.
     """
     fused = [m for m in small.modules() if getattr(m, FUSED, False)]
     for module in fused:
         setattr(module, FUSED, False)
     try:
-        units = _cut(small, config, score, units)
+        units, sizes = _cut(small, config, score, told, _all_kept(student, kept))
         for module in fused:
             setattr(module, FUSED, True)
         _settle(small)
-        return _rebuilt(student, small, kept), units
+        return _rebuilt(student, small, kept), Cuts(kept, units, sizes)
     except (IndexError, KeyError, RuntimeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
         # Layers of some families know their sizes in ways that neither torch-pruning nor this file can change.
         raise unsupported(student, f"what is left of it does not run ({error})") from error
@@ -127,10 +142,12 @@ def _check_plain(student: Student) -> None:
         )
 
 
-def _cut(student: Student, config: PruneConfig, score: ChannelScore, units: list[list[int]] | None) -> list[list[int]]:
-    """Take ``units``, or the least worthy channels, out of ``student``, in place; returns what went, by group."""
+def _cut(
+    student: Student, config: PruneConfig, score: ChannelScore, told: Aim | Cuts | None, kept: dict[str, list[int]]
+) -> tuple[list[list[int]], dict[str, int]]:
+    """Take units out of ``student``, in place; returns what went, by group, and :attr:`Cuts.sizes`."""
     if not config.cut:
-        return []
+        return [], {}
     if PrunePart.width in config.cut and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
         raise SpecError(
             "the width cannot be cut under an attn head, whose own attention has it too",
@@ -145,7 +162,13 @@ def _cut(student: Student, config: PruneConfig, score: ChannelScore, units: list
             where="prune.parts",
             hint="Its layers are excluded, or none belongs to the parts that are named.",
         )
-    units = chosen(groups, config) if units is None else units
+    names = {group.layer: _name_before(group.layer, kept) for group in groups}
+    sizes = {names[group.layer]: group.units for group in groups}
+    stays = None
+    if isinstance(told, Aim):
+        whole = {layer: told.sizes.get(name, sizes[name]) for layer, name in names.items()}
+        stays = {layer: size - int(size * told.amount) for layer, size in whole.items()}
+    units = told.units if isinstance(told, Cuts) else chosen(groups, config, stays)
     for group, going in zip(groups, units, strict=True):
         if going:
             indices = [unit * group.size + i for unit in going for i in range(group.size)]
@@ -154,7 +177,7 @@ def _cut(student: Student, config: PruneConfig, score: ChannelScore, units: list
             for attention in attentions(student.backbone) if group.part is PrunePart.heads else ():
                 if group.layer == _name_in(student.backbone, attention.qkv):
                     attention.num_heads -= len(going)
-    return units
+    return units, sizes
 
 
 def _name_in(module: nn.Module, part: nn.Module) -> str:
@@ -179,16 +202,29 @@ def _settle(student: Student) -> None:
 
 def _rebuilt(student: Student, small: Student, kept: dict[str, list[int]]) -> Student:
     """``small`` as its architecture builds it, so that what is saved is what was pruned."""
-    before = student.architecture.pruned or Reshaping()
     plain = replace(student.architecture, pruned=None)
-    whole = before.kept | {n: [before.kept[n][i] for i in kept[n]] if n in before.kept else kept[n] for n in kept}
-    shape = difference(build_backbone(plain), small.backbone, whole)
+    shape = difference(build_backbone(plain), small.backbone, _all_kept(student, kept))
     # Projections of bindings fit the old widths; a run that binds makes its own.
     heads = tuple(replace(head, bindings=()) for head in plain.heads)
     rebuilt = Student(replace(plain, pruned=shape, heads=heads, sparsity=_renamed(plain.sparsity, kept)))
     tensors = {k: v for k, v in small.state_dict().items() if ".bindings." not in k}
     rebuilt.load_state_dict(tensors)
     return rebuilt.eval()
+
+
+def _all_kept(student: Student, kept: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The children that stay of the backbone that the type builds, once only ``kept`` stay of ``student``'s."""
+    before = (student.architecture.pruned or Reshaping()).kept
+    return before | {name: [before[name][i] for i in kept[name]] if name in before else kept[name] for name in kept}
+
+
+def _name_before(layer: str, kept: dict[str, list[int]]) -> str:
+    """A layer's name in the backbone that the type builds."""
+    for container, indices in kept.items():
+        place, dot, rest = layer.removeprefix(f"{container}.").partition(".")
+        if layer.startswith(f"{container}.") and dot:
+            return f"{container}.{indices[int(place)]}.{rest}"
+    return layer
 
 
 def _renamed(sparsity: Sparsity | None, kept: dict[str, list[int]]) -> Sparsity | None:

@@ -9,7 +9,7 @@ import torch
 
 from radioplat.compress.budget import within_budget
 from radioplat.compress.cost import Cost, cost_of
-from radioplat.compress.prune import Cuts, prune_and_tell
+from radioplat.compress.prune import Aim, Cuts, prune_and_tell
 from radioplat.compress.scores import ChannelScore
 from radioplat.compress.sparsify import Sparsified, sparsify
 from radioplat.distill.prepare import Run, keep_data, prepare
@@ -40,11 +40,12 @@ class Cut:
     after: Cost
 
 
-def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path) -> Cut:
+def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Aim | None = None) -> Cut:
     """Cut the student of ``checkpoint`` as ``config`` says, which takes the place of ``spec.prune``.
 
     Args:
         folder: where the index of the data lies that scores are taken on.
+        aim: of rounds.
 
     Raises:
         SpecError: the backbone cannot be pruned so.
@@ -66,7 +67,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path) -> Cut:
 
     def smaller(asked: PruneConfig) -> Student:
         """A pruned copy."""
-        small, found[asked.amount] = prune_and_tell(student, asked, score, images)
+        small, found[asked.amount] = prune_and_tell(student, asked, score, images, aim)
         return small
 
     budget = config.budget

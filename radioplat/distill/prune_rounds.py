@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from radioplat.compress.cost import Cost
-from radioplat.compress.prune import cut_alike
+from radioplat.compress.prune import Aim, cut_alike
 from radioplat.compress.schedule import gone, of_what_is_left
 from radioplat.compress.sparsify import Sparsified
 from radioplat.distill.cut import Cut, cut
@@ -80,10 +80,14 @@ def prune_in_rounds(spec: Spec, checkpoint: Path, folder: Path, say: Callable[[s
 
 def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number: int) -> None:
     place = folder / f"round_{number}"
-    done = cut(spec, config, checkpoint, place)
+    aim = None
+    if number > 1 and not any(share is not None for share in vars(config.budget).values()):
+        first = json.loads((folder / "round_1" / PRUNED / REPORT).read_text(encoding="utf-8"))
+        aim = Aim(first["sizes"], gone(number, spec.prune.rounds, spec.prune.schedule, spec.prune.amount))
+    done = cut(spec, config, checkpoint, place, aim)
     amount = done.config.amount if done.config.cut else 0.0
     facts = {"round": number, "checkpoint": str(checkpoint), "amount": amount, "sparse": done.sparse}
-    facts |= {"before": done.before, "after": done.after}
+    facts |= {"before": done.before, "after": done.after, "sizes": done.cuts.sizes if done.cuts else {}}
     facts = {name: asdict(value) if dataclasses.is_dataclass(value) else value for name, value in facts.items()}
     if spec.prune.retrain.mode is RetrainMode.weight_rewind and spec.prune.retrain.wanted:
         source = Path(spec.prune.retrain.rewind_to) if number == 1 else folder / f"round_{number - 1}" / REWOUND

@@ -12,8 +12,9 @@ from torch import nn
 
 from radioplat.compress.cost import cost_of
 from radioplat.compress.groups import chosen, groups_of, trace
-from radioplat.compress.prune import cut_alike, prune_and_tell, prune_student
+from radioplat.compress.prune import Aim, cut_alike, prune_and_tell, prune_student
 from radioplat.compress.rehearsal import rehearse
+from radioplat.compress.schedule import gone, of_what_is_left
 from radioplat.compress.scores import ChannelScore
 from radioplat.compress.sparsify import sparsify
 from radioplat.errors import SpecError
@@ -24,6 +25,7 @@ from radioplat.spec.prune import (
     PruneConfig,
     PruneMode,
     PrunePart,
+    PruneSchedule,
     PruneScope,
     PruneScore,
     SparsityConfig,
@@ -120,6 +122,22 @@ def test_another_of_its_form_loses_the_same(kind):
         other = alike.state_dict()[name]
         assert torch.allclose(other, tensor + 7 if tensor.is_floating_point() else tensor, atol=1e-5)
     assert alike.architecture == small.architecture
+
+
+def test_rounds_end_where_one_cut_does():
+    """Of four heads and 256 units no round's share is a whole number; a block that goes renumbers the others."""
+    whole = student("radio_vit_tiny_patch16")
+    once = pruned(whole, amount=0.5, blocks=1)
+    small, sizes = whole, {}
+    for number in range(1, 5):
+        before, after = (gone(n, 4, PruneSchedule.geometric, 0.5) for n in (number - 1, number))
+        asked = PruneConfig(amount=of_what_is_left(before, after), blocks=int(number == 2))
+        aim = Aim(sizes, after) if number > 1 else None
+        small, cuts = prune_and_tell(small, asked, ChannelScore(asked), images(), aim)
+        sizes = sizes or cuts.sizes
+    assert [b.attn.num_heads for b in small.backbone.blocks] == [2, 2]
+    shapes = [{name: tensor.shape for name, tensor in s.state_dict().items()} for s in (once, small)]
+    assert shapes[0] == shapes[1]
 
 
 def test_held_zeros_follow_the_blocks():
