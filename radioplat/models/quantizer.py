@@ -14,9 +14,9 @@ from radioplat.models.fake_quantize import NumberFormat, effective_scale, fake_q
 class Quantizer(nn.Module):
     """Rounds what it is given; the identity where ``enabled`` is False.
 
-    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training moves it with LSQ's gradient. It is small (of a weight
-    about 0.001), so an optimizer whose steps are as long as its learning rate needs a smaller rate for it than for
-    weights. The operator takes its absolute value; :meth:`settled_scale` is what an export writes.
+    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training moves it with LSQ's gradient, and under Adam and LAMB by
+    a step relative to itself (:mod:`radioplat.distill.scale_steps`), for it is small (of a weight about 0.001). The
+    operator takes its absolute value; :meth:`settled_scale` is what an export writes.
 
     Args:
         format: what it rounds to.
