@@ -14,8 +14,8 @@ from radioplat.models.fake_quantize import NumberFormat, effective_scale, fake_q
 class Quantizer(nn.Module):
     """Rounds what it is given; the identity where ``enabled`` is False.
 
-    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training moves it with LSQ's gradient, and under Adam and LAMB by
-    a step relative to itself (:mod:`radioplat.distill.scale_steps`), for it is small (of a weight about 0.001). The
+    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training moves it with LSQ's gradient, and under Adam and LAMB
+    by a step relative to itself (:mod:`radioplat.distill.scale_steps`), for it is small (of a weight about 0.001). The
     operator takes its absolute value; :meth:`settled_scale` is what an export writes.
 
     Args:

@@ -39,8 +39,8 @@ PLAIN = StudentArchitecture(
     heads=(HeadArchitecture("t", summary_dim=12, spatial_dim=10, hidden=16),),
 )
 FP32 = [zero.Case("fp32", stage) for stage in range(4)]
-BF16 = [zero.Case("bf16", stage) for stage in (1, 2, 3)]
-LAMB = [zero.Case("fp32", stage, optimizer="lamb") for stage in (0, 3)]
+BF16 = [zero.Case("bf16", stage) for stage in (1, 3)]
+LAMB = [zero.Case("fp32", 3, optimizer="lamb")]
 AWAY = [zero.Case("fp32", 2, offload=True)]
 MATRIX = [*FP32, *BF16, *LAMB, *AWAY]
 

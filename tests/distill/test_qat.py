@@ -57,7 +57,7 @@ def test_every_stage_on_two_workers_is_one_worker(found, case):
         assert distance < tolerance, f"{name}: {distance}"
 
 
-@pytest.mark.parametrize("case", [cases.FP32[0], cases.BF16[0], cases.LAMB[0]], ids=str)
+@pytest.mark.parametrize("case", [cases.FP32[0], cases.BF16[0], cases.LAMB[0].plain], ids=str)
 def test_the_loss_falls_and_scales_move(found, case):
     run = found[1][str(case)]
     assert run["losses"][-1] < 0.8 * run["losses"][0]
@@ -69,7 +69,7 @@ def test_the_loss_falls_and_scales_move(found, case):
 
 
 def test_bf16_keeps_fp32_scales(found):
-    for world, case in ((1, cases.BF16[0]), (2, cases.BF16[2])):
+    for world, case in ((1, cases.BF16[0]), (2, cases.BF16[1])):
         for value in scales_of(found[world][str(case)]["end"]).values():
             assert value.dtype is torch.float32
             assert not torch.equal(value, value.bfloat16().float())

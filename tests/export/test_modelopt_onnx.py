@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from radioplat.evaluate.onnx_model import OnnxModel
 from radioplat.export.modelopt_onnx import quantize_onnx
 from radioplat.export.onnx import export_onnx
 
+EXPORTED: list[Path] = []  # by the first test that wants it
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 
@@ -20,9 +23,12 @@ def images():
 
 
 @pytest.fixture
-def exported(radio_student, tmp_path):
-    export_onnx(radio_student(), tmp_path / "student.onnx", height=48, width=48, adaptors=["clip"])
-    return tmp_path / "student.onnx"
+def exported(radio_student, tmp_path_factory):
+    if not EXPORTED:
+        path = tmp_path_factory.mktemp("exported") / "student.onnx"
+        export_onnx(radio_student(), path, height=48, width=48, adaptors=["clip"])
+        EXPORTED.append(path)
+    return EXPORTED[0]
 
 
 def test_every_layer_but_those_left_out(exported, images, tmp_path, capsys):
