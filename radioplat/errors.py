@@ -81,8 +81,13 @@ class Stopped(SystemExit):
     The same command goes on. As an exit of the process it is no failure that any part of a run might handle.
     """
 
+    restart_cause = "stopped"
+
     def __init__(self) -> None:
         super().__init__(os.EX_TEMPFAIL)
+
+    def __str__(self) -> str:
+        return "told to stop by SIGTERM; the same command goes on"
 
 
 class EngineError(RadioplatError):
