@@ -123,7 +123,7 @@ def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs) -> Spec:
         section.checkpoint = str(inputs.student)
     if step.stage in QUANTIZES:
         section.model_path = section.qat.results_dir = None
-    if step.stage in (Stage.retrain, Stage.distill):
+    if step.stage in (Stage.retrain, Stage.distill, Stage.qat):  # each has a place of its own in the second home
         spec.train.resume_training_checkpoint_path = None
         if spec.train.checkpoint_dir:
             spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir}/compress/{folder.name}"

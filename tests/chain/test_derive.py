@@ -47,7 +47,7 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     spec = load_spec(
         None,
         [
-            "compress.stages=[prune,retrain,evaluate,export,engine]",
+            "compress.stages=[prune,retrain,evaluate,export,engine,qat]",
             "prune.results_dir=elsewhere",
             "model.backbone.pretrained_backbone_path=w.pth",
             "train.checkpoint_dir=s3://b/c",
@@ -70,6 +70,7 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     assert retrain.train.pretrained_model_path == str(tmp_path) and retrain.distill.then == []
     assert retrain.model.backbone.pretrained_backbone_path is None
     assert retrain.train.checkpoint_dir == "s3://b/c/compress/02_retrain"
+    assert found[Stage.qat].train.checkpoint_dir == "s3://b/c/compress/06_qat"
     assert found[Stage.export].export.checkpoint == str(tmp_path)
     judged = found[Stage.evaluate].evaluate
     assert judged.checkpoint is None and [m.path for m in judged.models] == [str(tmp_path), "s.onnx"]
