@@ -91,7 +91,7 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def compress(args: argparse.Namespace) -> None:
-    """The stages of compression one after another, with gates: prune, low_rank, retrain, evaluate, export, engine."""
+    """compress.stages one after another, with gates: prune, low_rank, quantize, retrain, evaluate, export, engine."""
     from radioplat.chain.run import compress as run
     from radioplat.chain.show import show
 
