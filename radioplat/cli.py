@@ -106,6 +106,14 @@ def low_rank(args: argparse.Namespace) -> None:
     show(run(args.spec, args.overrides))
 
 
+def tune(args: argparse.Namespace) -> None:
+    """Try many values of a spec's fields on Ray Tune, as a search space file says."""
+    from radioplat.tune.run import tune as run
+    from radioplat.tune.show import show
+
+    show(run(args.spec, args.overrides, args.space))
+
+
 def plan(args: argparse.Namespace) -> None:
     """Check everything before a run starts, and say what it will take."""
     from radioplat.distill.plan import plan as run
@@ -270,6 +278,7 @@ _TASKS: dict[str, Callable[[argparse.Namespace], None]] = {
         compress,
         export,
         gen_trt_engine,
+        tune,
         plan,
         index,
         pack,
@@ -352,6 +361,8 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
         sub = subparsers.add_parser(name, help=task.__doc__, description=task.__doc__)
         if name not in _WITHOUT_SPEC:
             _add_spec(sub)
+            if name == "tune":
+                sub.add_argument("--space", metavar="FILE", required=True, help="the search space, a YAML file")
             sub.set_defaults(run=task)
             continue
         if name == "doctor":

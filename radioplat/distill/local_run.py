@@ -18,6 +18,7 @@ from radioplat.distill import ds_compat
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.feature_cache import through_cache
 from radioplat.distill.feeder import prefetch_depth
+from radioplat.distill.joined_pools import joined_pools
 from radioplat.distill.pause import Paused, ask_to_pause, is_stepping
 from radioplat.distill.prepare import Run
 from radioplat.distill.seat import Seat
@@ -43,7 +44,10 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     if device.type == "cpu":
         say("this machine has no GPU: the run takes one CPU worker")
     ds_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
-    clients = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in run.asked}
+    pools = joined_pools(run, device.type)
+    clients: dict[str, TeacherClient] = {
+        t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.asked
+    }
     grains = run.grains(1)
     dataset = run.spec.dataset
 

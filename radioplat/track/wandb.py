@@ -68,6 +68,17 @@ class WandbRun:
         except Exception as error:  # a tracker must not stop the training it tracks
             self._warn("logging failed and goes on without the lost values", error)
 
+    def picture(self, name: str, path: str | os.PathLike) -> None:
+        """Log the PNG at ``path``. Never raises, as :meth:`log`."""
+        if self._run is None:
+            return
+        try:
+            import wandb
+
+            self._run.log({name: wandb.Image(str(path))})
+        except Exception as error:
+            self._warn("logging failed and goes on without the lost values", error)
+
     def finish(self, exit_code: int = 0) -> None:
         """Close the run; later calls do nothing."""
         run, self._run = self._run, None
