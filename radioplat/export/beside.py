@@ -65,18 +65,12 @@ def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
 
 def _float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
     asked, quantized = spec.export, student.architecture.quantized is not None
-    if quantized and asked.force_ptq:
-        raise EngineError(
-            "the student is quantized already, and ranges are measured on one in floats",
-            where="export.force_ptq",
-            hint="Give the checkpoint that was quantized, or leave it out.",
-        )
     if quantized and asked.cpu:
         hint = "Give the checkpoint that was quantized: onnxruntime places its own scales."
         raise EngineError("the student is quantized already", where="export.cpu", hint=hint)
-    if not asked.wants_cache:
+    if not asked.wants_cache or asked.force_ptq:
         return None
-    if not quantized and not asked.force_ptq:
+    if not quantized:
         hint = "Run `radioplat quantize` first, or set export.force_ptq=true."
         raise EngineError("the student has no scales to cache", where="export.calibration_cache", hint=hint)
     if others := {q.format.value for n, q in quantizers(student).items() if not n.endswith("weight_quantizer")} - _INT8:
@@ -85,7 +79,7 @@ def _float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
             where="export.calibration_cache",
             hint="Leave it out: the Q/DQ file holds the scales.",
         )
-    return onnx_file.with_name(f"{onnx_file.stem}.float.onnx") if quantized else None
+    return onnx_file.with_name(f"{onnx_file.stem}.float.onnx")
 
 
 def write_beside(spec: Spec, student: Student, report: OnnxReport, needs: Needs) -> Beside:

@@ -18,6 +18,7 @@ from radioplat.export.onnx_check import Agreement, compare_with_torch
 from radioplat.export.precision import parse_data_type, retype, simulate
 from radioplat.export.qdq.insert import insert_pairs, remove_marks
 from radioplat.export.qdq.lint import lint
+from radioplat.export.qdq.mark import MODULES_NOTE
 from radioplat.export.qdq.ranges import Range
 from radioplat.export.qdq.report import (
     LEAST_COSINE,
@@ -123,6 +124,8 @@ def export_onnx(
         program.save(str(written), external_data=module.bytes > one_file_bytes)
         if step:
             name_sides(written)
+        if not module.formats:
+            _drop_source_lines(written, one_file_bytes)
         float_file = folder / "float" / Path(float_path).name if float_path else None
         ranges = _place_pairs(written, stored_weights, float_file, one_file_bytes) if module.formats else []
         check_half_scales(ranges, data_type)
@@ -212,6 +215,17 @@ def _place_pairs(file: Path, stored: bool, float_file: Path | None, one_file_byt
     ranges = insert_pairs(model, stored)
     _save(model, file, one_file_bytes)
     return ranges
+
+
+def _drop_source_lines(file: Path, one_file_bytes: int) -> None:
+    """Leave of the tracer's notes the modules' names, by which layers are found: others hold this machine's paths."""
+    model = onnx.load(str(file))
+    for entry in (model.graph, *model.graph.node, *model.graph.value_info):
+        kept = [(note.key, note.value) for note in entry.metadata_props if note.key == MODULES_NOTE]
+        del entry.metadata_props[:]
+        for key, value in kept:
+            entry.metadata_props.add(key=key, value=value)
+    _save(model, file, one_file_bytes)
 
 
 def _save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:

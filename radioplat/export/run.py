@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from radioplat.export.engines.build import EngineReport, build_engine
 from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport, export_onnx
 from radioplat.export.weights import NAMES, WeightsReport, export_weights
+from radioplat.models.quantizer import in_float
 from radioplat.spec.check_export import export_problems
 from radioplat.spec.load import to_yaml
 from radioplat.spec.root import Spec
@@ -53,20 +55,22 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             adaptors=asked.adaptors,
         )
     needs = find_needs(spec, student, onnx_file(spec))
-    report = export_onnx(
-        student,
-        onnx_file(spec),
-        height=asked.input_height or spec.dataset.img_size,
-        width=asked.input_width or spec.dataset.img_size,
-        batch_size=asked.batch_size,
-        dynamic_resolution=asked.dynamic_resolution,
-        opset=asked.opset_version,
-        adaptors=asked.adaptors,
-        data_type=asked.data_type or _float_type(spec.gen_trt_engine.tensorrt.data_type),
-        stored_weights=asked.stored_weights,
-        float_path=needs.floats,
-        verbose=asked.verbose,
-    )
+    # As TAO's: the weights that QAT trained, without its scales, which are too few for DLA.
+    with in_float(student) if asked.force_ptq else contextlib.nullcontext():
+        report = export_onnx(
+            student,
+            onnx_file(spec),
+            height=asked.input_height or spec.dataset.img_size,
+            width=asked.input_width or spec.dataset.img_size,
+            batch_size=asked.batch_size,
+            dynamic_resolution=asked.dynamic_resolution,
+            opset=asked.opset_version,
+            adaptors=asked.adaptors,
+            data_type=asked.data_type or _float_type(spec.gen_trt_engine.tensorrt.data_type),
+            stored_weights=asked.stored_weights,
+            float_path=needs.floats,
+            verbose=asked.verbose,
+        )
     return dataclasses.replace(report, beside=write_beside(spec, student, report, needs))
 
 

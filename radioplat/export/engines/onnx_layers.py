@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from radioplat.export.qdq.graph import Graph
 from radioplat.export.qdq.layers import Layer, find_layers
 from radioplat.export.qdq.lint import stored_type
+from radioplat.export.qdq.mark import MODULES_NOTE
 
 _FORMATS = {TensorProto.FLOAT8E4M3FN: "fp8"}
 
@@ -43,7 +44,7 @@ def weight_layers(model: ModelProto) -> list[WeightLayer]:
 def module_of(node: NodeProto) -> str:
     """The torch module that a node came from, as torch's exporter wrote it down; empty where it did not."""
     for entry in node.metadata_props:
-        if entry.key == "pkg.torch.onnx.name_scopes":
+        if entry.key == MODULES_NOTE:
             try:
                 scopes = ast.literal_eval(entry.value)
             except (ValueError, SyntaxError):

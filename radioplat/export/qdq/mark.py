@@ -21,7 +21,8 @@ from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.quantizer import quantizers
 
 DOMAIN, MARK = "radioplat", "FakeQuantize"
-_SCOPES = "pkg.torch.onnx.name_scopes"
+# Where torch's exporter writes down the modules that a node was traced in.
+MODULES_NOTE = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def marks(model: ModelProto) -> list[Mark]:
 def module_of(node: NodeProto) -> str:
     """Name of the student's module that ``node`` was traced in; the node's own name where the tracer did not say."""
     for entry in node.metadata_props:
-        if entry.key == _SCOPES:
+        if entry.key == MODULES_NOTE:
             scopes = [scope for scope in ast.literal_eval(entry.value)[:-1] if scope]
             if scopes:
                 return scopes[-1].removeprefix("student.")

@@ -24,6 +24,7 @@ from radioplat.export.qdq.calibration_cache import read_cache
 from radioplat.export.run import export
 from radioplat.models.checkpoint import save_student
 from radioplat.models.quantization import LayerFormats
+from radioplat.models.quantizer import in_float
 from radioplat.models.student import Student
 from radioplat.spec.load import load_spec
 
@@ -108,6 +109,30 @@ def test_force_ptq_has_a_scale_for_every_tensor(forced, checkpoints, photographs
     with torch.no_grad():
         spatial = Student(VIT).eval()(torch.from_numpy(pixels)).spatial
     assert ranges["spatial"]["amax"] == pytest.approx(spatial.abs().max().item(), rel=1e-4)
+
+
+def test_force_ptq_takes_the_weights_of_a_quantized_student_and_leaves_its_scales(
+    checkpoints, photographs, int8_vit, tmp_path
+):
+    changes = ["export.force_ptq=true", "export.calibration_cache=true", "export.tensorrt_version=8.6.1"]
+    report = run(tmp_path, checkpoints["int8"], photographs, *changes)
+    ranges = {e["tensor"]: e for e in json.loads(report.path.with_name("ranges.json").read_text())}
+    assert report.quantized is None and set(ranges) == float_values(report.path) | {"images"}
+    assert not [n for n in onnx.load(report.path).graph.node if "Quantize" in n.op_type]
+    assert set(read_cache(report.path.with_suffix(".cache"))[1]) == set(ranges)
+    images = torch.rand(2, 3, SIZE, SIZE)
+    with torch.no_grad(), in_float(int8_vit):
+        wanted = int8_vit(images).summary
+    session = onnxruntime.InferenceSession(report.path)
+    torch.testing.assert_close(
+        torch.from_numpy(session.run(["summary"], {"images": images.numpy()})[0]), wanted, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_no_file_holds_lines_of_source(checkpoints, photographs, tmp_path):
+    for which in ("fp32", "int8"):
+        report = run(tmp_path / which, checkpoints[which], photographs)
+        assert b".py" not in report.path.read_bytes()
 
 
 def test_the_cache_holds_the_same_scales_for_tensors_of_the_graph(forced):
@@ -220,7 +245,6 @@ def test_dynamic_int8_for_cpus_is_smaller_and_close(forced):
 @pytest.mark.parametrize(
     ("which", "changes", "error", "says"),
     [
-        ("int8", ["force_ptq=true"], EngineError, "export.force_ptq: the student is quantized already"),
         ("int8", ["cpu=static"], EngineError, "export.cpu: the student is quantized already"),
         ("fp32", ["calibration_cache=true", "tensorrt_version=10.3"], EngineError, "has no scales to cache"),
         ("fp32", ["calibration_cache=true"], SpecError, "export.tensorrt_version: which TensorRT"),
