@@ -20,6 +20,7 @@ from radioplat.models.quantization import Quantization
 from radioplat.models.start import known_architecture
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.distill import Source
+from radioplat.spec.labels import classifies
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import TeacherInfo, describe
@@ -133,14 +134,15 @@ def _student_architecture(
     spec: Spec, task: str, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
 ) -> StudentArchitecture:
     backbone, augmentation = spec.model.backbone, spec.dataset.augmentation
-    heads = tuple(_head(t, infos[t.name], slot) for slot, t in enumerate(teachers))
+    own_classifier = task == "distill" and classifies(spec)
+    heads = tuple(_head(t, infos[t.name], slot, own_classifier) for slot, t in enumerate(teachers))
     normal = dict(
         mean=tuple(backbone.student_norm_mean or augmentation.mean),
         std=tuple(backbone.student_norm_std or augmentation.std),
         drop_path=backbone.drop_path,
         spectral_reparam=backbone.spectral_reparam,
     )
-    num_classes = spec.dataset.num_classes if task == "train" else 0
+    num_classes = spec.dataset.num_classes if task == "train" or own_classifier else 0
     known = known_architecture(spec)
     if backbone.type in (None, "radio"):
         if known is None:
@@ -155,6 +157,7 @@ def _student_architecture(
             heads=heads,
             quantized=_quantized(known, heads),
             num_classes=num_classes,
+            class_names=(),
             img_size=spec.dataset.img_size,
             num_class_tokens=tokens,
             kwargs={**known.kwargs, **backbone.kwargs},
@@ -187,8 +190,8 @@ def _quantized(known: StudentArchitecture, heads: tuple[HeadArchitecture, ...]) 
     return known.quantized if same or known.quantized is None else known.quantized.without_heads()
 
 
-def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int) -> HeadArchitecture:
-    wanted = teacher.wanted
+def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int, own_classifier: bool) -> HeadArchitecture:
+    wanted = teacher.wanted - ({"logits"} if own_classifier else set())
     return HeadArchitecture(
         name=teacher.name,
         summary_dim=info.summary_dim if "summary" in wanted else None,

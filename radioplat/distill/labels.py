@@ -1,4 +1,4 @@
-"""Whether the labels of the shards can be mixed with what teachers say (``distill.alpha``)."""
+"""Whether the labels of the images, the student's classifier and the classes of teachers belong together."""
 
 from __future__ import annotations
 
@@ -8,26 +8,96 @@ import numpy as np
 
 from radioplat.data.run_data import RunData
 from radioplat.errors import Problem
+from radioplat.models.student import StudentArchitecture, classes_differ
+from radioplat.spec.distill import LabelForm
+from radioplat.spec.labels import label_weight
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import TeacherInfo
 
+_LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."
+
 
 def label_problems(
-    spec: Spec, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], data: RunData
+    spec: Spec,
+    teachers: Sequence[ResolvedTeacher],
+    infos: Mapping[str, TeacherInfo],
+    data: RunData,
+    num_classes: int = 0,
 ) -> Iterator[Problem]:
-    """Images without any label, or labels that a teacher's class scores have no place for."""
-    if not spec.distill.alpha or not teachers:
+    """Images without any label, labels that a classifier has no place for, and classes that are not the same.
+
+    Args:
+        num_classes: of the student's own classifier, 0 for none.
+    """
+    weight = label_weight(spec.distill, teachers) if teachers else float(num_classes > 0)
+    scored = [teacher for teacher in teachers if "logits" in teacher.wanted]
+    if not num_classes:
+        if weight and teachers:
+            yield from _beside_scores(scored, infos, highest_label(data))
         return
+    names, highest = data.index.classes, highest_label(data)
+    if weight and highest < 0:
+        field = "distill.label_form" if spec.distill.label_form is LabelForm.tao else "distill.alpha"
+        if teachers:
+            yield Problem("no image has a label to mix in", field, f"Leave it alone, or give labels. {_LABELS}")
+        else:
+            yield Problem("no image has a label", "dataset.train_dataset", _LABELS)
+    if highest >= num_classes:
+        told = f": {_few(names)}" if names else ""
+        message = f"{num_classes} classes, and the images have {highest + 1}{told}"
+        yield Problem(message, "dataset.num_classes", f"Take {highest + 1}.")
+    for teacher in scored:
+        info, where = infos[teacher.name], _weights_or_backbone(teacher)
+        if info.logits_dim != num_classes:
+            message = f"{teacher.name} has {info.logits_dim} classes, and dataset.num_classes is {num_classes}"
+            hint = "Fine-tune it on these images (`radioplat train`), or take mode summary or spatial."
+            yield Problem(message, where, hint)
+        elif why := classes_differ(info.class_names, names):
+            message = f"the classes of {teacher.name} are not those of the images: {why}"
+            yield Problem(message, where, "Fine-tune it on folders of the same names, or take mode summary or spatial.")
+
+
+def class_names(data: RunData, num_classes: int) -> tuple[str, ...]:
+    """What the classes of a classifier are called; empty where labels are numbers, or do not name all of them."""
+    names = data.index.classes
+    return tuple(names) if len(names) == num_classes else ()
+
+
+def highest_label(data: RunData) -> int:
+    """Of all images, -1 where none has one."""
     blocks = (table["label"].to_numpy() for _, table in data.index.rows.blocks(["label"]))
-    highest = max((int(np.max(block, initial=-1)) for block in blocks), default=-1)
+    return max((int(np.max(block, initial=-1)) for block in blocks), default=-1)
+
+
+def downstream(architecture: StudentArchitecture, stride: int) -> str:
+    """Which tasks accept the student, in a line."""
+    own = f"classifies {architecture.num_classes} classes by itself" if architecture.num_classes else "a classifier"
+    return (
+        f"classification ({own}; `train` from its checkpoint), kNN and linear probe, "
+        f"segmentation by a linear decoder on its map of stride {stride}"
+    )
+
+
+def _beside_scores(
+    scored: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], highest: int
+) -> Iterator[Problem]:
+    """Labels of a student whose classes are those of its heads for class scores."""
     if highest < 0:
         yield Problem("no image has a label to mix in", "distill.alpha", "Leave it at 0.")
-    for teacher in teachers:
-        classes = infos[teacher.name].logits_dim
-        if "logits" in teacher.wanted and 0 <= classes <= highest:
+    for teacher in scored:
+        if 0 <= infos[teacher.name].logits_dim <= highest:
             yield Problem(
-                f"labels go up to {highest}, and {teacher.name} has {classes} classes",
+                f"labels go up to {highest}, and {teacher.name} has {infos[teacher.name].logits_dim} classes",
                 "distill.alpha",
                 "Labels must be numbered as the classes of the teacher's logits are.",
             )
+
+
+def _weights_or_backbone(teacher: ResolvedTeacher) -> str:
+    given = teacher.weights and not teacher.ensemble
+    return f"{teacher.where}.pretrained_teacher_model_path" if given else f"{teacher.where}.model.backbone"
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -22,7 +22,8 @@ from radioplat.losses.teacher_dropping import kept
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student import Student
-from radioplat.spec.distill import DistillConfig, Source
+from radioplat.spec.distill import DistillConfig, LabelForm, Source
+from radioplat.spec.labels import label_weight
 from radioplat.spec.resolve import ResolvedTeacher, Term
 
 
@@ -70,8 +71,9 @@ class DistillModule(nn.Module):
     ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
     balanced and thinned out as ``config`` says, and weight times each binding) and each term as
     ``loss/<teacher>/<name>``, without weights but with the micro-batch's factor, so that its mean over a step is the
-    mean over what the teacher saw. With ``config.alpha`` there is ``loss/<teacher>/labels`` too, over the samples that
-    have one.
+    mean over what the teacher saw. Labels come in over the samples that have one: as ``loss/labels`` where the student
+    has a classifier of its own, which class scores of teachers are compared with too; else, with ``config.alpha``, as
+    ``loss/<teacher>/labels``, by the head for the teacher's class scores.
 
     Args:
         view: name of the view that the student sees.
@@ -101,7 +103,10 @@ class DistillModule(nn.Module):
         self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
         self.regularizer: Callable[[], torch.Tensor] | None = None
         wants_map = bool(config.mesa.weight) or any("spatial" in t.wanted for t in teachers)
-        self._wanted = frozenset({"summary", "spatial"} if wants_map else {"summary"})
+        self.classifies = student.architecture.num_classes > 0
+        self.label_weight = label_weight(config, teachers)
+        wanted = {"summary", *(["spatial"] if wants_map else []), *(["logits"] if self.classifies else [])}
+        self._wanted = frozenset(wanted)
         self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
         deeper = {b.teacher_module for t in teachers if t.source is Source.deeper for b in t.bindings}
         self._captures = sorted({*self._captures, *deeper})
@@ -145,6 +150,10 @@ class DistillModule(nn.Module):
             total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
         for name, mine in parts.items():
             self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
+        if self.classifies and self.label_weight:
+            hard = label_loss(living(features.named["logits"].float(), batch.weight), batch.label)
+            losses["loss/labels"] = weighted_mean(hard, batch.weight * (batch.label >= 0))
+            total = total + weighted_mean(label_share(batch.label, self.label_weight) * hard, batch.weight)
         for teacher in listened:
             total = total + self._bound(teacher, outputs, grid, batch, losses)
         for teacher in listened:
@@ -185,8 +194,9 @@ class DistillModule(nn.Module):
         """The terms of one teacher; puts each into ``losses`` as it is logged."""
         weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         head = self.student.heads[teacher.name]
-        mine = head(features, raw=False)
+        mine = self._in_space_of(teacher, features)
         theirs = batch.targets[teacher.name].map(lambda t: living(t, weight))
+        shared = self.classifies and self.config.label_form is LabelForm.alpha  # all of a teacher, not its scores alone
         share = label_share(batch.label, self.config.alpha)
         parts = []
         for term in teacher.terms:
@@ -198,14 +208,21 @@ class DistillModule(nn.Module):
                 pair[1] = head.standardize(term.kind, pair[1])
             values, counts = compare(*pair, weight, seen)
             losses[f"loss/{teacher.name}/{term.name}"] = factor * weighted_mean(values, counts)
-            if term.kind == "logits" and self.config.alpha:
+            if shared or (term.kind == "logits" and self.config.alpha):
                 values = (1 - share) * values
             parts.append(_Part(term.weight, values, counts))
-        if "logits" in teacher.wanted and self.config.alpha:
+        if "logits" in teacher.wanted and self.config.alpha and not self.classifies:
             hard = label_loss(living(mine.named["logits"].float(), weight), batch.label)
             losses[f"loss/{teacher.name}/labels"] = factor * weighted_mean(hard, weight * (batch.label >= 0))
             parts.append(_Part(1.0, share * hard, weight))
         return parts
+
+    def _in_space_of(self, teacher: ResolvedTeacher, features: Features) -> Features:
+        """What the student says to ``teacher``, in the space of the losses."""
+        mine = self.student.heads[teacher.name](features, raw=False)
+        if self.classifies and "logits" in teacher.wanted:
+            mine.named["logits"] = features.named["logits"]
+        return mine
 
     def _peer_learns(
         self,
@@ -217,7 +234,7 @@ class DistillModule(nn.Module):
     ) -> torch.Tensor:
         """What a peer's own weights learn by, see :mod:`radioplat.distill.peers`; puts each term into ``losses``."""
         weight, name = _seen(batch, teacher.name), teacher.name
-        mine = self.student.heads[name](features, raw=False).map(torch.Tensor.detach)
+        mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
         theirs = peers[name].map(lambda t: living(t, weight))
         share = label_share(batch.label, self.config.alpha)
         total = torch.zeros((), device=weight.device)

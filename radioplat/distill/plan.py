@@ -17,7 +17,7 @@ from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_
 from radioplat.distill.design import Models, design_models
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
-from radioplat.distill.labels import label_problems
+from radioplat.distill.labels import downstream, label_problems
 from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
@@ -63,7 +63,9 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     if data is not None:
         _length(spec, data, result)
     if models is not None and data is not None:
-        result.problems += label_problems(spec, models.teachers, models.infos, data)
+        classes = models.architecture.num_classes
+        result.problems += label_problems(spec, models.teachers, models.infos, data, classes)
+        result.facts["downstream"] = downstream(models.architecture, models.student_stride)
     result.problems += unreachable(spec, task)
     result.problems = list(dict.fromkeys(result.problems))
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
 from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
-from radioplat.distill.labels import label_problems
+from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.peers import Peer
 from radioplat.distill.run_views import run_views
@@ -136,7 +137,8 @@ def prepare(
     index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
     data = RunData.create(index, split, spec.dataset.max_pixels)
     data.order  # noqa: B018  an empty source must be found now
-    problems = list(label_problems(spec, models.teachers, models.infos, data))
+    classes = models.architecture.num_classes
+    problems = list(label_problems(spec, models.teachers, models.infos, data, classes))
     if problems:
         raise SpecError(*problems)
     steps = steps_per_epoch(spec, data)
@@ -147,7 +149,7 @@ def prepare(
         teachers=models.teachers,
         infos=models.infos,
         grids=models.grids,
-        architecture=models.architecture,
+        architecture=dataclasses.replace(models.architecture, class_names=class_names(data, classes)),
         views=run_views(spec, models.teachers, models.infos, models.student_stride),
         student_view=student_view(spec),
         steps_per_epoch=steps,

@@ -71,6 +71,9 @@ def equip(student: Student, spec: Spec, task: str) -> Student:
     backbone = spec.model.backbone
     if backbone.freeze_backbone:
         student.backbone.requires_grad_(False)
+        own = getattr(student.backbone, "classifier_prefix", ())  # what timm has inside its model is not the backbone
+        for name, parameter in student.backbone.named_parameters():
+            parameter.requires_grad_(name.removeprefix("model.").startswith(own) if own else False)
     if backbone.freeze_norm:
         student.freeze_norm()
     if isinstance(student.backbone, RadioViT):

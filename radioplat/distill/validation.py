@@ -1,7 +1,7 @@
-"""The held-out split during a run, with the weights of a checkpoint: kNN, and of a quantized student what it becomes.
+"""The held-out split during a run, with the weights of a checkpoint: kNN, accuracy, and what a quantized one becomes.
 
-``dataset.knn_validation`` asks for kNN. A student with quantizers is judged in any case where there are held-out
-images, labelled or not: beside its own metrics stand those of the model that it is converted to.
+``dataset.knn_validation`` asks for kNN. A student with a classifier is judged by it, and one with quantizers beside the
+model that it is converted to, in any case where there are held-out images.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Validation:
     """What a validation found.
 
     Attributes:
-        kpi: by name: ``knn/top1``, ``knn/top5``; of a quantized student also ``fidelity/<teacher>/<kind>``,
-            ``accuracy``, the same with ``converted/`` before it, and ``converted/likeness/<kind>``: the mean cosine of
-            the converted model's features to those of the fake-quantized one.
+        kpi: by name: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized
+            student also ``fidelity/<teacher>/<kind>``, all of these with ``converted/`` before it, and
+            ``converted/likeness/<kind>``: the mean cosine of the converted model's features to those of the
+            fake-quantized one.
         said: sentences about how it was found.
     """
 
@@ -49,14 +50,23 @@ class Validation:
 def validation_due(run: Run, steps: int) -> bool:
     """Whether a validation follows ``steps`` steps."""
     every = run.spec.train.validation_interval * run.steps_per_epoch
-    wanted = run.spec.dataset.knn_validation or judges_converted(run)
+    wanted = run.spec.dataset.knn_validation or judges_classifier(run) or judges_converted(run)
     return wanted and (steps % every == 0 or steps == run.total_steps)
+
+
+def judges_classifier(run: Run) -> bool:
+    """Whether the student has a classifier, and there are held-out images."""
+    return run.architecture.num_classes > 0 and _held_out(run)
 
 
 def judges_converted(run: Run) -> bool:
     """Whether the student has quantizers, and there are held-out images."""
+    return run.architecture.quantized is not None and _held_out(run)
+
+
+def _held_out(run: Run) -> bool:
     split = run.spec.dataset.val_dataset
-    return run.architecture.quantized is not None and bool(split.tar_data_sources or split.images_dir)
+    return bool(split.tar_data_sources or split.images_dir)
 
 
 def validate(run: Run, checkpoint: Path) -> Validation:
@@ -83,6 +93,8 @@ def validate(run: Run, checkpoint: Path) -> Validation:
 def _measured(run: Run, subjects: dict[str, Subject], teachers: list[ResolvedTeacher]) -> Findings:
     spec = _lean(run.spec, CONVERTED in subjects)
     bank, queries, _ = open_images(spec, {subject.size for subject in subjects.values()})
+    if not (spec.dataset.knn_validation or CONVERTED in subjects):
+        bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     reference = STUDENT if CONVERTED in subjects else None
     with torch_beside(bank.threads):
@@ -117,8 +129,9 @@ def _kpi(found: Findings) -> dict[str, float]:
     for name, before in ((STUDENT, ""), (CONVERTED, f"{CONVERTED}/")):
         if (knn := found.knn.get(name)) is not None:
             kpi |= {f"{before}knn/top1": knn.top1, f"{before}knn/top5": knn.top5}
-        if name in found.accuracy and CONVERTED in found.likeness:
-            kpi[f"{before}accuracy"] = found.accuracy[name]
+        if name in found.accuracy:
+            kpi[f"{before}accuracy/top1"] = found.accuracy[name]
+            kpi[f"{before}accuracy/top5"] = found.accuracy_top5[name]
         for teacher, kinds in found.fidelity.get(name, {}).items():
             kpi |= {f"{before}fidelity/{teacher}/{kind}": result.centered for kind, result in kinds.items()}
     for kind, result in found.likeness.get(CONVERTED, {}).items():

@@ -45,7 +45,7 @@ class Findings:
 
     Attributes:
         fidelity: by student (a resolution of it is ``student at 448``), teacher and kind.
-        accuracy: top-1 of own classifiers, by those models that have one.
+        accuracy, accuracy_top5: of own classifiers, by those models that have one.
         agreement: of the trained student's maps at its resolutions: ``backbone``, and each teacher's name for its head.
         likeness: of backbone features to those of the first of ``evaluate.models``, by model and kind.
         absent: metrics that were not to be had, a line each with what to give.
@@ -57,6 +57,7 @@ class Findings:
     knn: dict[str, KnnResult] = field(default_factory=dict)
     fidelity: dict[str, dict[str, dict[str, FidelityResult]]] = field(default_factory=dict)
     accuracy: dict[str, float] = field(default_factory=dict)
+    accuracy_top5: dict[str, float] = field(default_factory=dict)
     linear: dict[str, LinearProbeResult] = field(default_factory=dict)
     zero_shot: dict[str, ZeroShotResult] = field(default_factory=dict)
     correspondence: dict[str, CorrespondenceResult] = field(default_factory=dict)
@@ -140,7 +141,8 @@ def measure(
         for name, rows in held_out.embeddings().items():
             found.zero_shot[name] = zero_shot_accuracy(rows, query_rows.label, texts.embeddings)
     usual = {name for name, subject in subjects.items() if subject.resolution_of is None}
-    found.accuracy = {name: share for name, share in query_rows.accuracy().items() if name in usual}
+    for name, shares in (("accuracy", query_rows.accuracy()), ("accuracy_top5", query_rows.accuracy(5))):
+        setattr(found, name, {model: share for model, share in shares.items() if model in usual})
     return found
 
 

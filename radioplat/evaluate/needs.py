@@ -11,7 +11,7 @@ from radioplat.errors import Problem, RadioplatError
 from radioplat.evaluate.masks import find_pairs
 from radioplat.evaluate.zero_shot import text_width
 from radioplat.models.probe import probe
-from radioplat.models.student import Student, StudentArchitecture
+from radioplat.models.student import Student, StudentArchitecture, classes_differ
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.root import Spec
 
@@ -33,6 +33,7 @@ def missing(
         *_processes(spec),
         *_resolutions(spec, architecture),
         *_labels(spec, train, val),
+        *_classes(architecture, train),
         *_segmentation(spec),
         *_zero_shot(spec, architecture, val),
     ]
@@ -95,6 +96,16 @@ def _labels(spec: Spec, train: ShardIndex | None, val: ShardIndex | None) -> Ite
             where = f"dataset.{name}_dataset"
             hint = f"{_LABELS} Or evaluate.linear_probe.enable: false."
             yield Problem("a linear probe needs labelled images, and none has a label", where, hint)
+
+
+def _classes(architecture: StudentArchitecture | None, train: ShardIndex | None) -> Iterator[Problem]:
+    """A classifier of other classes than the images are labelled with."""
+    if architecture is None or train is None or not architecture.num_classes:
+        return
+    if why := classes_differ(architecture.class_names, train.classes):
+        message = f"the classes of the student's classifier are not those of the images: {why}"
+        hint = "Labels are numbered by the sorted names of the train split: give the one it was trained on."
+        yield Problem(message, "dataset.train_dataset", hint)
 
 
 def _segmentation(spec: Spec) -> Iterator[Problem]:

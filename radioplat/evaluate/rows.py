@@ -9,6 +9,8 @@ import torch
 from radioplat.data.batch import Batch
 from radioplat.models.features import Features
 
+MOST = 5  # guesses of a classifier that are kept
+
 
 class Rows:
     """Summaries, labels and classifier answers.
@@ -20,7 +22,7 @@ class Rows:
     def __init__(self, names: Iterable[str]) -> None:
         self._summaries: dict[str, list[torch.Tensor]] = {name: [] for name in names}
         self._labels: list[torch.Tensor] = []
-        self._right: dict[str, list[torch.Tensor]] = {}
+        self._right: dict[str, list[torch.Tensor]] = {}  # bool [n, k]: whether the first, ..., k-th guess is right
 
     def add(self, batch: Batch, features: dict[str, Features]) -> None:
         """Keep what models said of a batch, samples that could not be read aside."""
@@ -31,8 +33,9 @@ class Rows:
             assert value.summary is not None
             self._summaries[name].append(value.summary[alive].cpu())
             if "logits" in value.named:
-                guess = value.named["logits"].argmax(-1).cpu()[alive]
-                self._right.setdefault(name, []).append((guess == label)[label >= 0].float())
+                logits = value.named["logits"]
+                guesses = logits.topk(min(MOST, logits.shape[-1])).indices.cpu()[alive]
+                self._right.setdefault(name, []).append((guesses == label[:, None])[label >= 0])
 
     @property
     def label(self) -> torch.Tensor:
@@ -48,7 +51,11 @@ class Rows:
         """``[n, D]`` of a model."""
         return torch.cat(self._summaries[name])
 
-    def accuracy(self) -> dict[str, float]:
-        """Share of labelled rows that a model's own classifier has right, by those that have one."""
-        answers = {name: torch.cat(right) for name, right in self._right.items()}
-        return {name: float(right.mean()) for name, right in answers.items() if len(right)}
+    def accuracy(self, guesses: int = 1) -> dict[str, float]:
+        """Share of labelled rows that a model's own classifier has right, by those that have one.
+
+        Args:
+            guesses: within so many, at most 5; all of a classifier with fewer classes.
+        """
+        answers = {name: torch.cat(right)[:, :guesses].any(1) for name, right in self._right.items()}
+        return {name: float(right.double().mean()) for name, right in answers.items() if len(right)}

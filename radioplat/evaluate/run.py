@@ -192,6 +192,7 @@ def _as_json(result: EvaluateResult, use_ema: bool | None) -> dict[str, Any]:
         },
         "agreement": {name: [asdict(pair) for pair in pairs] for name, pairs in found.agreement.items()},
         "accuracy": result.accuracy,
+        "accuracy_top5": found.accuracy_top5.get(TRAINED),
         "absent": found.absent,
     }
 
@@ -205,6 +206,7 @@ def _kpi(result: EvaluateResult) -> dict[str, float]:
             kpi.update({f"fidelity/{student}/{teacher}/{kind}": value.centered for kind, value in kinds.items()})
     if result.accuracy is not None:
         kpi["accuracy"] = result.accuracy
+        kpi["accuracy/top5"] = result.found.accuracy_top5[TRAINED]
     found = result.found
     kpi.update({f"linear_probe/{name}": value.top1 for name, value in found.linear.items()})
     kpi.update({f"zero_shot/{name}": value.top1 for name, value in found.zero_shot.items()})

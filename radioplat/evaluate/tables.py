@@ -63,7 +63,10 @@ def knn_table(findings: Findings) -> Table:
     if findings.knn:
         any_result = next(iter(findings.knn.values()))
         note = f"{any_result.count} held-out images, {any_result.bank} labelled training images, k = {any_result.k}."
-    rows += [[f"{name}, its own classifier", f"{100 * share:.1f} %", ""] for name, share in findings.accuracy.items()]
+    rows += [
+        [f"{name}, its own classifier", f"{100 * share:.1f} %", f"{100 * findings.accuracy_top5[name]:.1f} %"]
+        for name, share in findings.accuracy.items()
+    ]
     return Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note=note)
 
 

@@ -1,4 +1,8 @@
-"""Labels beside a teacher's class scores: alpha * CE(labels) + (1 - alpha) * distillation, where there is a label."""
+"""Labels beside teachers, for each sample that has one; of the others distillation alone is asked.
+
+``alpha``: alpha * CE(labels) + (1 - alpha) * sum of lambda_i L_i (Hinton et al. 2015). ``tao``: TAO's ``loss_lambda``,
+(1 - sum of lambda_i) * CE(labels) + sum of lambda_i L_i.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,6 @@ def label_loss(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits, label, reduction="none", ignore_index=-1)
 
 
-def label_share(label: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Share of the labels in each sample's loss, float ``[B]``: ``alpha``, and 0 for a sample without one."""
-    return alpha * (label >= 0).float()
+def label_share(label: torch.Tensor, weight: float) -> torch.Tensor:
+    """Weight of the label in each sample's loss, float ``[B]``: ``weight``, and 0 for a sample without one."""
+    return weight * (label >= 0).float()

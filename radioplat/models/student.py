@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,9 @@ class StudentArchitecture:
         kwargs: constructor arguments beside it.
         num_class_tokens: of a RADIO ViT.
         img_size: training resolution in pixels.
-        num_classes: of a classifier on the backbone itself (``radioplat train``); 0 for none.
+        num_classes: of a classifier on the backbone itself (``dataset.num_classes``); 0 for none.
+        class_names: its classes in their order, as ``classes.json`` of the training images has them; empty where labels
+            were numbers.
         mean, std: normalisation of images in [0, 1].
         drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
@@ -49,6 +52,7 @@ class StudentArchitecture:
     register_multiple: int | None = None
     img_size: int = 224
     num_classes: int = 0
+    class_names: tuple[str, ...] = ()
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     heads: tuple[HeadArchitecture, ...] = ()
@@ -78,10 +82,21 @@ class StudentArchitecture:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
         raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])
+        raw["class_names"] = tuple(raw.get("class_names", ()))
         raw["sparsity"] = Sparsity(**raw["sparsity"]) if raw.get("sparsity") else None
         raw["pruned"] = Reshaping(**raw["pruned"]) if raw.get("pruned") else None
         raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
         return cls(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
+
+
+def classes_differ(known: Sequence[str], given: Sequence[str]) -> str:
+    """How two lists of class names are not the same, in words; empty where they are, or one is not known."""
+    if not known or not given or list(known) == list(given):
+        return ""
+    if len(known) != len(given):
+        return f"{len(known)} there and {len(given)} here"
+    number = next(i for i, pair in enumerate(zip(known, given, strict=True)) if pair[0] != pair[1])
+    return f"class {number} is {known[number]!r} there and {given[number]!r} here"
 
 
 def build_backbone(architecture: StudentArchitecture, where: str = "model.backbone") -> RadioViT | TimmBackbone:

@@ -16,6 +16,7 @@ from torch import nn
 
 from radioplat.errors import WeightsError
 
+_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # of backbones in larger models
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
 
 
@@ -186,13 +187,8 @@ def fit(
         WeightsError: tensors are missing, left over or of another shape; the first few of each are named.
     """
     own = module.state_dict()
-    # A checkpoint of a larger model often holds the backbone under one prefix.
     if own and not set(own) & set(tensors):
-        for prefix in ("backbone.", "model.", "encoder.", "model.backbone."):
-            stripped = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            if set(own) & set(stripped):
-                tensors = stripped
-                break
+        tensors = _under_prefix(own, tensors, path, where)
     unlike = {k for k in own if k in tensors and tensors[k].shape != own[k].shape}
     own = {k: v for k, v in own.items() if not (k.startswith(fresh) and (k in unlike or k not in tensors))}
     missing = [k for k in own if k not in tensors]
@@ -207,6 +203,30 @@ def fit(
             hint="Check that backbone.type and its kwargs are what the weights were trained as.",
         )
     return {k: v for k, v in tensors.items() if k in own}
+
+
+def _under_prefix(
+    own: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], path: str | Path, where: str
+) -> dict[str, torch.Tensor]:
+    """What of ``tensors`` a larger model, one trained for a downstream task, holds of ``own``: without its prefix.
+
+    What stands beside the prefix, such as a decoder or a detector's heads, is left out. ``tensors`` as they are where
+    there is no such prefix.
+
+    Raises:
+        WeightsError: two parts of the file fit alike, and neither is under a name that backbones usually have.
+    """
+    found = {k[: -len(name)] for name in own for k in tensors if k.endswith(f".{name}")}
+    hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in found}
+    most = [prefix for prefix in sorted(hits) if hits[prefix] == max(hits.values())]
+    usual = [prefix for prefix in _PREFIXES if prefix in most]
+    if len(most) > 1 and not usual:
+        hint = "Save the one that is meant in a file of its own."
+        raise WeightsError(f"{path} holds the backbone more than once: {_few(most)}", where=where, hint=hint)
+    if not most:
+        return tensors
+    prefix = (usual or most)[0]
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _few(names: list[str], most: int = 3) -> str:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.distill import Balance, KLForm, LossType, Source, TeacherConfig
+from radioplat.spec.distill import Balance, KLForm, LabelForm, LossType, Source, TeacherConfig
+from radioplat.spec.labels import label_weight
 from radioplat.spec.resolve import ResolvedTeacher, Term, resolve_teachers
 from radioplat.spec.root import Spec
 
@@ -97,9 +98,27 @@ def _class_scores(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Probl
         yield Problem(message, "distill.temperature", hint)
     if not 0 <= distill.alpha <= 1:
         yield Problem(f"must lie in [0, 1], not {distill.alpha}", "distill.alpha")
-    elif distill.alpha and not any(term.kind == "logits" for term in terms):
-        message = "labels are mixed with distilled class scores, and no teacher's are distilled"
-        yield Problem(message, "distill.alpha", "Give a teacher mode logits, or leave this at 0.")
+    elif distill.alpha and not (spec.dataset.num_classes > 0 or any(term.kind == "logits" for term in terms)):
+        message = "labels need a classifier: the student has none, and no teacher's class scores are distilled"
+        hint = "Give dataset.num_classes, or a teacher mode logits; or leave this at 0."
+        yield Problem(message, "distill.alpha", hint)
+    if distill.label_form is LabelForm.tao:
+        yield from _tao_labels(spec, teachers)
+
+
+def _tao_labels(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Problem]:
+    """TAO weighs labels by what ``loss_lambda`` leaves."""
+    where = "distill.label_form"
+    if spec.dataset.num_classes < 1:
+        yield Problem("labels need a classifier, and dataset.num_classes is 0", where, "Give it, or take alpha.")
+    if spec.distill.alpha:
+        message = f"{where} tao weighs labels by 1 - loss_lambda, and alpha by itself"
+        yield Problem(message, "distill.alpha", "Leave it at 0, or take label_form alpha.")
+    if any(teacher.source is Source.peer for teacher in teachers):
+        yield Problem("a peer learns by distill.alpha", where, "Take alpha.")
+    if not 0 < (left := label_weight(spec.distill, teachers)) <= 1:
+        message = f"labels weigh 1 - the sum of loss_lambda, which is {left:g}"
+        yield Problem(message, "distill.loss_lambda", "Lower it below 1 in all, or take label_form alpha.")
 
 
 def _balance(spec: Spec) -> Iterator[Problem]:

@@ -70,6 +70,16 @@ class KLForm(str, Enum):
     hinton = "hinton"
 
 
+class LabelForm(str, Enum):
+    """How labels are weighed beside teachers; see ``radioplat.losses.hard_labels``.
+
+    ``alpha``: alpha * CE + (1 - alpha) * distillation; ``tao``: (1 - sum of loss_lambda) * CE + distillation.
+    """
+
+    alpha = "alpha"
+    tao = "tao"
+
+
 class Balance(str, Enum):
     """How teachers are weighed beside their ``loss_lambda``; see ``radioplat.losses.balance``."""
 
@@ -262,7 +272,8 @@ class DistillConfig:
     loss_lambda: float = 0.5
     kl_form: KLForm = KLForm.tao  # (+)
     temperature: float = 1.0  # (+) of KL in the hinton form
-    alpha: float = 0.0  # (+) share of cross-entropy with labels where logits are distilled and a label exists
+    alpha: float = 0.0  # (+) share of cross-entropy with labels; an image without a label is distilled alone
+    label_form: LabelForm = LabelForm.alpha  # (+)
     balance: Balance = Balance.fixed  # (+)
     teacher_drop_prob: float = 0.0  # (+) UNIC's: an image loses each teacher but its worst with this probability
     mode: Mode = Mode.auto

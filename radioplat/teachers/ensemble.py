@@ -21,7 +21,7 @@ from radioplat.teachers.adapters.adapter import weights_field
 if TYPE_CHECKING:
     from radioplat.teachers.teacher import TeacherInfo
 
-_ALIKE = ("adapter", "summary_dim", "spatial_dim", "logits_dim", "stride", "grid", "named")
+_ALIKE = ("adapter", "summary_dim", "spatial_dim", "logits_dim", "stride", "grid", "named", "class_names")
 
 
 def mean_of(answers: Sequence[Features]) -> Features:

@@ -45,6 +45,7 @@ class TeacherInfo:
         adapter: which kind of model it is, see ``teachers.adapters.registry``.
         wants: the normalisation and size it was trained with, as far as they are known.
         named: shapes, for one image, of the module outputs that bindings want.
+        class_names: of its classifier, in their order; empty where they are not known.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TeacherInfo:
     adapter: str = ""
     wants: Wants = Wants()
     named: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     @property
     def needs(self) -> str:
@@ -144,6 +146,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
             MODULE + name: tuple(as_features(output, (rows, columns)).shape[1:])
             for name, output in outputs.items()
         },
+        model.class_names,
     )
 
 

@@ -134,6 +134,39 @@ def test_classification():
     assert losses["loss"] == 0
 
 
+@pytest.mark.parametrize(
+    ("distill", "of_labels", "of_teachers"),
+    [({"alpha": 0.25}, 0.25, 0.75), ({"label_form": "tao"}, 1 - 0.5 - 0.125, 1.0)],
+)
+def test_labels_beside_every_kind_of_teacher(distill, of_labels, of_teachers):
+    """One sample of three has a label, one is dead: weights by hand; class scores are the student's own."""
+    one = {"name": "a", "mode": "combo", "loss_type": "MSE", "summary_loss_type": "cosine", "loss_lambda": 0.5}
+    scores = {"name": "b", "loss_type": "KL", "loss_lambda": 0.125}
+    spec = load_spec({"dataset": {"img_size": 32, "num_classes": 7}, "distill": {**distill, "teacher": [one, scores]}})
+    torch.manual_seed(0)
+    heads = (ARCHITECTURE.heads[0], HeadArchitecture("b", token_slot=1))
+    student = Student(dataclasses.replace(ARCHITECTURE, num_classes=7, heads=heads)).eval()
+    module = DistillModule(student, resolve_teachers(spec), "32", spec.distill)
+    given = batch(weight=(1.0, 1.0, 0.0))
+    given.label = torch.tensor([4, -1, 2])
+    losses = module(given)
+    assert set(losses) == {"loss", "loss/a/summary", "loss/a/spatial", "loss/b/logits", "loss/labels"}
+    logits = student(given.views["32"], frozenset({"summary", "logits"})).named["logits"]
+    torch.testing.assert_close(losses["loss/labels"], F.cross_entropy(logits[:1], given.label[:1]))
+
+    def of(sample: int) -> torch.Tensor:
+        """What teachers ask of one sample."""
+        alone = batch(weight=tuple(float(i == sample) for i in range(B)))
+        terms = DistillModule(student, resolve_teachers(spec), "32")(alone)
+        return 0.5 * (terms["loss/a/summary"] + terms["loss/a/spatial"]) + 0.125 * terms["loss/b/logits"]
+
+    expected = (of_labels * losses["loss/labels"] + of_teachers * of(0) + of(1)) / 2
+    torch.testing.assert_close(losses["loss"], expected)
+    meant = given.targets["b"].named["logits"][:2].float().log_softmax(-1)
+    scores = F.kl_div(logits[:2].log_softmax(-1), meant, reduction="none", log_target=True).mean()
+    torch.testing.assert_close(losses["loss/b/logits"], scores)
+
+
 def test_a_map_is_compared_where_both_look(module):
     """The teacher sees the image one of the student's positions further right; one more is hidden from it."""
     shift = torch.tensor([[1, 0, -0.25], [0, 1, 0], [0, 0, 1.0]]).expand(B, 3, 3)

@@ -56,6 +56,15 @@ def student_of(spec: Spec) -> Student:
     return equip(start_student(spec, models.architecture), spec, "distill")
 
 
+@pytest.mark.parametrize("backbone", [None, {"type": "test_efficientnet"}, {"type": "test_vit"}])
+def test_a_frozen_backbone_keeps_its_classifier_free(backbone):
+    changes = ("dataset.num_classes=3", "distill.alpha=0.5", "model.backbone.freeze_backbone=true")
+    student = student_of(spec_of(*changes, backbone=backbone))
+    free = {name for name, p in student.named_parameters() if p.requires_grad and not name.startswith("heads.")}
+    own = "classifier" if backbone is None else f"backbone.model.{student.backbone.classifier_prefix[0][:-1]}"
+    assert free == {f"{own}.weight", f"{own}.bias"}
+
+
 W = "distill.vitdet"
 CNN, RESNET = {"type": "test_efficientnet"}, {"type": "test_resnet"}
 

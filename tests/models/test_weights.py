@@ -134,10 +134,16 @@ class TestFit:
         load_into(module, W, "w.pth", "x")
         assert same(module.state_dict())
 
-    @pytest.mark.parametrize("prefix", ["backbone.", "model.", "encoder.", "model.backbone."])
+    @pytest.mark.parametrize("prefix", ["backbone.", "model.", "encoder.", "model.backbone.", "model.net.body."])
     def test_a_backbone_inside_a_larger_model(self, module, prefix):
-        found = fit(module, {**{prefix + k: v for k, v in W.items()}, "decoder.weight": torch.ones(1)}, "w.pth", "x")
-        assert same(found)
+        beside = {"decoder.weight": torch.ones(1), "neck.a.bias": torch.ones(1)}
+        assert same(fit(module, {**{prefix + k: v for k, v in W.items()}, **beside}, "w.pth", "x"))
+
+    def test_two_backbones_in_one_file(self, module):
+        both = {f"{prefix}.{k}": v for prefix in ("student", "teacher") for k, v in W.items()}
+        with pytest.raises(WeightsError, match="more than once: student., teacher."):
+            fit(module, both, "w.pth", "x")
+        assert same(fit(module, both | {f"backbone.{k}": v for k, v in W.items()}, "w.pth", "x"))
 
     @pytest.mark.parametrize(
         ("tensors", "words"),

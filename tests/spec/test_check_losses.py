@@ -12,6 +12,7 @@ from radioplat.spec.load import load_spec
 EXAMPLE = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
 T, S = "distill.teacher[0]", "distill.teacher[1]"  # the first gives its map, the second its summary
 LOGITS = [f"{S}.loss_type=KL", f"{S}.mode=logits"]
+TAO = "distill.label_form=tao"
 ALONE = ["distill.teacher=[{loss_type: CS, pretrained_teacher_model_path: /a.pth}]"]
 
 
@@ -58,6 +59,12 @@ def extra(*terms: str) -> str:
         ([*LOGITS, "distill.temperature=0", "distill.kl_form=hinton"], "distill.temperature"),
         (["distill.alpha=0.5"], "distill.alpha"),
         ([*LOGITS, "distill.alpha=0.5"], None),
+        (["distill.alpha=0.5", "dataset.num_classes=3"], None),
+        ([TAO, "dataset.num_classes=3", "distill.loss_lambda=0.3"], None),
+        ([TAO, "distill.loss_lambda=0.3"], "distill.label_form"),
+        ([TAO, "dataset.num_classes=3", "distill.loss_lambda=0.5"], "distill.loss_lambda"),
+        ([TAO, "dataset.num_classes=3", "distill.loss_lambda=-0.5"], "distill.loss_lambda"),
+        ([TAO, "dataset.num_classes=3", "distill.loss_lambda=0.3", "distill.alpha=0.5"], "distill.alpha"),
         ([*LOGITS, "distill.alpha=1.5"], "distill.alpha"),
         (["distill.balance=loss_scale"], None),
         (["distill.balance=adaloss", "distill.teacher_drop_prob=1"], None),

@@ -44,6 +44,7 @@ class Adapter(nn.Module):
         needs_multiple: whether images must be a whole number of patches.
         multiple: pixels of such a patch, where its map is finer than its patches; 0: the stride.
         logits_dim: classes of its classifier, 0 for none.
+        class_names: of its classifier, in their order; empty where they are not known.
         wants: see :class:`Wants`.
         version: goes up when the answers of this kind change for the same weights: kept features then count no more.
     """
@@ -55,6 +56,7 @@ class Adapter(nn.Module):
     needs_multiple: bool = False
     multiple: int = 0
     logits_dim: int = 0
+    class_names: tuple[str, ...] = ()
     wants: Wants = Wants()
 
     @classmethod

@@ -27,7 +27,7 @@ class CheckpointTeacher(Adapter):
         self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if apart else None
         self.slots = architecture.summary_slots
         self.stride, self.needs_multiple = self.backbone.stride, self.backbone.needs_multiple
-        self.logits_dim = architecture.num_classes
+        self.logits_dim, self.class_names = architecture.num_classes, architecture.class_names
         self.wants = Wants(architecture.mean, architecture.std, architecture.img_size, "class tokens or pool")
 
     @classmethod
