@@ -119,7 +119,7 @@ def scan_image(path: str, name: str) -> Scan:
         return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")])
     parent = name.rpartition("/")[0].rpartition("/")[2]
     label = {"label_name": _text(parent)} if parent else None
-    return Scan(_table([_row(_text(_split(name)[0]), (0, window.size, header), label)]), [])
+    return Scan(_table([_row(_text(split_name(name)[0]), (0, window.size, header), label)]), [])
 
 
 class _TarScan:
@@ -140,7 +140,7 @@ class _TarScan:
         if found.kind == "folder":
             return
         name = found.name if found.name.isascii() else _text(found.name)
-        key, extension = _split(name)
+        key, extension = split_name(name)
         if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
             return
         if not key or key[-1] == "/":
@@ -285,7 +285,7 @@ def _table(rows: list[tuple]) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCAN_SCHEMA, strict=True)], schema=SCAN_SCHEMA)
 
 
-def _split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Key and lower-case extension: the base name is cut at its first dot, the folder stays part of the key."""
     dot = name.find(".", name.rfind("/") + 1)
     return (name[:dot], name[dot + 1 :].lower()) if dot >= 0 else (name, "")
