@@ -70,6 +70,36 @@ class Boxes:
         return (np.hstack([(low + high) / 2, high - low]) / (width, height, width, height)).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Detections:
+    """What a detector finds in one image.
+
+    Attributes:
+        xyxy: float ``[N, 4]``, left, top, right, bottom in pixels.
+        labels: int ``[N]``, classes from 0.
+        scores: float ``[N]``, the higher the surer.
+    """
+
+    xyxy: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def of(cls, xyxy: Any, labels: Any, scores: Any) -> Detections:
+        """From numbers."""
+        corners = np.asarray(xyxy, np.float64).reshape(-1, 4)
+        return cls(corners, np.asarray(labels, np.int64).reshape(-1), np.asarray(scores, np.float64).reshape(-1))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def usable(self, num_classes: int) -> Detections:
+        """Those that are boxes of known classes, with finite numbers: what a broken model says is no detection."""
+        good = np.isfinite(self.xyxy).all(1) & np.isfinite(self.scores)
+        good &= (self.xyxy[:, 2:] > self.xyxy[:, :2]).all(1) & (self.labels >= 0) & (self.labels < num_classes)
+        return Detections(self.xyxy[good], self.labels[good], self.scores[good])
+
+
 @dataclass
 class Faults:
     """What could not be used, or was changed: how often for each reason, and the first few by name.
