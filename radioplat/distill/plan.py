@@ -66,6 +66,11 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         classes = models.architecture.num_classes
         result.problems += label_problems(spec, models.teachers, models.infos, data, classes)
         result.facts["downstream"] = downstream(models.architecture, models.student_stride)
+        if task == "distill" and spec.dataset.num_classes and not classes:
+            result.warnings.append(
+                "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "
+                "scores of a teacher (mode logits) would teach it"
+            )
     result.problems += unreachable(spec, task)
     result.problems = list(dict.fromkeys(result.problems))
     return result

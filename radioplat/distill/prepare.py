@@ -12,6 +12,7 @@ from radioplat.data.index import build_index
 from radioplat.data.ledger import write_rejects
 from radioplat.data.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.scan import Scanner
+from radioplat.data.sources import list_shards
 from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
 from radioplat.distill.labels import class_names, label_problems
@@ -141,6 +142,9 @@ def prepare(
     problems = list(label_problems(spec, models.teachers, models.infos, data, classes))
     if problems:
         raise SpecError(*problems)
+    held_out = spec.dataset.val_dataset
+    if classes and (held_out.tar_data_sources or held_out.images_dir):
+        list_shards(held_out, "dataset.val_dataset")  # it will be validated: a folder that is not there is told now
     steps = steps_per_epoch(spec, data)
     return Run(
         spec=spec,

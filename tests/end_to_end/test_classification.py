@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from PIL import Image
 
 import radioplat
 from radioplat.distill.plan import plan
-from radioplat.errors import SpecError
+from radioplat.errors import DataError, SpecError
 from radioplat.evaluate.run import evaluate
 from radioplat.models.checkpoint import read_architecture
 from radioplat.models.start import start_student
+from radioplat.spec.check import check
 from radioplat.spec.load import load_spec
 from radioplat.track.status import read_status
 
@@ -73,6 +75,7 @@ def make(images, tmp_path_factory):
                 "optim": {"lr": 3e-3, "policy": "cosine"},
             },
             "distill": distill or {},
+            "evaluate": {"baseline": False, "pictures": 0},
             "cluster": {"mode": "local"},
         }
 
@@ -154,6 +157,26 @@ def test_it_is_evaluated_by_its_own_classifier(mixed, images):
         evaluate(load_spec(spec, (f"dataset.train_dataset.images_dir={images / 'other'}",)))
     (problem,) = caught.value.problems
     assert problem.where == "dataset.train_dataset" and "'digit_4' there and 'digit_5' here" in problem.message
+
+
+def test_held_out_images_that_are_not_there_are_told_before_the_first_step(make):
+    spec = make("test_resnet")
+    spec["dataset"]["val_dataset"]["images_dir"] += "_none"
+    with pytest.raises(DataError) as caught:
+        radioplat.train(spec, say=lambda line: None)
+    assert caught.value.problems[0].where == "dataset.val_dataset.images_dir"
+
+
+def test_a_classifier_that_nothing_teaches_is_told(mixed):
+    spec = mixed(alpha=0.0, teacher={"mode": "summary", "loss_type": "CS"})
+    found = plan(load_spec(spec))
+    assert not found.problems and "a classifier; `train`" in found.facts["downstream"]
+    assert any("the student gets no classifier" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("task", ["train", "distill"])
+def test_the_example_has_no_contradictions(task):
+    assert check(load_spec(Path(__file__).parents[2] / "specs" / "classification.yaml"), task) == []
 
 
 def test_plan_refuses_classes_that_are_not_the_same(mixed, make, teacher, images):
