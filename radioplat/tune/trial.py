@@ -20,6 +20,7 @@ from radioplat.distill.run import distill, train
 from radioplat.errors import RadioplatError
 from radioplat.spec.root import Spec
 from radioplat.terminal import note
+from radioplat.track.lease import LeaseTaken
 from radioplat.track.status import read_status
 from radioplat.track.teacher_cost import Bill, Prices
 from radioplat.track.wandb import WandbRun
@@ -30,6 +31,7 @@ from radioplat.tune.record import State, TrialRecord, claim
 from radioplat.tune.space import Algorithm, SchedulerType, TuneTask
 
 POINTER = "checkpoint.json"  # what travels through Ray in place of weights: where they lie
+_PATIENCE_S = 60.0
 
 
 def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[float, float]) -> None:
@@ -62,7 +64,7 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
     reporter = _Reporter(plan, record, price_of)
     try:
         spec = trial_spec(plan, record)
-        checkpoint = _TASKS[plan.space.task](spec, reporter)
+        checkpoint = _when_free(lambda: _TASKS[plan.space.task](spec, reporter))
         record.metrics = judge(spec, checkpoint, Path(spec.results_dir), set(plan.space.modes))
     except RadioplatError as error:  # another start would only meet it again
         record.state, record.reason = State.failed, str(error)
@@ -72,6 +74,18 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
     reporter.settle()
     _tell_wandb(spec, record)
     tune.report(_told(plan, record), checkpoint=_pointer(record, checkpoint) if reporter.population else None)
+
+
+def _when_free(action: Callable[[], Path]) -> Path:
+    """``action``; where an earlier process of this trial has not gone yet, after it has."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return action()
+        except LeaseTaken as taken:
+            if time.monotonic() > until:
+                raise RuntimeError(str(taken)) from None  # which Ray Tune tries again
+        time.sleep(1)
 
 
 def _take_over(record: TrialRecord, values: dict[str, Any], found: Any) -> None:

@@ -1,0 +1,189 @@
+"""Sweeps on a real Ray: killed and gone on with, weights that PBT clones, trials that ASHA ends, a named failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+import yaml
+
+from radioplat.spec.check import check
+from radioplat.spec.load import load_spec
+from radioplat.track.status import read_status
+from radioplat.track.teacher_cost import Bill
+from radioplat.tune.draw import drawn
+from radioplat.tune.record import State, read_trials
+from radioplat.tune.run import tune
+from radioplat.tune.show import show
+from radioplat.tune.space import load_space
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).parents[2]
+LR = "train.optim.lr"
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def base(make_spec, tmp_path_factory):
+    """One teacher, one cache of its answers for all sweeps of this module."""
+    spec = make_spec("never", {"feature_cache": {"dir": str(tmp_path_factory.mktemp("answers"))}})
+    spec["distill"]["teacher"] = spec["distill"]["teacher"][1:]
+    del spec["teachers"]["lite0"]
+    spec["train"] |= {"checkpoint_interval": 5, "checkpoint_interval_unit": "step"}
+    return spec
+
+
+def space(steps, **more):
+    return {
+        "task": "distill",
+        "changes": [f"train.max_steps={steps}", f"train.num_epochs={-(-steps // 4)}"],
+        "parameters": {LR: {"grid": [1e-3, 3e-3]}},
+        "objectives": [{"metric": "fidelity"}, {"metric": "macs", "mode": "min"}],
+        "search": {"algorithm": "grid"},
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def killed(base, tmp_path_factory, ray_environment):
+    """A sweep of two trials, ended by SIGKILL while the second one trains."""
+    folder = tmp_path_factory.mktemp("killed")
+    spec = base | {"results_dir": str(folder), "wandb": {"enable": True, "mode": "offline"}}
+    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "space.yaml").write_text(yaml.safe_dump(space(STEPS, concurrent=1)))
+    command = [sys.executable, str(ROOT / "jobs" / "sweep.py"), "-e", str(folder / "spec.yaml")]
+    command += ["--space", str(folder / "space.yaml")]
+    environment = ray_environment | {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
+    log = (folder / "log").open("w")
+    with subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as process:
+        end = time.monotonic() + 200
+        while not list(folder.glob("tune/trial_0001/distill/model_epoch_*")):
+            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.02)
+        for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)  # trials too: they would live for a second, which is 30 steps here
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(killed):
+    """One Ray for what follows; the killed one is gone by then."""
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def gone_on(killed, cluster):
+    before = {record.number: record for record in read_trials(killed / "tune")}
+    assert [before[n].state for n in before] == [State.done, State.running]
+    lines: list[str] = []
+    report = tune(killed / "spec.yaml", (), killed / "space.yaml", say=lines.append)
+    show(report)
+    return report, before, lines
+
+
+def test_nothing_is_computed_again(gone_on, killed):
+    report, before, lines = gone_on
+    assert any("1 of 2 trials are done; 1 go on" in line for line in lines)
+    first, second = report.trials
+    assert first == before[0] and [r.starts for r in report.trials] == [1, 2]
+    assert all(record.state is State.done for record in report.trials)
+    said = read_status(killed / "tune" / second.name / "distill" / "status.json")
+    again = next(line["message"] for line in said if ": goes on from model_epoch" in line["message"])
+    steps = [line["step"] for line in said if "max_step" in line]
+    begun = int(again.partition(" at step ")[2].partition(" of ")[0])
+    assert begun >= 5 and steps[begun - STEPS :] == list(range(begun + 1, STEPS + 1))
+    assert not [
+        r for r in tune(killed / "spec.yaml", (), killed / "space.yaml", say=lines.append).trials if r.starts > 2
+    ]
+
+
+def test_trials_share_teachers_answers_and_index(gone_on, killed):
+    report, _, _ = gone_on
+    bills = [Bill.read(killed / "tune" / r.name / "distill").teachers["vit"] for r in report.trials]
+    assert bills[0].cached < bills[0].images and bills[1].cached == bills[1].images > 0
+    assert bills[0].seconds > 0 == bills[1].seconds
+    assert (killed / "tune" / "index" / "train").is_dir()
+    assert not list((killed / "tune").glob("trial_*/index"))
+
+
+def test_what_the_sweep_leaves(gone_on, killed):
+    report, _, _ = gone_on
+    home = killed / "tune"
+    best = load_spec(home / "best.yaml")
+    assert check(best) == [] and best.train.max_steps is None
+    assert best.train.optim.lr in (1e-3, 3e-3)
+    assert "trial_0001" in (home / "report.html").read_text() and (home / "pareto.png").stat().st_size > 5000
+    runs = [*home.glob("trial_*/distill/wandb/offline-run-*"), *home.glob("wandb/offline-run-*")]
+    assert len(runs) >= 3
+
+
+def test_another_space_is_refused(gone_on, killed):
+    with pytest.raises(Exception, match="2 trials lie there of another parameters"):
+        tune(killed / "spec.yaml", (), space(STEPS, parameters={LR: [1e-3]}))
+
+
+@pytest.mark.proof
+def test_pbt_clones_weights(base, cluster, tmp_path):
+    """The loss of a step, taken before its update, says whose weights these are: the order of samples is the same."""
+    said = {
+        "parameters": {LR: {"choice": [0.0, 3e-3]}},
+        "search": {"algorithm": "random"},
+        "scheduler": {"type": "pbt", "interval_steps": 20, "grace_steps": 20, "quantile": 0.5},
+        "budget": {"trials": 2},
+    }
+    wanted = space(400, **said)
+    for seed in range(100):
+        wanted["search"]["seed"] = seed
+        lrs = [drawn(load_space(wanted), n, lambda path: None)[LR] for n in range(2)]
+        if lrs == [0.0, 3e-3]:
+            break
+    report = tune(base | {"results_dir": str(tmp_path)}, ("feature_cache.dir=null",), wanted)
+    clone, donor = report.trials
+    number, step = clone.clones[0]
+    assert number == 1 and clone.state is State.done
+
+    def losses(folder):
+        lines = read_status(folder / "distill" / "status.json")
+        return {line["step"]: line["kpi"]["loss"] for line in lines if "max_step" in line}
+
+    home = tmp_path / "tune"
+    own, taken = losses(home / "trial_0000"), losses(home / "trial_0000" / "clone_1")
+    theirs = losses(home / "trial_0001")
+    assert min(taken) == step + 1
+    assert taken[step + 1] == pytest.approx(theirs[step + 1], rel=1e-5)
+    if step + 1 in own:
+        assert own[step + 1] != pytest.approx(theirs[step + 1], rel=1e-3)
+    assert read_status(home / "trial_0000" / "clone_1" / "distill" / "status.json")[-1]["status"] == "SUCCESS"
+
+
+@pytest.mark.proof
+def test_asha_ends_what_learns_nothing_and_failures_are_named(base, cluster, tmp_path):
+    said = space(
+        400,
+        parameters={LR: {"grid": [3e-3, 0.0]}, "train.optim.optim": {"grid": ["adamw"]}},
+        scheduler={"type": "asha", "grace_steps": 8, "reduction_factor": 2, "report_steps": 4},
+        concurrent=1,
+    )
+    report = tune(base | {"results_dir": str(tmp_path)}, (), said)
+    good, bad = report.trials
+    assert (good.state, bad.state) == (State.done, State.stopped)
+    assert 8 <= bad.step < 400 and not bad.metrics
+    weights = tmp_path / "torn.safetensors"
+    weights.write_bytes(b"nothing")
+    said = space(4, parameters={"train.pretrained_model_path": {"grid": [str(weights), None]}}, concurrent=2)
+    report = tune(base | {"results_dir": str(tmp_path / "other")}, (), said)
+    failed, fine = report.trials
+    assert failed.state is State.failed and "train.pretrained_model_path" in failed.reason and failed.starts == 1
+    assert fine.state is State.done
+    assert json.loads((tmp_path / "other" / "tune" / "trial_0000" / "trial.json").read_text())["state"] == "failed"
