@@ -14,6 +14,7 @@ import onnx
 
 from radioplat.errors import EngineError
 from radioplat.export.flat_student import Exportable, FlatStudent, trace
+from radioplat.export.fold_resizes import fold_resizes
 from radioplat.export.onnx_check import Agreement, compare_with_torch
 from radioplat.export.precision import parse_data_type, retype, simulate
 from radioplat.export.qdq.insert import insert_pairs, remove_marks
@@ -124,6 +125,8 @@ def export_onnx(
         program.save(str(written), external_data=module.bytes > one_file_bytes)
         if step:
             name_sides(written)
+        else:
+            _fold_tables(written, one_file_bytes)
         if not module.formats:
             _drop_source_lines(written, one_file_bytes)
         float_file = folder / "float" / Path(float_path).name if float_path else None
@@ -215,6 +218,12 @@ def _place_pairs(file: Path, stored: bool, float_file: Path | None, one_file_byt
     ranges = insert_pairs(model, stored)
     _save(model, file, one_file_bytes)
     return ranges
+
+
+def _fold_tables(file: Path, one_file_bytes: int) -> None:
+    model = onnx.load(str(file))
+    fold_resizes(model)
+    _save(model, file, one_file_bytes)
 
 
 def _drop_source_lines(file: Path, one_file_bytes: int) -> None:

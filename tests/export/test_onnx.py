@@ -9,6 +9,7 @@ import torch
 
 from radioplat.errors import EngineError
 from radioplat.export.onnx import export_onnx
+from radioplat.models.student import Student, StudentArchitecture
 
 SIZE = 48
 
@@ -98,6 +99,20 @@ def tiny(factor: float = 1.0) -> _Tiny:
 class _FixesItsBatch(_Tiny):
     def batch(self, summary):
         return summary.reshape(len(summary), 3)  # len() is a number to the tracer
+
+
+@pytest.mark.parametrize(("img_size", "size"), [(32, 48), (32, 32)])
+def test_a_table_that_timm_resizes_is_a_constant_in_a_file_for_one_size(tmp_path, img_size, size):
+    torch.manual_seed(0)
+    vit = Student(StudentArchitecture("vit_tiny_patch16_224", {"depth": 1, "img_size": img_size})).eval()
+    report = export_onnx(vit, tmp_path / "vit.onnx", height=size, width=size)
+    graph = onnx.load(report.path).graph
+    assert "Resize" not in {node.op_type for node in graph.node}  # TensorRT reads none with antialiasing
+    assert {tensor.name for tensor in graph.initializer} <= {name for node in graph.node for name in node.input}
+    images = torch.rand(3, 3, size, size)
+    with torch.no_grad():
+        wanted = vit(images).spatial
+    torch.testing.assert_close(run(report.path, images)["spatial"], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_reaches_the_terminal_and_the_student_is_left_alone(tmp_path, capfd):
