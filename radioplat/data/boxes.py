@@ -15,6 +15,7 @@ import numpy as np
 
 NAMED = 20  # examples kept of each kind of fault
 _NEAR = 1e-3  # pixels; what rounding in an annotation file may add
+_FLAT = np.finfo(np.float64).tiny  # square pixels: sides above 0 may have a product that is none
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,10 @@ def clean_boxes(boxes: Boxes, width: int, height: int, faults: Faults, what: str
     An area shrinks with its box. What was done is added to ``faults`` under ``what``.
     """
     low, high = boxes.xyxy[:, :2], boxes.xyxy[:, 2:]
-    flat = ~(high > low).all(1)
+    flat = ~_has_area(boxes.xyxy)
     edge = np.array([width, height], np.float64)
     inside = np.hstack([np.clip(low, 0, edge), np.clip(high, 0, edge)])
-    gone = ~flat & ~(inside[:, 2:] > inside[:, :2]).all(1)
+    gone = ~flat & ~_has_area(inside)
     keep = ~flat & ~gone
     cut = keep & (np.abs(inside - boxes.xyxy).max(1, initial=0) > _NEAR)
     for reason, mask in (("zero_area", flat), ("outside", gone), ("clipped", cut)):
@@ -157,3 +158,9 @@ def clean_boxes(boxes: Boxes, width: int, height: int, faults: Faults, what: str
     kept, inside = boxes.take(keep), inside[keep]
     share = np.prod(inside[:, 2:] - inside[:, :2], 1) / np.prod(kept.xyxy[:, 2:] - kept.xyxy[:, :2], 1)
     return Boxes(inside, kept.labels, kept.crowd, kept.area * share)
+
+
+def _has_area(xyxy: np.ndarray) -> np.ndarray:
+    """bool ``[N]``: whether there is anything in a box, by its sides and by their product, which may underflow."""
+    sides = xyxy[:, 2:] - xyxy[:, :2]
+    return (sides > 0).all(1) & (np.prod(sides, 1) >= _FLAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from radioplat.data.box_views import view_boxes
@@ -17,6 +17,9 @@ from radioplat.data.views import render, view_matrix
 ANY = st.floats(-60, 160, allow_nan=False)
 
 
+@example([(0, 0, 5.8e-84, 1.4e-279)])  # sides above 0, and an area of 0
+@example([(-50, -50, 1e-200, 1e-200)])  # what is inside has none
+@example([(-50, -50, 1e-160, 1e-160)])
 @given(st.lists(st.tuples(ANY, ANY, ANY, ANY), max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_cleaned_boxes_lie_inside_and_every_other_one_is_counted(corners):
