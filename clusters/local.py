@@ -41,13 +41,20 @@ class LocalCluster:
         nodes: raylets beside the head's.
         head_cpus, node_cpus: logical CPUs.
         places: training workers that a node may hold.
+        gpus: logical GPUs of a node, for who asks for some and uses none.
         dashboard: without one, Ray Train's clean-up actor warns every second.
     """
 
     def __init__(
-        self, nodes: int = 2, head_cpus: float = 4, node_cpus: float = 1, places: int = 1, dashboard: bool = False
+        self,
+        nodes: int = 2,
+        head_cpus: float = 4,
+        node_cpus: float = 1,
+        places: int = 1,
+        dashboard: bool = False,
+        gpus: float = 0,
     ) -> None:
-        self._node_cpus, self._places = node_cpus, places
+        self._node_cpus, self._places, self._gpus = node_cpus, places, gpus
         self._before = dict(os.environ)
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Ray's own hooks at exit go with signal handlers, which no other thread could set when it adds a node.
@@ -70,7 +77,7 @@ class LocalCluster:
         """Start a node; returns its number."""
         number = max(self.nodes, default=0) + 1
         self.nodes[number] = self._cluster.add_node(
-            num_cpus=self._node_cpus, resources={WORKER_RESOURCE: float(self._places)}
+            num_cpus=self._node_cpus, num_gpus=self._gpus, resources={WORKER_RESOURCE: float(self._places)}
         )
         return number
 

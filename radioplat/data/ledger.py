@@ -50,6 +50,7 @@ class Ledger:
         self._consumed: list[pa.Table] = []
         self._rejected: list[pa.Table] = []
         self._rows = 0
+        self._written: dict[str, int] = {}  # number of the last file, by kind
 
     def record(self, step: int, batch: Batch, rank: int | None = None) -> None:
         """Write down a batch that reached backward, samples of weight 0 in both books. Padding leaves no trace."""
@@ -90,8 +91,11 @@ class Ledger:
 
     def _new_path(self, kind: str) -> Path:
         stem = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}"
-        taken = [int(p.stem.rpartition("-")[2]) for p in self._directory.glob(f"{stem}-*.parquet")]
-        return self._directory / f"{stem}-{max(taken, default=-1) + 1:06d}.parquet"
+        if kind not in self._written:  # once: the files of all ranks and checkpoints lie here
+            taken = [int(p.stem.rpartition("-")[2]) for p in self._directory.glob(f"{stem}-*.parquet")]
+            self._written[kind] = max(taken, default=-1)
+        self._written[kind] += 1
+        return self._directory / f"{stem}-{self._written[kind]:06d}.parquet"
 
 
 def write_rejects(

@@ -42,7 +42,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     clients: dict[str, TeacherClient] = dict(pools)
     status = StatusLog(run.folder / "status.json")
     for pool in pools.values():
-        pool.say = lambda line: status.write(line, verbosity="WARNING")
+        pool.say, pool.turn = lambda line: status.write(line, verbosity="WARNING"), seat.rank
     for teacher in run.asked:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)

@@ -11,8 +11,7 @@ import numpy as np
 
 from radioplat.data.batch import Batch
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.runner import TeacherRunner
-from radioplat.teachers.transport import Packed
+from radioplat.teachers.packed import Packed
 
 Pending = Callable[[], Packed]  # call it to wait for the features
 
@@ -63,6 +62,8 @@ class InlineTeacher:
     """
 
     def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str, workers: int = 1) -> None:
+        from radioplat.teachers.runner import TeacherRunner  # here: who asks a teacher elsewhere needs no torch
+
         self.name = teacher.name
         self._runner, self._grid, self._wanted = TeacherRunner(teacher, device), grid, teacher.wanted
         self._ahead = device != "cpu"

@@ -1,7 +1,6 @@
 """The actor that keeps the replicas of one teacher: counts, scales and restarts them.
 
-It computes nothing, and nothing here imports torch: on a small machine the seconds that takes are those in which the
-replicas load.
+It computes nothing, and nothing here but the start of a replica imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 import ray
 
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.replica import pulse_of, start_replica
+from radioplat.teachers.pulse import pulse_of
 
 _LOOK_S = 1.0  # between two looks at the queues
 _BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30  # requests a replica that are too many; looks before size changes
@@ -47,7 +46,7 @@ class PoolKeeper:
         self._teacher, self._num_gpus, self._log = teacher, num_gpus, log
         self._least, self._most = teacher.service.bounds
         self._fingerprint = fingerprint
-        self._replicas = [start_replica(teacher, num_gpus, log) for _ in range(self._least)]
+        self._replicas = [self._start() for _ in range(self._least)]
         self._lock = threading.Lock()
         if self._most > self._least:
             threading.Thread(target=self._scale, name="scale", daemon=True).start()
@@ -88,6 +87,11 @@ class PoolKeeper:
             sum(p.forwards for p in alive),
         )
 
+    def _start(self) -> ray.actor.ActorHandle:
+        from radioplat.teachers.replica import start_replica  # here: Ray's declaration of tensors imports torch
+
+        return start_replica(self._teacher, self._num_gpus, self._log)
+
     def _scale(self) -> None:
         busy = idle = 0
         while True:
@@ -108,7 +112,7 @@ class PoolKeeper:
 
     def _grow(self) -> None:
         """One replica more, from when it has its weights; where the cluster has no room it may wait for a node."""
-        replica = start_replica(self._teacher, self._num_gpus, self._log)
+        replica = self._start()
         try:
             ray.get(replica.ready.remote())
         except ray.exceptions.RayError:

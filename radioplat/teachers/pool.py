@@ -18,9 +18,7 @@ import ray
 
 from radioplat.errors import PlacementError, SpecError
 from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.teachers.cache_key import file_hash
 from radioplat.teachers.keeper import PoolKeeper
-from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
 
 NAMESPACE = "radioplat"
 
@@ -45,6 +43,9 @@ def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
 def _upsampler(teacher: ResolvedTeacher) -> str:
     if not (path := teacher.upsampler_checkpoint):
         return "none"
+    from radioplat.teachers.cache_key import file_hash  # here: these two import torch, which training workers have
+    from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
+
     with contextlib.suppress(OSError):
         path = f"sha256 {file_hash(Path(path))[:16]}"
     # Where sizes are drawn the teacher enlarges its view itself: the same pixels, another answer.

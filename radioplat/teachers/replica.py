@@ -6,15 +6,14 @@ import os
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
 
-from radioplat.cores import give_way
 from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.pulse import Pulse
 from radioplat.track.attempt_log import tee_output
 
 if TYPE_CHECKING:
@@ -25,30 +24,6 @@ if TYPE_CHECKING:
     from radioplat.teachers.transport import Packed
 
 AT_ONCE = 64  # requests that a replica holds; more wait at their senders
-_PATIENCE_S = 10.0  # for an answer of a replica
-
-
-@dataclass(frozen=True)
-class Pulse:
-    """How a replica is.
-
-    Attributes:
-        process: its process id; another one means that it has been restarted.
-        node: Ray's id of its node.
-        waiting: requests that are not answered yet.
-        loaded: whether it has its weights.
-        busy_s: seconds since the forward that runs now began; 0 where none runs.
-        forwards: how many it has run.
-        shapes: of all its forwards.
-    """
-
-    process: int
-    node: str
-    waiting: int
-    loaded: bool
-    busy_s: float
-    forwards: int
-    shapes: frozenset[tuple[int, ...]]
 
 
 class Replica:
@@ -126,6 +101,8 @@ class Replica:
     def _timed(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         assert self._runner is not None
         if self._gives_way:
+            from radioplat.cores import give_way
+
             give_way()
             self._gives_way = False
         self._since = time.monotonic()
@@ -159,11 +136,3 @@ def start_replica(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = 
         )
         .remote(teacher, "cuda" if num_gpus else "cpu", log)
     )
-
-
-def pulse_of(replica: ray.actor.ActorHandle) -> Pulse | None:
-    """How ``replica`` is; None where its process does not answer."""
-    try:
-        return ray.get(replica.pulse.remote(), timeout=_PATIENCE_S)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,9 @@ from radioplat.errors import PlacementError, TeacherSilent, TrainingError
 from radioplat.spec.cluster import Placement, TeacherServiceConfig, Transport
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.client import Held, Pending
+from radioplat.teachers.packed import Packed
 from radioplat.teachers.pool import await_keeper, open_keeper
-from radioplat.teachers.replica import pulse_of
-from radioplat.teachers.transport import Packed, has_nixl
+from radioplat.teachers.pulse import pulse_of
 
 _LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
@@ -38,6 +39,8 @@ class RemoteTeacher:
         least: its fewest replicas, and the GPUs and CPUs of each.
         say: told when answers are waited for that a lost replica owes.
         direct: whether features come from device to device; see :meth:`choose_transport`.
+        turn: of equally busy replicas the one whose turn it is gets the request. Each of a group of workers begins with
+            its rank: had all the same turn, as copies of one object have, all would ask one replica at a time.
     """
 
     name: str
@@ -48,6 +51,7 @@ class RemoteTeacher:
     least: Held
     say: Callable[[str], None] = _no_one
     direct: bool = False
+    turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # runs that share a pool have no common ranks
     _replicas: list = field(default_factory=list)
     _size: int = 0  # replicas when they were last listed, those of other nodes too
     _seen: float = 0.0
@@ -99,6 +103,8 @@ class RemoteTeacher:
                 return
         elif wanted is Transport.object_store:
             return
+        from radioplat.teachers.transport import has_nixl
+
         ends = {f"replica {i + 1}": replica.has_nixl.remote() for i, replica in enumerate(self.replicas())}
         without = [end for end, answer in ends.items() if not ray.get(answer)]
         without += [] if has_nixl() else ["the training worker"]
@@ -126,6 +132,13 @@ class RemoteTeacher:
             self._replicas, self._seen = near or found, time.monotonic()
         return self._replicas
 
+    def choose(self) -> ray.actor.ActorHandle:
+        """The replica for the next request: the least busy with ours; of several, each in turn."""
+        replicas = self.replicas()
+        start = self.turn % len(replicas)
+        self.turn += 1
+        return min(replicas[start:] + replicas[:start], key=lambda r: self._open.get(r._actor_id, 0))
+
     def look_again(self) -> None:
         """Forget the replicas: one of them is gone."""
         self._replicas = []
@@ -141,7 +154,7 @@ class _Request:
 
     def _send(self) -> None:
         teacher = self._teacher
-        self._replica = min(teacher.replicas(), key=lambda r: teacher._open.get(r._actor_id, 0))
+        self._replica = teacher.choose()
         teacher._open[self._replica._actor_id] = teacher._open.get(self._replica._actor_id, 0) + 1
         self._counted = True
         direct = teacher.direct and self._replica._actor_id not in teacher._restarted

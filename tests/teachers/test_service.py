@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from radioplat.errors import PlacementError, SpecError, TeacherSilent
 from radioplat.teachers.client import Held, InlineTeacher
 from radioplat.teachers.named_pools import pool_statuses, stop_pools
-from radioplat.teachers.replica import pulse_of
+from radioplat.teachers.pulse import pulse_of
 from radioplat.teachers.service import await_pool, start_pool, stop_pool
 from radioplat.teachers.transport import to_host
 
