@@ -168,20 +168,24 @@ def best(found: list[Cost]) -> Cost:
 
 
 def _cost(name: str, c: Cluster, limits: dict[str, float], students: int, batch: int, *, host: float = 0.0,
-          more: float = 0.0, teacher_gpus: int = 0) -> Cost:  # fmt: skip
+          more: float = 0.0, stored: float = 0.0, teacher_gpus: int = 0) -> Cost:  # fmt: skip
     """The least of the limits (images a second), with the exchange of gradients and the reading of shards among them.
 
     Args:
         students: GPUs with students.
         batch: their micro-batch.
         more: bytes of an image that its own node's card carries beside shards and gradients.
+        stored: of these, what storage gives or takes.
     """
     nodes = max(1, students // PER_NODE)
     if teacher_gpus and name == "colocate":
         nodes = c.nodes
     step = max(1, students * batch * c.accumulate)  # images between two exchanges
     exchange = c.gradients(nodes) * nodes / step
-    limits = limits | {"network": nodes * c.network / (c.image + more + exchange), "storage": c.storage / c.image}
+    limits = limits | {
+        "network": nodes * c.network / (c.image + more + exchange),
+        "storage": c.storage / (c.image + stored),
+    }
     bound = min(limits, key=limits.get)
     rate = limits[bound]
     return Cost(name, rate, c.image + more + exchange, host, bound if rate else "does not fit", teacher_gpus)
@@ -234,6 +238,5 @@ def cache(c: Cluster) -> Cost:
     batch = c.fits(True, True)
     misses = 1 - c.hits
     each = c.student_s(batch) + (c.teachers_s(batch) * misses if misses else 0.0)
-    # A miss is written as well.
-    limits = {"GPUs": c.gpus / each, "storage": c.storage / (c.image + c.features)}
-    return _cost("cache", c, limits, c.gpus, batch, host=0.0, more=c.features)
+    # A miss is written where a hit is read.
+    return _cost("cache", c, {"GPUs": c.gpus / each}, c.gpus, batch, more=c.features, stored=c.features)
