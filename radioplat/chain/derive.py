@@ -108,8 +108,11 @@ class Inputs:
     models: dict[str, Path] = field(default_factory=dict)
 
 
-def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs) -> Spec:
+def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs, said: str) -> Spec:
     """Tell a stage's spec where to read and write; changes ``spec`` and returns it.
+
+    Args:
+        said: the hash of all that the stage's outcome depends on.
 
     Raises:
         WeightsError: the student cannot be read.
@@ -123,10 +126,10 @@ def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs) -> Spec:
         section.checkpoint = str(inputs.student)
     if step.stage in QUANTIZES:
         section.model_path = section.qat.results_dir = None
-    if step.stage in (Stage.retrain, Stage.distill, Stage.qat):  # each has a place of its own in the second home
+    if step.changes_student:  # each may train, prune and low_rank as well as distill
         spec.train.resume_training_checkpoint_path = None
-        if spec.train.checkpoint_dir:
-            spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir}/compress/{folder.name}"
+        if spec.train.checkpoint_dir:  # the hash: what another setting left there under this name is another student
+            spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir.rstrip('/')}/compress/{folder.name}-{said[:8]}"
     if step.stage is Stage.retrain:
         spec.train.pretrained_model_path = str(inputs.student)
         spec.model.backbone.pretrained_backbone_path = None
@@ -170,7 +173,29 @@ def check_chain(spec: Spec, steps: Sequence[Step]) -> None:
         SpecError: with every problem, and the stage that it would stop.
     """
     found: dict[Problem, None] = {}
+    written: dict[str, str] = {}
     for step in steps:
-        found.update(dict.fromkeys(stage_problems(stage_spec(spec, step), step)))
+        derived = stage_spec(spec, step)
+        found.update(dict.fromkeys(stage_problems(derived, step)))
+        for where, path in _named_outputs(derived, step.stage).items():
+            other = written.setdefault(str(Path(path).absolute()), step.name)
+            if other != step.name:
+                hint = (
+                    f"Leave it out, and each writes into its own folder; or give compress.changes.{step.name} another."
+                )
+                found[Problem(f"{other} and {step.name} would both write {path}", where, hint)] = None
     if found:
         raise SpecError(*found)
+
+
+def _named_outputs(spec: Spec, stage: Stage) -> dict[str, str]:
+    """What a stage writes outside its own folder, by the field that says so."""
+    if stage is Stage.engine:
+        named = {"gen_trt_engine.trt_engine": spec.gen_trt_engine.trt_engine}
+    elif stage is Stage.export:
+        named = {f"export.{name}": getattr(spec.export, name) for name in ("onnx_file", "output", "bundle")}
+        cache = (spec.export.calibration_cache or "").strip()
+        named["export.calibration_cache"] = None if cache.lower() in ("true", "false") else cache
+    else:
+        named = {}
+    return {where: path for where, path in named.items() if path}

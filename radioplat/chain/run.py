@@ -168,7 +168,7 @@ class _Chain:
         if entry.outcome is None or not Path(entry.outcome.path).exists():
             start = time.monotonic()
             try:
-                entry.outcome = run_stage(step.stage, placed(derived, step, folder.path, at.inputs), self._say)
+                entry.outcome = run_stage(step.stage, placed(derived, step, folder.path, at.inputs, said), self._say)
             finally:
                 entry.seconds += time.monotonic() - start
                 self._write()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.chain.derive import SECTIONS, Inputs, depends_on, placed, stage_spec
+from radioplat.chain.derive import SECTIONS, Inputs, check_chain, depends_on, placed, stage_spec
 from radioplat.chain.groups import Step, groups_of
 from radioplat.chain.relax import milder
+from radioplat.distill.qat import training_spec
+from radioplat.distill.retrain import retraining_spec
 from radioplat.errors import SpecError
 from radioplat.models.checkpoint import save_student
 from radioplat.models.student import Student, StudentArchitecture
@@ -60,7 +63,7 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     save_student(student, student.state_dict(), tmp_path)
     inputs = Inputs(tmp_path, Path("s.onnx"), {"00_start": tmp_path, "04_export": Path("s.onnx")})
     found = {
-        step.stage: placed(stage_spec(spec, step), step, Path("out") / name, inputs)
+        step.stage: placed(stage_spec(spec, step), step, Path("out") / name, inputs, "0123456789")
         for name, step in steps(spec).items()
     }
     assert {s.results_dir for s in found.values()} == {f"out/{name}" for name in steps(spec)}
@@ -69,8 +72,8 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     retrain = found[Stage.retrain]
     assert retrain.train.pretrained_model_path == str(tmp_path) and retrain.distill.then == []
     assert retrain.model.backbone.pretrained_backbone_path is None
-    assert retrain.train.checkpoint_dir == "s3://b/c/compress/02_retrain"
-    assert found[Stage.qat].train.checkpoint_dir == "s3://b/c/compress/06_qat"
+    assert retrain.train.checkpoint_dir == "s3://b/c/compress/02_retrain-01234567"
+    assert found[Stage.qat].train.checkpoint_dir == "s3://b/c/compress/06_qat-01234567"
     assert found[Stage.export].export.checkpoint == str(tmp_path)
     judged = found[Stage.evaluate].evaluate
     assert judged.checkpoint is None and [m.path for m in judged.models] == [str(tmp_path), "s.onnx"]
@@ -79,6 +82,43 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     assert found[Stage.engine].gen_trt_engine.onnx_file == "s.onnx"
     assert found[Stage.engine].gen_trt_engine.tensorrt.data_type == "fp32"
     assert spec.prune.results_dir == "elsewhere"
+
+
+def test_no_two_trainings_of_a_chain_share_a_second_home(tmp_path):
+    asked = ["compress.stages=[prune,low_rank,prune,quantize,qat,retrain]", "train.checkpoint_dir=s3://b/c/"]
+    asked += ["prune.retrain.steps=2", "low_rank.retrain.steps=2"]
+    spec, homes = load_spec(None, asked), []
+    for name, step in steps(spec).items():
+        derived = stage_spec(spec, step)
+        for run, said in ((name, "a" * 64), (f"{name}.relaxed1", "b" * 64), (name, "c" * 64)):
+            there = placed(copy.deepcopy(derived), step, tmp_path / run, Inputs(tmp_path), said)
+            if step.stage in (Stage.prune, Stage.low_rank):
+                config = getattr(there, step.stage.value).retrain
+                there = retraining_spec(there, config, tmp_path, tmp_path / run / step.stage.value / "round_1")
+            elif step.stage in QUANTIZES:
+                there, _ = training_spec(there, tmp_path, tmp_path / "qat")
+            homes.append(there.train.checkpoint_dir)
+    assert len(set(homes)) == len(homes) == 18
+    assert homes[0] == "s3://b/c/compress/01_prune-aaaaaaaa/prune/round_1"
+
+
+def test_two_exports_that_would_write_one_file_are_refused():
+    asked = ["compress.stages=[export,engine,export,engine]", "dataset.val_dataset.images_dir=x"]
+    named = ["export.onnx_file=out/s.onnx", "export.bundle=out/b", "gen_trt_engine.trt_engine=out/s.engine"]
+    spec = load_spec(None, [*asked, *named])
+    every = list(steps(spec).values())
+    with pytest.raises(SpecError) as refused:
+        check_chain(spec, every)
+    assert [p.where for p in refused.value.problems] == [line.partition("=")[0] for line in named[:2]] + [
+        "gen_trt_engine.trt_engine"
+    ]
+    assert "01_export and 03_export would both write out/s.onnx" in str(refused.value)
+    check_chain(spec, every[:2])
+    spec.compress.changes = {
+        "03_export": ["export.onnx_file=out/t.onnx", "export.bundle=null"],
+        "04_engine": ["gen_trt_engine.trt_engine=null"],
+    }
+    check_chain(spec, every)
 
 
 CHANGES = {
