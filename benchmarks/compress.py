@@ -126,9 +126,10 @@ def _student(runs: list[dict]) -> dict[str, float]:
     )
     terminal.show_table("shares", ["", "mean", "seeds"], rows, note)
     for name, found in runs[0]["layers"].items():
-        said = ", ".join(found["float"]) or "none"
+        said, unseen = (", ".join(found.get(kind, ())) or "none" for kind in ("float", "unseen"))
         terminal.say(
-            f"{name}: {found['int8']} of {found['eligible']} layers in INT8 ({found['told_by']}); float: {said}"
+            f"{name}: {found['int8']} of {found['eligible']} layers in INT8 ({found['told_by']}); "
+            f"float: {said}; named by no kernel: {unseen}"
         )
     told = (
         "fidelity_kept_half_macs",

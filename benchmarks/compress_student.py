@@ -87,17 +87,19 @@ def _outcome(entry: Entry) -> Outcome:
 
 
 def _covered(engine: Outcome) -> dict[str, Any]:
-    """Which convolutions and linear layers of an engine's ONNX file a kernel of the builder's log takes in INT8.
+    """Which convolutions and linear layers of an engine's ONNX file the builder's log shows in INT8 kernels alone.
 
-    Where the builder does not tell, those that the file has quantized; ``told_by`` says which it is.
+    Where the builder does not tell, those that the file has quantized; ``told_by`` says which it is. ``unseen`` are
+    quantized layers that no kernel names; they count for nothing.
     """
     coverage = engine.facts["coverage"]
-    floats, lost = coverage["not_quantized"], coverage["in_float_kernels"]
+    floats, lost, sure = coverage["not_quantized"], coverage["in_float_kernels"], coverage["taken_only_by"]
     return {
         "eligible": coverage["eligible"],
-        "int8": coverage["quantized"].get("int8", 0) - len(lost or ()),
+        "int8": (coverage["quantized"] if sure is None else sure).get("int8", 0),
         "float": [*floats, *(lost or ())],
-        "told_by": f"{engine.facts['backend']} {engine.facts['version']}" if lost is not None else "the file alone",
+        "unseen": coverage["unseen"] or [],
+        "told_by": f"{engine.facts['backend']} {engine.facts['version']}" if sure is not None else "the file alone",
     }
 
 

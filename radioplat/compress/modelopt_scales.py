@@ -10,9 +10,9 @@ import torch
 from timm.layers import Conv2dSame
 from torch import nn
 
-from radioplat.compress.extras import needs
 from radioplat.compress.float_twin import float_twin
 from radioplat.errors import SpecError
+from radioplat.extras import needs
 from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.quantizer import Quantizer, quantizers
 

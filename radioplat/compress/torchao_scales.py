@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.compress.extras import needs
 from radioplat.errors import SpecError
+from radioplat.extras import needs
 from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.quantizer import Quantizer, in_float, quantizers
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from radioplat.compress.extras import needs
 from radioplat.errors import EngineError, SpecError
 from radioplat.export.flat_student import INPUT
 from radioplat.export.qdq.graph import Graph, read_graph
 from radioplat.export.qdq.layers import find_layers
+from radioplat.extras import needs
 
 # What is ours to say; the rest of its arguments may be given as quantize.backend_kwargs.
 _OWN = ("onnx_path", "output_path", "quantize_mode", "calibration_data", "calibration_method", "model_id")

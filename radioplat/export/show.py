@@ -96,6 +96,8 @@ def _kernel_lines(report: EngineReport) -> dict[str, str]:
             lines["not quantized"] = _few(covered.not_quantized)
         if covered.in_float_kernels:
             lines["yet in floats"] = _few(covered.in_float_kernels)
+        if covered.unseen:
+            lines["in unknown"] = f"{_few(covered.unseen)}: no kernel names them"
     return lines
 
 

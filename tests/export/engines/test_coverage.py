@@ -25,14 +25,26 @@ def test_kernels_of_layers_are_told_from_products_of_activations():
     assert found.kernels == {"int8": 1, "fp32": 1, "fp16": 1} and found.share("int8") == (1, 3)
     assert found.others == {"fp16": 2}
     assert (found.eligible, found.quantized, found.not_quantized) == (3, {"int8": 2}, ["head"])
-    assert found.in_float_kernels == ["backbone.b"]
+    assert found.in_float_kernels == ["backbone.b"] and found.unseen == []
+    assert found.taken_only_by == {"int8": 1, "fp32": 1}
+
+
+def test_a_layer_that_no_kernel_names_is_not_taken_for_int8():
+    found = coverage(LAYERS[:2], [A, Kernel("b", "conv_gemm", "fp32")])
+    assert found.unseen == ["backbone.b"] and found.in_float_kernels == [] and found.taken_only_by == {"int8": 1}
+
+
+def test_a_layer_of_an_int8_and_a_float_kernel_is_not_in_int8():
+    both = Kernel("a2", "conv_gemm", "fp16", ("node_a",))
+    found = coverage(LAYERS[:2], [A, both, Kernel("b", "conv_gemm", "int8", ("node_b",))])
+    assert found.unseen == [] and found.in_float_kernels == ["backbone.a"] and found.taken_only_by == {"int8": 1}
 
 
 def test_where_layers_are_not_named_all_products_count_and_nothing_is_said_of_single_ones():
     bare = [Kernel(kernel.name, kernel.kind, kernel.data_type) for kernel in (A, B, FC, PRODUCT, ATTENTION)]
     found = coverage(LAYERS, bare)
     assert found.kernels == {"int8": 1, "fp32": 1, "fp16": 2} and found.others == {"fp16": 1}
-    assert found.in_float_kernels is None
+    assert found.in_float_kernels is None and found.unseen is None and found.taken_only_by is None
 
 
 def test_a_builder_that_does_not_tell_is_none_and_not_zero():
