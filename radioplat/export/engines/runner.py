@@ -28,6 +28,8 @@ class EngineRunner:
         device: what it runs on, in words.
         image_size: (height, width) it takes.
         outputs: names of what it gives.
+        on_device: of an engine on a GPU: a contiguous float32 batch there, of a size that the engine was built for, to
+            float32 features there, by name; enqueued on torch's current stream. None on a CPU.
     """
 
     def __init__(self, record: dict[str, Any], device: str, run: Run) -> None:
@@ -35,6 +37,7 @@ class EngineRunner:
         self.record, self.device, self._run = record, device, run
         self.image_size: tuple[int, int] = tuple(record["input_shape"][1:])
         self.outputs: list[str] = list(record["outputs"])
+        self.on_device: Callable[[Any], dict[str, Any]] | None = getattr(run, "on_device", None)
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Features of ``images``.

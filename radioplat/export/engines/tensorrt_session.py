@@ -95,21 +95,26 @@ def _runner(trt, runtime, engine, device: str, path: Path) -> Run:
     outputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
     (images_name,) = [name for name in names if name not in outputs]
 
+    def on_device(images: torch.Tensor) -> dict[str, torch.Tensor]:
+        context.set_input_shape(images_name, tuple(images.shape))
+        found = {
+            name: torch.empty(tuple(context.get_tensor_shape(name)), dtype=torch.float32, device=device)
+            for name in outputs
+        }
+        for name, tensor in {images_name: images, **found}.items():
+            context.set_tensor_address(name, tensor.data_ptr())
+        if not context.execute_async_v3(torch.cuda.current_stream(device).cuda_stream):
+            raise EngineError("TensorRT failed while it ran the engine", where=str(path))
+        return found
+
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             given = torch.from_numpy(images).to(device)
-            context.set_input_shape(images_name, tuple(given.shape))
-            found = {
-                name: torch.empty(tuple(context.get_tensor_shape(name)), dtype=torch.float32, device=device)
-                for name in outputs
-            }
-            for name, tensor in {images_name: given, **found}.items():
-                context.set_tensor_address(name, tensor.data_ptr())
-            if not context.execute_async_v3(stream.cuda_stream):
-                raise EngineError("TensorRT failed while it ran the engine", where=str(path))
+            found = on_device(given)
         stream.synchronize()
         return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 
+    run.on_device = on_device
     run.runtime = runtime  # the engine must not outlive it
     return run
