@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from radioplat.compress.scores import ChannelScore
 from radioplat.compress.sparsify import Sparsified, sparsify
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.score_pass import first_batches, score_student
+from radioplat.errors import SpecError
 from radioplat.models.checkpoint import load_student
 from radioplat.models.student import Student
-from radioplat.spec.prune import PruneConfig
+from radioplat.spec.prune import PruneConfig, PruneMode
 from radioplat.spec.root import Spec
 
 
@@ -75,11 +77,24 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small, config = within_budget(student, config, smaller)
     else:
         small = smaller(config) if goes else student
+        if config.cut and aim is None:
+            _check_something_stays(config, found[config.amount])
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
     after = cost_of(small.backbone, small.architecture.img_size, timed)
     return Cut(small, config, found.get(config.amount), sparse, before, after)
+
+
+def _check_something_stays(config: PruneConfig, cuts: Cuts) -> None:
+    """An amount that leaves less than one unit of every layer is a slip, not what anybody wants."""
+    widest = max(cuts.sizes.values())
+    if config.mode is PruneMode.amount and widest * (1 - config.amount) < 1:
+        raise SpecError(
+            f"{config.amount} leaves nothing: less than one of the {widest} channels of the widest layer would stay",
+            where="prune.amount",
+            hint=f"Take {math.floor(1000 * (1 - 1 / widest)) / 1000:g} at most; 0.5 is where most begin.",
+        )
 
 
 def _run(spec: Spec, student: Student, folder: Path) -> Run:

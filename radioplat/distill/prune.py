@@ -10,7 +10,7 @@ from pathlib import Path
 from radioplat.compress.cost import Cost
 from radioplat.compress.rehearsal import rehearse
 from radioplat.compress.sparsify import Sparsified
-from radioplat.distill.cut import cut
+from radioplat.distill.cut import Cut, cut
 from radioplat.distill.model_folder import keep_plan, write_model
 from radioplat.distill.prune_rounds import PRUNED, REPORT, Round, prune_in_rounds
 from radioplat.errors import SpecError
@@ -30,10 +30,11 @@ class PruneReport:
 
     Attributes:
         path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
-        amount: share of each layer's channels that went, as asked, or as the budget found it; 0 where none was to go.
+        amount: share of each layer's channels that was to go, as asked, or as the budget found it; 0 where none was.
         before, after: what the backbone takes; zeros count like any number.
         sparse: which weights are zero, where that was asked for.
         rounds: one after another, where the spec asks for retraining.
+        went: the least and the largest share that went of a layer; empty where none was cut, or in rounds.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class PruneReport:
     after: Cost
     sparse: Sparsified | None = None
     rounds: tuple[Round, ...] = ()
+    went: tuple[float, ...] = ()
 
 
 def prune(
@@ -82,9 +84,16 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
     else:
         done = cut(spec, asked, checkpoint, folder)
         small, amount = done.student, done.config.amount if asked.cut else 0.0
-        report = PruneReport(target, checkpoint, amount, done.before, done.after, done.sparse)
+        report = PruneReport(target, checkpoint, amount, done.before, done.after, done.sparse, went=_went(done))
     write_model(small, target, REPORT, asdict(report))
     return report
+
+
+def _went(done: Cut) -> tuple[float, ...]:
+    if not done.cuts or not done.cuts.units:
+        return ()
+    shares = [len(gone) / size for gone, size in zip(done.cuts.units, done.cuts.sizes.values(), strict=True)]
+    return min(shares), max(shares)
 
 
 def _kpi(report: PruneReport) -> dict[str, float]:

@@ -21,9 +21,9 @@ def show(report: PruneReport) -> None:
     terminal.say(f"{report.path}")
     if report.rounds:
         return
-    terminal.say(
-        f"retrain it with: radioplat distill -e SPEC train.pretrained_model_path={report.path} results_dir=ANOTHER"
-    )
+    # Not another results_dir: the spec's paths of data may begin with it.
+    start = f"train.pretrained_model_path={report.path}"
+    terminal.say(f"retrain it with: radioplat distill -e SPEC {start} distill.results_dir=ANOTHER")
 
 
 def _show_rounds(report: PruneReport) -> None:
@@ -50,4 +50,9 @@ def cost_rows(before: Cost, after: Cost) -> list[list[str]]:
 
 
 def _went(report: PruneReport) -> str:
-    return f"of each layer {report.amount:.0%} went" if report.amount else "no channel went"
+    if not report.went:
+        return f"of each layer {report.amount:.0%} went" if report.amount else "no channel went"
+    least, most = (f"{share:.0%}" for share in report.went)
+    if least == most:
+        return f"of each layer {least} went"
+    return f"of a layer {least} to {most} went, in whole heads and multiples of prune.granularity"

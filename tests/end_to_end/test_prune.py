@@ -13,6 +13,7 @@ import torch
 import radioplat
 from radioplat.compress.scores import ChannelScore
 from radioplat.distill.prune import prune
+from radioplat.distill.show_prune import show
 from radioplat.errors import EngineError, SpecError, WeightsError
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export
@@ -42,6 +43,18 @@ def test_what_it_left(pruned, spec):
     assert json.loads((pruned.path / "prune.json").read_text())["after"]["params"] == pruned.after.params
     last = read_status(pruned.path.parent / "status.json")[-1]
     assert last["status"] == "SUCCESS" and last["kpi"]["params_kept"] < 0.6
+
+
+def test_the_terminal_says_what_went_not_what_was_asked(pruned, capsys):
+    show(pruned)
+    said = " ".join(capsys.readouterr().out.split())
+    assert pruned.went == (0, pytest.approx(0.25, abs=0.05)) and "of a layer 0% to 2" in said
+    assert "distill.results_dir=ANOTHER" in said
+
+
+def test_an_amount_that_leaves_nothing_is_refused(spec, tmp_path):
+    with pytest.raises(SpecError, match=r"prune.amount: 0.9999 leaves nothing: .* Take 0\.9\d+ at most"):
+        prune(spec, ("prune.amount=0.9999", f"prune.results_dir={tmp_path}"))
 
 
 def test_it_is_judged_and_exported_as_any_student(pruned, spec, tmp_path):
