@@ -39,7 +39,7 @@ SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.low_rank: (*_TRAINING, "low_rank"),
     **dict.fromkeys(sorted(QUANTIZES), (*_TRAINING, "quantize")),
     Stage.evaluate: ("dataset", "distill", "evaluate"),
-    Stage.export: ("dataset", "export", "gen_trt_engine"),
+    Stage.export: ("dataset", "export", "gen_trt_engine", "quantize"),
     Stage.engine: ("gen_trt_engine",),
 }
 

@@ -17,7 +17,7 @@ from radioplat.chain.relax import milder
 from radioplat.chain.stages import run_stage, student_outcome
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE
+from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
 from radioplat.spec.check_compress import compress_problems
 from radioplat.spec.compress import OnFail, Stage
 from radioplat.spec.load import load_spec, to_yaml
@@ -112,8 +112,8 @@ class _Chain:
     def _start(self, at: _Place) -> None:
         """The student that the others are compared with."""
         path = find_checkpoint(self._spec, self._spec.compress.checkpoint, "compress.checkpoint").resolve()
-        files = [f for f in (path / STUDENT_FILE, path / HEADS_FILE) if f.exists()] if path.is_dir() else [path]
-        said = fingerprint(*(_digest(file) for file in files))
+        files = [path / name for name in (STUDENT_FILE, HEADS_FILE, EMA_FILE)] if path.is_dir() else [path]
+        said = fingerprint(*(_digest(file) for file in files if file.exists()))
         entry = self._entry(START, START, said, [])
         entry.outcome = entry.outcome or student_outcome(path)
         self._judge(entry, path)

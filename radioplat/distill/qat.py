@@ -10,21 +10,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from radioplat.distill.follow import Callback
 from radioplat.distill.quantize import MODEL, REPORT, QuantizeReport, layer_reports, post_train
 from radioplat.distill.run import RunResult, run_task
-from radioplat.errors import SpecError
+from radioplat.errors import Problem, SpecError
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import STUDENT_FILE, load_student
+from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, load_student
 from radioplat.spec.check import check
+from radioplat.spec.check_quantize import calibration_split
 from radioplat.spec.root import Spec
 from radioplat.track.results import TaskFolder, write_atomic
 
 MADE_OF = "made_of.json"
+_OF_THE_TRAINING = ("dataset.batch_size", "dataset.max_pixels", "dataset.train_dataset")
 
 
 def quantize_and_train(
@@ -63,7 +65,10 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
     backbone = dataclasses.replace(
         spec.model.backbone, type=None, kwargs={}, pretrained_backbone_path=None, spectral_reparam=False
     )
-    optim = dataclasses.replace(train.optim, lr=own.lr or train.optim.lr, head_warmup_epochs=0.0)
+    before = train.optim
+    optim = dataclasses.replace(before, lr=own.lr or before.lr, head_warmup_epochs=0.0)
+    if optim.projector_lr is not None:
+        optim.projector_lr *= optim.lr / before.lr
     if train.damp:
         notes.append("train.damp is left out: noise on weights would be rounded away by their quantizers")
     mirror = None if train.checkpoint_dir is None else f"{train.checkpoint_dir.rstrip('/')}/qat"
@@ -72,8 +77,9 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
         pretrained_model_path=str(start),
         resume_training_checkpoint_path=None,
         checkpoint_dir=mirror,  # the first training's has its place there
-        num_epochs=own.num_epochs or train.num_epochs,
-        max_steps=own.max_steps or train.max_steps,
+        # What is said of its length stands in place of all that train says; an epoch has a step at least.
+        num_epochs=own.num_epochs or own.max_steps or train.num_epochs,
+        max_steps=own.max_steps if own.num_epochs or own.max_steps else train.max_steps,
         optim=optim,
         damp=0.0,
     )
@@ -88,12 +94,31 @@ def _made_of(spec: Spec) -> dict[str, Any]:
     """What the quantized student follows from, as JSON holds it."""
     asked = spec.quantize
     path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
-    file = path if path.is_file() else path / STUDENT_FILE
-    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE, EMA_FILE)]
+    digests = {file.name: _digest(file) for file in files if file.is_file()}
     fields = dataclasses.asdict(asked)
     for name in ("results_dir", "device", "qat", "checkpoint", "model_path"):
         del fields[name]
-    return json.loads(json.dumps({"checkpoint": str(path), "student": digest, "quantize": fields}))
+    split = f"{calibration_split(spec)}_dataset"
+    images = {split: dataclasses.asdict(getattr(spec.dataset, split))}
+    del images[split]["prefetch"]  # how they are read changes nothing
+    images |= {name: getattr(spec.dataset, name) for name in ("batch_size", "max_pixels")}
+    made_of = {"checkpoint": str(path), "student": digests, "quantize": fields, "dataset": images}
+    return json.loads(json.dumps(made_of))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _changed(made_of: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
+    """The fields that say otherwise than those that a quantized student was made by."""
+    for section in ("quantize", "dataset"):
+        now, then = made_of[section], known.get(section, {})
+        yield from (f"{section}.{name}" for name in sorted({*now, *then}) if now.get(name) != then.get(name))
+    if any(made_of[name] != known.get(name) for name in ("checkpoint", "student")):
+        yield "quantize.checkpoint"
 
 
 def _done(start: Path, made_of: dict[str, Any], begun: bool) -> QuantizeReport | None:
@@ -104,12 +129,16 @@ def _done(start: Path, made_of: dict[str, Any], begun: bool) -> QuantizeReport |
     """
     file = start / MADE_OF
     known = json.loads(file.read_text()) if file.is_file() else None
-    if known != made_of:
-        if begun and known is not None:
-            other = [k for k in made_of["quantize"] if made_of["quantize"][k] != known["quantize"].get(k)]
-            where = f"quantize.{other[0]}" if other else "quantize.checkpoint"
-            hint = "Undo the change, or choose another results_dir."
-            raise SpecError("it has changed since the training of the quantized student began", where=where, hint=hint)
+    if known is None:
+        return None
+    changed = list(_changed(made_of, known))
+    if begun:  # the ranges are measured; whether the training may go on with these is for the training to say
+        changed = [where for where in changed if where not in _OF_THE_TRAINING]
+    if changed and begun:
+        said = "it has changed since the training of the quantized student began"
+        hint = "Undo the change, or choose another results_dir."
+        raise SpecError(*(Problem(said, where, hint) for where in changed))
+    if changed:
         return None
     said = json.loads((start / REPORT).read_text())
     said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(load_student(start))}
