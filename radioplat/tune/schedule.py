@@ -40,6 +40,7 @@ def scheduler_of(plan: Plan) -> TrialScheduler | None:
             resample_probability=asked.resample,
             hyperparam_mutations={"point": {"values": {d.path: _mutation(d) for d in plan.space.domains}}},
             log_config=False,
+            require_attrs=False,  # a trial that failed has nothing to tell
         )
     return None
 

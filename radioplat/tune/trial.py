@@ -56,7 +56,8 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
         tune.report(_told(plan, record))
         return
     if record.state is State.failed:
-        raise RuntimeError(record.reason)
+        tune.report({"trial": record.number, "step": record.step})
+        return
     if plan.space.scheduler.type is SchedulerType.pbt:
         _take_over(record, config["point"]["values"], tune.get_checkpoint())
     record.state, record.starts = State.running, record.starts + 1
@@ -66,10 +67,12 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
         spec = trial_spec(plan, record)
         checkpoint = _when_free(lambda: _TASKS[plan.space.task](spec, reporter))
         record.metrics = judge(spec, checkpoint, Path(spec.results_dir), set(plan.space.modes))
-    except RadioplatError as error:  # another start would only meet it again
+    except RadioplatError as error:  # another start would only meet it again, so Ray hears of no failure
         record.state, record.reason = State.failed, str(error)
         reporter.settle()
-        raise
+        note(f"{record.name}: {error}")
+        tune.report({"trial": record.number, "step": record.step})
+        return
     record.state, record.student = State.done, str(checkpoint)
     reporter.settle()
     _tell_wandb(spec, record)

@@ -1,9 +1,8 @@
-"""Sweeps on a real Ray: killed and gone on with, weights that PBT clones, trials that ASHA ends, a named failure."""
+"""A sweep on a real Ray: killed and gone on with; what its trials share, and what it leaves."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -19,11 +18,9 @@ from radioplat.spec.check import check
 from radioplat.spec.load import load_spec
 from radioplat.track.status import read_status
 from radioplat.track.teacher_cost import Bill
-from radioplat.tune.draw import drawn
 from radioplat.tune.record import State, read_trials
 from radioplat.tune.run import tune
 from radioplat.tune.show import show
-from radioplat.tune.space import load_space
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
@@ -131,59 +128,3 @@ def test_what_the_sweep_leaves(gone_on, killed):
 def test_another_space_is_refused(gone_on, killed):
     with pytest.raises(Exception, match="2 trials lie there of another parameters"):
         tune(killed / "spec.yaml", (), space(STEPS, parameters={LR: [1e-3]}))
-
-
-@pytest.mark.proof
-def test_pbt_clones_weights(base, cluster, tmp_path):
-    """The loss of a step, taken before its update, says whose weights these are: the order of samples is the same."""
-    said = {
-        "parameters": {LR: {"choice": [0.0, 3e-3]}},
-        "search": {"algorithm": "random"},
-        "scheduler": {"type": "pbt", "interval_steps": 20, "grace_steps": 20, "quantile": 0.5},
-        "budget": {"trials": 2},
-    }
-    wanted = space(400, **said)
-    for seed in range(100):
-        wanted["search"]["seed"] = seed
-        lrs = [drawn(load_space(wanted), n, lambda path: None)[LR] for n in range(2)]
-        if lrs == [0.0, 3e-3]:
-            break
-    report = tune(base | {"results_dir": str(tmp_path)}, ("feature_cache.dir=null",), wanted)
-    clone, donor = report.trials
-    number, step = clone.clones[0]
-    assert number == 1 and clone.state is State.done
-
-    def losses(folder):
-        lines = read_status(folder / "distill" / "status.json")
-        return {line["step"]: line["kpi"]["loss"] for line in lines if "max_step" in line}
-
-    home = tmp_path / "tune"
-    own, taken = losses(home / "trial_0000"), losses(home / "trial_0000" / "clone_1")
-    theirs = losses(home / "trial_0001")
-    assert min(taken) == step + 1
-    assert taken[step + 1] == pytest.approx(theirs[step + 1], rel=1e-5)
-    if step + 1 in own:
-        assert own[step + 1] != pytest.approx(theirs[step + 1], rel=1e-3)
-    assert read_status(home / "trial_0000" / "clone_1" / "distill" / "status.json")[-1]["status"] == "SUCCESS"
-
-
-@pytest.mark.proof
-def test_asha_ends_what_learns_nothing_and_failures_are_named(base, cluster, tmp_path):
-    said = space(
-        400,
-        parameters={LR: {"grid": [3e-3, 0.0]}, "train.optim.optim": {"grid": ["adamw"]}},
-        scheduler={"type": "asha", "grace_steps": 8, "reduction_factor": 2, "report_steps": 4},
-        concurrent=1,
-    )
-    report = tune(base | {"results_dir": str(tmp_path)}, (), said)
-    good, bad = report.trials
-    assert (good.state, bad.state) == (State.done, State.stopped)
-    assert 8 <= bad.step < 400 and not bad.metrics
-    weights = tmp_path / "torn.safetensors"
-    weights.write_bytes(b"nothing")
-    said = space(4, parameters={"train.pretrained_model_path": {"grid": [str(weights), None]}}, concurrent=2)
-    report = tune(base | {"results_dir": str(tmp_path / "other")}, (), said)
-    failed, fine = report.trials
-    assert failed.state is State.failed and "train.pretrained_model_path" in failed.reason and failed.starts == 1
-    assert fine.state is State.done
-    assert json.loads((tmp_path / "other" / "tune" / "trial_0000" / "trial.json").read_text())["state"] == "failed"

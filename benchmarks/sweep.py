@@ -1,0 +1,212 @@
+"""A sweep of eight QAT trials against as many runs on their own: the time of the teachers, and of everything.
+
+``python -m benchmarks.sweep [--trials 8] [--lone 2] [--folder DIR]``. A student of the quickstart is distilled from its
+two teachers on its corpora, and quantized and trained on by each trial (``SPACE`` below; the views are deterministic).
+The sweep's trials share one pool of teachers, one shard index and one feature cache, which the first trial fills; the
+time to fill it counts. It is killed with SIGKILL once half of the trials are done, and goes on by the same command.
+Then the first ``--lone`` trials' specs run as ``radioplat quantize`` runs them, each with an empty cache of its own and
+all cores; their mean stands for all eight. The trials' judgement is in neither. With ``--folder`` what is there is not
+done again.
+
+The last line is one JSON object: ``teacher_time_ratio`` and ``wall_ratio``, the sweep's seconds (all starts, with the
+start of Ray) over those of as many lone runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+
+import psutil
+import yaml
+
+from radioplat import terminal
+from radioplat.quickstart.defaults import ROOT, SPEC, TEACHERS, ensure_inputs
+from radioplat.spec.load import to_yaml
+from radioplat.track.results import write_atomic
+from radioplat.track.teacher_cost import Bill
+from radioplat.tune.plan import Plan, trial_spec
+from radioplat.tune.record import State, TrialRecord, read_trials
+
+BASE_STEPS, STEPS, STEPS_PER_EPOCH = 100, 60, 125  # of 16 images
+
+
+def space(trials: int) -> dict:
+    """What the trials try."""
+    floats = [{"module_name": "*mlp*", "weights": {"dtype": "native"}, "activations": {"dtype": "native"}}]
+    return {
+        "task": "quantize",
+        "changes": ["quantize.mode=qat", f"quantize.qat.max_steps={STEPS}", "quantize.calibration_batches=4"],
+        "parameters": {
+            "quantize.qat.lr": {"loguniform": [3e-5, 1e-3]},
+            "quantize.algorithm": {"choice": ["minmax", "percentile", "mse"]},
+            "quantize.per_channel": {"choice": [True, False]},
+            "quantize.layers": {"choice": [[], [{"module_name": "*mlp*", "weights": {"dtype": "int4"}}], floats]},
+            "quantize.default_layer_dtype": {"choice": ["int8"]},
+        },
+        "objectives": [{"metric": "fidelity", "mode": "max"}, {"metric": "bytes", "mode": "min"}],
+        "search": {"algorithm": "optuna"},
+        "budget": {"trials": trials},
+        "concurrent": 2,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a sweep shares; see the head of the file.")
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--lone", type=int, default=2, help="trials that are run on their own, too")
+    parser.add_argument("--folder", type=Path, help="keep everything here, and go on from what is here")
+    given = parser.parse_args()
+    with _folder(given.folder) as folder:
+        student = _student(folder)
+        wall = _sweep(folder, student, given.trials)
+        trials = read_trials(folder / "sweep" / "tune")
+        lone = [_alone(folder, record) for record in trials[: given.lone]]
+    for run in lone:
+        terminal.say(f"a lone run: {run['wall']:.1f} s, teachers {run['teachers']:.1f} s")
+    teachers = sum(record.teacher_seconds for record in trials)
+    count = len(trials)
+    terminal.say(
+        f"the sweep: {count} trials in {wall:.0f} s, teachers {teachers:.1f} s; {count} lone runs at the mean of "
+        f"{len(lone)}: {count * mean(run['wall'] for run in lone):.0f} s, "
+        f"teachers {count * mean(run['teachers'] for run in lone):.1f} s"
+    )
+    figures = {
+        "teacher_time_ratio": teachers / (count * mean(run["teachers"] for run in lone)),
+        "wall_ratio": wall / (count * mean(run["wall"] for run in lone)),
+    }
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+@contextlib.contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    """An absolute folder: the user's, or one that goes again."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="sweep") as scratch:
+        yield Path(scratch)
+
+
+def _student(folder: Path) -> Path:
+    """The student that is quantized; distilled once."""
+    from radioplat.distill.run import distill
+
+    ensure_inputs([f"results_dir={folder / 'inputs'}"])
+    epochs = -(-BASE_STEPS // STEPS_PER_EPOCH)
+    steps = [
+        f"train.max_steps={BASE_STEPS}",
+        f"train.num_epochs={epochs}",
+        f"feature_cache.dir={folder / 'base_answers'}",
+    ]
+    return distill(SPEC, [*_common(folder), f"results_dir={folder / 'base'}", *steps], say=_quiet).checkpoint
+
+
+def _common(folder: Path) -> list[str]:
+    inputs = folder / "inputs"
+    train = [inputs / "corpora" / name for name in ("photographs", "labelled")]
+    return [
+        *(f"dataset.train_dataset.tar_data_sources[{i}].root_dir={path}" for i, path in enumerate(train)),
+        f"dataset.val_dataset.tar_data_sources[0].root_dir={inputs / 'corpora' / 'held_out'}",
+        *(
+            f"distill.teacher[{i}].pretrained_teacher_model_path={inputs / 'weights' / name}.safetensors"
+            for i, name in enumerate(TEACHERS)
+        ),
+        "cluster.mode=local",
+        "train.num_gpus=1",
+        "train.zero_stage=0",
+        "train.precision=fp32",
+        "dataset.batch_size=16",
+        "train.checkpoint_interval=20",
+        "train.checkpoint_interval_unit=step",
+        "train.validation_interval=100",
+        "evaluate.max_images=200",
+    ]
+
+
+def _sweep(folder: Path, student: Path, trials: int) -> float:
+    """The sweep, killed in the middle and gone on with; gives the seconds of both starts."""
+    file, home = folder / "space.yaml", folder / "sweep" / "tune"
+    file.write_text(yaml.safe_dump(space(trials)))
+    command = [sys.executable, str(ROOT / "jobs" / "sweep.py"), "-e", str(SPEC), "--space", str(file), *_common(folder)]
+    command += [f"results_dir={folder / 'sweep'}", f"quantize.checkpoint={student}"]
+    command += [f"feature_cache.dir={folder / 'answers'}"]
+    clock, known = folder / "wall.json", 0.0
+    if clock.exists():
+        known = json.loads(clock.read_text())
+    begin = time.monotonic()
+    if not _done(home) and trials > 2:
+        with subprocess.Popen(command, env=_environment()) as process:
+            while len(_done(home)) < trials // 2 and process.poll() is None:
+                time.sleep(0.2)
+            _kill(process.pid)
+        left = [record for record in read_trials(home) if record.state is State.running]
+        terminal.note(f"killed with SIGKILL: {len(_done(home))} trials are done, {len(left)} begun")
+    before = {record.number: record for record in _done(home)}
+    subprocess.run(command, env=_environment(), check=True)
+    known += 0.0 if len(before) == trials else time.monotonic() - begin
+    write_atomic(clock, json.dumps(known))
+    again = [n for n, record in before.items() if read_trials(home)[n].starts != record.starts]
+    terminal.say(f"computed again after the kill: {again or 'nothing'} of {len(before)} trials that were done")
+    return known
+
+
+def _done(home: Path) -> list[TrialRecord]:
+    return [record for record in read_trials(home) if record.state is State.done]
+
+
+def _alone(folder: Path, record: TrialRecord) -> dict[str, float]:
+    """What a trial's own spec takes by itself: no pool, an index and an empty cache of its own."""
+    home = folder / "lone" / record.name
+    done = home / "figures.json"
+    if done.exists():
+        return json.loads(done.read_text())
+    home.mkdir(parents=True, exist_ok=True)
+    spec = trial_spec(Plan.read(folder / "sweep" / "tune"), record)
+    spec.results_dir, spec.dataset.index_dir, spec.feature_cache.dir = str(home), None, str(home / "answers")
+    for service in spec.teachers.values():
+        service.pool = None
+    file = home / "spec.yaml"
+    file.write_text(to_yaml(spec))
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "radioplat.cli", "quantize", "-e", str(file)]
+    subprocess.run(command, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+    bill = Bill.read(home / "qat")
+    assert bill is not None
+    found = {"wall": time.monotonic() - begin, "teachers": sum(cost.seconds for cost in bill.teachers.values())}
+    write_atomic(done, json.dumps(found))
+    return found
+
+
+def _environment() -> dict[str, str]:
+    before = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": f"{ROOT}:{before}" if before else str(ROOT)}
+
+
+def _kill(pid: int) -> None:
+    """A process and all that it started, as when a machine is lost."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for member in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
+
+
+def _quiet(line: str) -> None:
+    if "starts fresh" in line or "goes on" in line:
+        terminal.note(line)
+
+
+if __name__ == "__main__":
+    main()
