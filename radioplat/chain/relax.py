@@ -30,20 +30,30 @@ def milder(spec: Spec, stage: Stage, attempt: int, student: Path | None = None) 
             return ["quantize.mode=qat"]
         assert student is not None
         return _quantize(spec, most_sensitive(spec, student), STEP**attempt)
-    rules = {Stage.prune: _prune, Stage.low_rank: _low_rank}
-    return rules[stage](spec, STEP**attempt) if stage in rules else []
+    if stage is Stage.low_rank:
+        return _low_rank(spec, STEP**attempt)
+    if stage is not Stage.prune:
+        return []
+    found = _prune(spec, attempt)
+    return found if found != _prune(spec, attempt - 1) else []
 
 
-def _prune(spec: Spec, share: float) -> list[str]:
-    asked = spec.prune
+def _prune(spec: Spec, attempt: int) -> list[str]:
+    """Overrides; empty where nothing would go any more."""
+    asked, share = spec.prune, STEP**attempt
     budgets = {name: kept for name, kept in vars(asked.budget).items() if kept is not None}
     found = [f"prune.budget.{name}={1 - (1 - kept) * share:.6g}" for name, kept in budgets.items()]
-    if asked.mode is PruneMode.threshold:
+    if asked.cut and asked.mode is PruneMode.threshold:
         found.append(f"prune.threshold={asked.threshold * share:.6g}")
     elif not budgets and asked.cut:
         found.append(f"prune.amount={asked.amount * share:.6g}")
     if asked.blocks:
-        found.append(f"prune.blocks={int(asked.blocks * share)}")
+        left = asked.blocks  # one fewer each time at least
+        for number in range(1, attempt + 1):
+            left = max(0, min(left - 1, int(asked.blocks * STEP**number)))
+        if not left and not asked.cut and asked.sparsity.type is None:
+            return []
+        found.append(f"prune.blocks={left}")
     if asked.sparsity.type is SparsityPattern.unstructured:
         found.append(f"prune.sparsity.amount={asked.sparsity.amount * share:.6g}")
     return found

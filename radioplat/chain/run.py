@@ -118,6 +118,9 @@ class _Chain:
         entry.outcome = entry.outcome or student_outcome(path)
         self._judge(entry, path)
         self._reference = entry
+        gates = self._spec.compress.gates
+        if gates.min_kept is not None and entry.kept is None and gates.metric.value in entry.metrics:
+            raise self._cannot_judge(entry)
         at.inputs.student, at.made[STUDENT] = path, said
         at.inputs.models[START] = path
 
@@ -214,11 +217,19 @@ class _Chain:
         self._reference = self._reference or entry
         metric = self._spec.compress.gates.metric.value
         ours, theirs = entry.metrics.get(metric), self._reference.metrics.get(metric)
-        entry.kept = ours / theirs if ours is not None and theirs else None
+        # A share of zero, or of a negative likeness, says nothing: what is worse would pass.
+        entry.kept = ours / theirs if ours is not None and theirs is not None and theirs > 0 else None
         self._write()
 
     def _cannot_judge(self, entry: Entry) -> SpecError:
         metric, known = self._spec.compress.gates.metric.value, ", ".join(entry.metrics) or "none"
+        theirs = self._reference.metrics.get(metric) if self._reference else None
+        if theirs is not None and theirs <= 0:
+            return SpecError(
+                f"the starting student is worth nothing by this metric: its {metric} is {theirs:.3g}",
+                where="compress.gates.metric",
+                hint="Train it longer, or take another metric; without min_kept nothing is asked.",
+            )
         return SpecError(
             f"nothing is known of {metric} after {entry.name}; measured: {known}",
             where="compress.gates.metric",

@@ -46,14 +46,18 @@ Say = Callable[[str], None]
 
 
 def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
-    """What the student of a checkpoint folder takes.
+    """What a student takes.
+
+    Args:
+        path: a checkpoint folder, or the file of ``export.format: safetensors``.
 
     Raises:
         WeightsError: it cannot be read.
     """
     student = load_student(path)
     cost = cost_of(student.backbone, student.architecture.img_size)
-    size = sum((path / name).stat().st_size for name in (STUDENT_FILE, HEADS_FILE) if (path / name).exists())
+    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE)]
+    size = sum(file.stat().st_size for file in files if file.exists())
     params = cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values())
     return Outcome(str(path), size, params, cost.macs, facts=facts or {})
 

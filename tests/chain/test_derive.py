@@ -18,10 +18,11 @@ from radioplat.errors import SpecError
 from radioplat.models.checkpoint import save_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check_compress import CHANGES_STUDENT, QUANTIZES
+from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.compress import Stage
 from radioplat.spec.load import load_spec
 from radioplat.spec.low_rank import LowRankConfig
-from radioplat.spec.prune import PruneBudget, PruneConfig
+from radioplat.spec.prune import PruneBudget, PruneConfig, PruneMode, SparsityConfig, SparsityPattern
 from radioplat.spec.root import Spec
 
 
@@ -56,6 +57,7 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
             "train.checkpoint_dir=s3://b/c",
             "distill.then=[evaluate]",
             "dataset.test_dataset.images_dir=test",
+            "evaluate.models=[{name: other, path: p}]",
         ],
     )
     kwargs = {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -76,7 +78,7 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     assert found[Stage.qat].train.checkpoint_dir == "s3://b/c/compress/06_qat-01234567"
     assert found[Stage.export].export.checkpoint == str(tmp_path)
     judged = found[Stage.evaluate].evaluate
-    assert judged.checkpoint is None and [m.path for m in judged.models] == [str(tmp_path), "s.onnx"]
+    assert judged.checkpoint is None and [m.path for m in judged.models] == ["p", str(tmp_path), "s.onnx"]
     assert found[Stage.evaluate].dataset.val_dataset.images_dir == "test"
     assert found[Stage.export].dataset.val_dataset.images_dir is None
     assert found[Stage.engine].gen_trt_engine.onnx_file == "s.onnx"
@@ -154,13 +156,30 @@ def test_a_retry_of_pruning_takes_less_each_time(share, attempt):
     assert 0 < asked(amount, attempt + 1) < asked(amount, attempt) < share
     budget = PruneConfig(budget=PruneBudget(macs=share))
     assert share < asked(budget, attempt) < asked(budget, attempt + 1) < 1
-    blocks = PruneConfig(parts=[], blocks=attempt)
-    assert asked(blocks, 1) == int(attempt * 0.75) < attempt
     assert milder(Spec(), Stage.retrain, attempt) == []
     energy = LowRankConfig(energy=share)
     once, again = (milder(Spec(low_rank=energy), Stage.low_rank, n)[0] for n in (attempt, attempt + 1))
     assert share < float(once.partition("=")[2]) < float(again.partition("=")[2]) < 1
     assert milder(Spec(low_rank=LowRankConfig(rank=6)), Stage.low_rank, 1) == ["low_rank.rank=8"]
+
+
+@pytest.mark.parametrize(("blocks", "counts"), [(1, []), (2, [1]), (3, [2, 1]), (5, [3, 2, 1]), (8, [6, 4, 3, 2, 1])])
+def test_a_retry_takes_fewer_blocks_until_none_is_left(blocks, counts):
+    spec = Spec(prune=PruneConfig(parts=[], blocks=blocks))
+    retries = [milder(spec, Stage.prune, number) for number in range(1, 10)]
+    assert retries == [[f"prune.blocks={count}"] for count in counts] + [[]] * (9 - len(counts))
+    for lines in retries[: len(counts)]:
+        assert not list(prune_problems(load_spec(spec, lines)))
+
+
+def test_blocks_are_not_all_that_goes():
+    spec = Spec(prune=PruneConfig(blocks=1, amount=0.4))
+    assert milder(spec, Stage.prune, 1) == ["prune.amount=0.3", "prune.blocks=0"]
+    assert milder(spec, Stage.prune, 2) == ["prune.amount=0.225", "prune.blocks=0"]
+    zeros = Spec(prune=PruneConfig(blocks=1, sparsity=SparsityConfig(SparsityPattern.two_of_four)))
+    assert [milder(zeros, Stage.prune, n) for n in (1, 2)] == [["prune.blocks=0"], []]
+    threshold = Spec(prune=PruneConfig(mode=PruneMode.threshold, parts=[], blocks=1))
+    assert milder(threshold, Stage.prune, 1) == []
 
 
 def test_a_retry_is_a_spec():
