@@ -30,6 +30,8 @@ def show(report: QuantizeReport) -> None:
 
 def _row(layer: LayerReport) -> list[str]:
     weights, activations = layer.weights, layer.activations
+    if weights is None and activations is None:  # of a file that another tool quantized: `quantized` is all it says
+        return [layer.name, layer.type, "quantized", "quantized", ""]
     return [
         layer.name,
         layer.type,

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from radioplat.distill.quantize import LayerReport, QuantizeReport
+from radioplat.distill.show_quantize import show
 from radioplat.errors import EngineError, SpecError
 from radioplat.evaluate.onnx_model import OnnxModel
 from radioplat.export.modelopt_onnx import quantize_onnx
@@ -63,3 +65,9 @@ def test_what_it_does_not_take_is_named(exported, images, tmp_path):
     with pytest.raises(EngineError, match="quantize.backend: ModelOpt"):
         quantize_onnx(exported, tmp_path / "q.onnx", pixels[:, :, :16])
     assert not (tmp_path / "q.onnx").exists()
+
+
+def test_the_terminal_calls_no_quantized_layer_float(capsys):
+    show(QuantizeReport(Path("q.onnx"), Path("s.onnx"), [LayerReport("conv", "Conv")], {}, 1, {}))
+    said = capsys.readouterr().out
+    assert said.count("quantized") == 2 and "float" not in said
