@@ -144,11 +144,15 @@ def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs, said: str) -> S
 
 
 def _formats(student: Path | None) -> str:
-    """What an engine of a quantized student is typed: int8 or fp8; empty for a student in floats."""
+    """What an engine of a quantized student is typed: int8 or fp8; empty where it multiplies in floats.
+
+    A layer with quantized weights alone multiplies in floats, and its file is built as one in floats; all but 4-bit
+    weights, which stand under int8 (:func:`radioplat.export.engines.onnx_input.check_data_type`).
+    """
     quantized = read_architecture(student).quantized if student else None
-    if quantized is None:
-        return ""
-    return "fp8" if any(layer.weights == "fp8" for layer in quantized.layers.values()) else "int8"
+    layers = quantized.layers.values() if quantized is not None else ()
+    formats = {layer.weights for layer in layers if layer.activations is not None or layer.weights == "int4"}
+    return "fp8" if "fp8" in formats else "int8" if formats else ""
 
 
 def depends_on(spec: Spec, stage: Stage) -> str:

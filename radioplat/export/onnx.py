@@ -28,6 +28,7 @@ from radioplat.export.qdq.report import (
     float_type,
     least_opset,
     student_floats,
+    student_weight_only,
     write_beside,
 )
 from radioplat.export.resolution import name_sides, step_of, tried_sizes
@@ -147,7 +148,7 @@ def export_onnx(
                 _judge(check(float_file), Path(float_path or ""), False)
         report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
         if ranges:
-            found = lint(written, student_floats(student))
+            found = lint(written, student_floats(student), student_weight_only(student))
             quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, found)
             report = replace(report, quantized=quantized)
         if data_type != "fp32":

@@ -16,6 +16,7 @@ from radioplat.distill.qat import training_spec
 from radioplat.distill.retrain import retraining_spec
 from radioplat.errors import SpecError
 from radioplat.models.checkpoint import save_student
+from radioplat.models.quantization import LayerFormats, Quantization
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check_compress import CHANGES_STUDENT, QUANTIZES
 from radioplat.spec.check_prune import prune_problems
@@ -84,6 +85,28 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     assert found[Stage.engine].gen_trt_engine.onnx_file == "s.onnx"
     assert found[Stage.engine].gen_trt_engine.tensorrt.data_type == "fp32"
     assert spec.prune.results_dir == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([("int8", None)], "fp32"),
+        ([("fp8", None)], "fp32"),
+        ([("int4", None)], "int8"),
+        ([("int8", "int8"), ("fp8", None)], "int8"),
+        ([("fp8", "fp8"), ("int8", None)], "fp8"),
+    ],
+)
+def test_an_engine_is_typed_by_what_multiplies(layers, said, tmp_path):
+    spec = load_spec(None, ["compress.stages=[export,engine]"])
+    kwargs = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+    names = ("backbone.blocks.0.mlp.fc1", "backbone.blocks.0.mlp.fc2")
+    how = Quantization({name: LayerFormats(*formats) for name, formats in zip(names, layers, strict=False)})
+    student = Student(StudentArchitecture("radio_vit_tiny_patch16", kwargs, img_size=32, quantized=how))
+    save_student(student, student.state_dict(), tmp_path)
+    (step,) = (step for step in steps(spec).values() if step.stage is Stage.engine)
+    there = placed(stage_spec(spec, step), step, tmp_path / "out", Inputs(tmp_path, Path("s.onnx")), "0123456789")
+    assert there.gen_trt_engine.tensorrt.data_type == said
 
 
 def test_no_two_trainings_of_a_chain_share_a_second_home(tmp_path):

@@ -9,7 +9,7 @@ is fused into a convolution quantized too; normalization in floats.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -72,12 +72,15 @@ class LintReport:
         return {**counts, "lint": [asdict(finding) for finding in self.findings]}
 
 
-def lint(model: ModelProto | str | Path, allowed: Sequence[str] = ()) -> LintReport:
+def lint(
+    model: ModelProto | str | Path, allowed: Sequence[str] = (), weight_only: Collection[str] = ()
+) -> LintReport:
     """Look for misplaced and missing Q/DQ in ``model``.
 
     Args:
         model: a graph with its weights, or a file.
         allowed: patterns (``*`` as in a shell) of node names of layers that may be in floats.
+        weight_only: node names of layers whose activations stay float on purpose; it is advice there.
 
     Raises:
         EngineError: no such file, or no ONNX.
@@ -89,7 +92,7 @@ def lint(model: ModelProto | str | Path, allowed: Sequence[str] = ()) -> LintRep
     free = [layer.name for layer in layers if any(fnmatch.fnmatchcase(layer.name, p) for p in allowed)]
     findings = []
     for layer in layers:
-        findings += _layer(graph, layer, layer.name in free)
+        findings += _layer(graph, layer, layer.name in free, layer.name in weight_only)
     for node in graph.nodes:
         findings += _node(graph, node)
     quantized = sum(layer.is_quantized for layer in layers)
@@ -97,14 +100,17 @@ def lint(model: ModelProto | str | Path, allowed: Sequence[str] = ()) -> LintRep
     return LintReport(len(layers), quantized, free, findings)
 
 
-def _layer(graph: Graph, layer: Layer, may_be_float: bool) -> Iterator[Finding]:
+def _layer(graph: Graph, layer: Layer, may_be_float: bool, is_weight_only: bool) -> Iterator[Finding]:
     data, weight, name = layer.data, layer.weight, layer.name
     if data is None and weight is None:
         if not may_be_float:
             yield Finding(name, "layer-not-quantized", "neither its input nor its weight comes out of a DQ")
         return
     if data is None and not layer.is_weight_only:
-        yield Finding(name, "input-without-dq", "its weight is quantized and its input is not")
+        message = "its weight is quantized and its input is not"
+        if is_weight_only:  # smaller, and no faster
+            message += ", as the student says: it multiplies in floats"
+        yield Finding(name, "input-without-dq", message, ADVICE if is_weight_only else ERROR)
     if weight is None:
         yield Finding(name, "weight-without-dq", "its input is quantized and its weight is not")
         return
@@ -188,7 +194,7 @@ def _quantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
     for taker in takers:
         if taker.op_type == DEQUANTIZE and not same_scale(graph, node, taker):
             yield Finding(name, "unlike-scales", f"its scale or zero point is not that of {name_of(taker)}")
-    source, _ = graph.source(node.input[0], MOVES_ONLY)
+    source, passed = graph.source(node.input[0], MOVES_ONLY)
     before = graph.maker(source)
     if before is not None and before.op_type == DEQUANTIZE and not same_scale(graph, before, node):
         yield Finding(name, "double-quantization", f"it quantizes anew, by another scale, what {name_of(before)} gives")
@@ -199,6 +205,8 @@ def _quantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
         yield Finding(name, "two-scales", message, ADVICE)
     if before is None or before.op_type not in CONVOLUTIONS:
         return
+    if not all(_has_one_taker(graph, name) for name in (source, *(step.output[0] for step in passed))):
+        return  # the convolution gives its sum to others, too: nothing behind it is fused away
     after = [t for taker in takers if taker.op_type == DEQUANTIZE for t in graph.takers(taker.output[0])]
     for taker in after:
         fused = taker.op_type in _FUSED or _is_bias(graph, taker)
@@ -232,13 +240,19 @@ def _residual(graph: Graph, node: NodeProto) -> Iterator[Finding]:
 
 
 def _fused_convolutions(graph: Graph, add: NodeProto) -> list[str]:
-    """The inputs of ``add`` that come straight out of a quantized convolution."""
+    """The inputs of ``add`` that come straight out of a quantized convolution, and that nobody else takes."""
     found = []
     for name in add.input:
         maker = graph.maker(name)
-        if maker is not None and maker.op_type in CONVOLUTIONS and _is_dequantized(graph, maker.input[0]):
+        quantized = maker is not None and maker.op_type in CONVOLUTIONS and _is_dequantized(graph, maker.input[0])
+        if quantized and _has_one_taker(graph, name):
             found.append(name)
     return found
+
+
+def _has_one_taker(graph: Graph, tensor: str) -> bool:
+    """What a second one takes, or the graph gives, is written: its maker is fused with nothing behind."""
+    return tensor not in graph.outputs and len(graph.takers(tensor)) == 1
 
 
 def _is_bias(graph: Graph, node: NodeProto) -> bool:

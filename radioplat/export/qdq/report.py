@@ -75,3 +75,10 @@ def student_floats(student: object) -> list[str]:
     """Names of the layers that a quantized student says are to stay float; none where it does not say."""
     quantized = getattr(getattr(student, "architecture", None), "quantized", None)
     return list(quantized.skipped) if quantized is not None else []
+
+
+def student_weight_only(student: object) -> list[str]:
+    """Names of the layers of a quantized student whose weights alone are quantized."""
+    quantized = getattr(getattr(student, "architecture", None), "quantized", None)
+    layers = quantized.layers if quantized is not None else {}
+    return [name for name, formats in layers.items() if formats.weights and not formats.activations]

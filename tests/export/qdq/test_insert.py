@@ -149,3 +149,14 @@ def test_a_scale_that_fp16_does_not_hold_is_named(tmp_path):
         student.backbone.blocks[0].mlp.fc1.input_quantizer.scale.fill_(1e-9)
     with pytest.raises(EngineError, match=r"blocks.0.mlp.fc1.input_quantizer is 1e-09, which fp16 does not hold"):
         export_onnx(student, tmp_path / "q.onnx", height=SIZE, width=SIZE, batch_size=1, data_type="fp16")
+
+
+def test_a_student_with_quantized_weights_alone_ends_in_an_engine_that_multiplies_in_floats(tmp_path):
+    student = quantized_student(VIT, LayerFormats(activations=None))
+    report = export_onnx(student, tmp_path / "s.onnx", height=SIZE, width=SIZE)
+    found = report.quantized.lint
+    assert {f.rule for f in found.findings} == {"input-without-dq"} and not found.errors
+    config = TensorRTConfig(data_type="fp32")
+    built = build_engine(report.path, tmp_path / "s.engine", config, backend=EngineBackend.onnxruntime)
+    assert built.executed and built.execution["max_relative_error"] < 0.02  # its fused kernels round elsewhere
+    assert built.coverage.quantized == {}

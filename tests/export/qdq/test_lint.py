@@ -236,6 +236,20 @@ def fp8_weight(net):
     return net.node("Conv", net.pair("x", "p"), weight, name="c")
 
 
+@fault()
+def sum_of_a_convolution_that_another_takes(net):
+    trunk = net.node("Relu", net.conv("x", "stem"), name="relu")
+    conv = net.conv(trunk, "conv")
+    block = net.node("Relu", net.node("Add", conv, trunk, name="add"), name="last")
+    return net.node("Mul", block, net.node("Relu", conv, name="other"), name="mul")
+
+
+@fault()
+def pair_behind_a_convolution_that_another_takes(net):
+    conv = net.conv("x", "c")
+    return net.node("Mul", net.node("Relu", net.pair(conv, "p"), name="relu"), conv, name="mul")
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_named_and_nothing_else(name):
     build, expected = FAULTS[name]
@@ -249,6 +263,16 @@ def test_layers_that_may_be_float_are_listed_and_not_reported():
     assert rules(model) == [("head.out", "layer-not-quantized")]
     report = lint(model, ["head.*"])
     assert (report.findings, report.allowed, report.layers, report.quantized) == ([], ["head.out"], 2, 1)
+
+
+def test_a_float_input_is_advice_where_weights_alone_are_to_be_quantized():
+    net = Net()
+    model = net.finish(net.node("Conv", net.node("Conv", "x", net.weight("a"), name="a"), net.weight("b"), name="b"))
+    report = lint(model, weight_only=["a"])
+    assert [(f.node, f.rule, f.level) for f in report.findings] == [
+        ("a", "input-without-dq", "advice"),
+        ("b", "input-without-dq", "error"),
+    ]
 
 
 def test_an_addition_without_a_relu_behind_it_is_advice():
