@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
@@ -129,11 +130,23 @@ def _pairs(spec: Spec) -> Iterator[Problem]:
 
 def _calibration_split(spec: Spec) -> Iterator[Problem]:
     """Ranges must not come from the images that the result is judged on."""
-    own = sources(spec.dataset.quant_calibration_dataset)
+    own = calibration_split(spec)
+    folders = _places(getattr(spec.dataset, f"{own}_dataset"))
     for name in ("val", "test"):
-        if shared := own & sources(getattr(spec.dataset, f"{name}_dataset")):
+        if shared := folders & _places(getattr(spec.dataset, f"{name}_dataset")):
             message = f"{sorted(shared)[0]} is also dataset.{name}_dataset's, on which students are judged"
-            yield Problem(message, "dataset.quant_calibration_dataset", "Give other images; left out, it is train's.")
+            hint = "Give other images; left out, it is train's."
+            if own == "train":
+                hint = "Ranges are measured on it where dataset.quant_calibration_dataset is empty: give other images."
+            yield Problem(message, f"dataset.{own}_dataset", hint)
+
+
+def _places(split: SplitConfig) -> set[str]:
+    """Its folders, each in one spelling: a local path without links, a bucket's without a slash at its end."""
+    return {
+        folder.rstrip("/") if "://" in folder else os.path.realpath(os.path.expanduser(folder))
+        for folder in sources(split)
+    }
 
 
 def calibration_split(spec: Spec) -> str:

@@ -91,3 +91,26 @@ def test_ranges_never_come_from_what_is_judged():
     dataset["quant_calibration_dataset"] = dataset["test_dataset"]
     problem = next(quantize_problems(load_spec({"dataset": dataset})))
     assert problem.where == "dataset.quant_calibration_dataset" and "dataset.test_dataset's" in problem.message
+
+
+def test_one_folder_in_two_spellings_is_one_folder(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "test")
+    for spelt in ("test/", "./test", "x/../test", "link"):
+        dataset = {"test_dataset": {"images_dir": str(tmp_path / "test")}}
+        dataset["quant_calibration_dataset"] = {"images_dir": f"{tmp_path}/{spelt}"}
+        assert [p.where for p in quantize_problems(load_spec({"dataset": dataset}))] == [
+            "dataset.quant_calibration_dataset"
+        ]
+    bucket = {"images_dir": "s3://b/x"}
+    dataset = {"test_dataset": bucket, "quant_calibration_dataset": {"images_dir": "s3://b/x/../y"}}
+    assert not list(quantize_problems(load_spec({"dataset": dataset})))
+    dataset["quant_calibration_dataset"] = {"images_dir": "s3://b/x/"}
+    assert list(quantize_problems(load_spec({"dataset": dataset})))
+
+
+def test_train_images_that_are_also_judged_on_measure_no_ranges():
+    dataset = {name: {"images_dir": "/data/all"} for name in ("train_dataset", "test_dataset")}
+    assert [p.where for p in quantize_problems(load_spec({"dataset": dataset}))] == ["dataset.train_dataset"]
+    dataset["quant_calibration_dataset"] = {"images_dir": "/data/some"}
+    assert not list(quantize_problems(load_spec({"dataset": dataset})))
