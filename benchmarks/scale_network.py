@@ -41,6 +41,7 @@ class Network:
 # As in RADIO's recipes (Ranzinger et al. 2024): CLIP ViT-H/14 and DINOv2-g/14 at 224 px, SAM ViT-H/16 at 1024 px; the
 # student is a ViT-L/16 at 256 px. Activations: 40 bytes a token and channel of each block with backward, 8 without.
 STUDENT = Network(0.304e9, 257, 1024, 40 * 257 * 1024 * 24)
+LARGE = Network(1.14e9, 257, 1536, 40 * 257 * 1536 * 40)  # a ViT-g/14 as the student
 TEACHERS = (
     Network(0.632e9, 257, 1280, 8 * 257 * 1280),
     Network(1.14e9, 257, 1536, 8 * 257 * 1536),
