@@ -214,12 +214,15 @@ class Student(nn.Module):
             self.architecture = replace(self.architecture, spectral_reparam=False)
         return self
 
+    def normalized(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8, or floats in [0, 1], as the fp32 numbers that the backbone sees."""
+        unit = images.float() if images.is_floating_point() else images.float() / 255
+        return (unit - self.mean.float()) / self.std.float()
+
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
         """Images to backbone features; see :class:`~radioplat.models.features.Features`."""
-        unit = images.float() if images.is_floating_point() else images.float() / 255
-        normalised = (unit - self.mean.float()) / self.std.float()
         dtype = next(self.backbone.parameters()).dtype
-        features = self.backbone(normalised.to(dtype), wanted)
+        features = self.backbone(self.normalized(images).to(dtype), wanted)
         if "logits" in wanted and self.classifier is not None:
             features.named["logits"] = self.classifier(features.summary)
         features.summary = taught_summary(features, self.architecture.summary_slots)

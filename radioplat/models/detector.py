@@ -1,0 +1,254 @@
+"""RT-DETR and RT-DETRv2 (Zhao et al. 2023; Lv et al. 2024) on a student's backbone; the rest is transformers' code."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torchvision.ops import box_convert
+
+from radioplat.errors import SpecError
+from radioplat.models.pyramid import Pyramid
+from radioplat.models.student import Student, StudentArchitecture
+
+_PRIOR = 0.01  # what a class is given at the start: nearly nothing is an object (Lin et al. 2017, section 4.1)
+KINDS = ("rtdetr", "rtdetr_v2")
+# Arguments of transformers' configuration that follow from the backbone, the classes, or what this class does.
+_OURS = (
+    "backbone_config", "freeze_backbone_batch_norms", "encoder_in_channels", "feat_strides", "encode_proj_layers",
+    "decoder_in_channels", "num_feature_levels", "decoder_n_levels", "num_labels", "id2label", "label2id", "eval_size",
+    "anchor_image_size", "is_encoder_decoder", "disable_custom_kernels", "tie_word_embeddings",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DetectorArchitecture:
+    """Everything needed to build a detector but its weights; kept as JSON in its file.
+
+    Attributes:
+        student: its backbone; without heads.
+        num_classes: labels are below it.
+        kind: one of :data:`KINDS`.
+        options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
+            ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...).
+    """
+
+    student: StudentArchitecture
+    num_classes: int
+    kind: str = "rtdetr_v2"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """JSON text; :meth:`from_json` reads it back equal."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "student"}
+        return json.dumps(own | {"student": asdict(self.student)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> DetectorArchitecture:
+        """Inverse of :meth:`to_json`."""
+        raw = json.loads(text)
+        return cls(**{**raw, "student": StudentArchitecture.from_json(json.dumps(raw["student"]))})
+
+
+class Found(NamedTuple):
+    """What was found in one image, the surest first.
+
+    Attributes:
+        xyxy: ``[N, 4]``, left, top, right, bottom in pixels.
+        labels: int64 ``[N]``.
+        scores: ``[N]``, in (0, 1).
+    """
+
+    xyxy: torch.Tensor
+    labels: torch.Tensor
+    scores: torch.Tensor
+
+
+class Detector(nn.Module):
+    """A detector.
+
+    ``detector(images, targets)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``, and gives transformers' output:
+    ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height as shares of the image) and, with
+    targets, ``loss`` and ``loss_dict``: varifocal, L1 and GIoU after Hungarian matching, of every decoder layer, of the
+    encoder's proposals, and while training of denoising queries.
+
+    Args:
+        architecture: see :class:`DetectorArchitecture`.
+        where: the spec field of the detector, for messages.
+
+    Raises:
+        SpecError: transformers is missing, or the architecture cannot be built.
+    """
+
+    def __init__(self, architecture: DetectorArchitecture, where: str = "model.detector") -> None:
+        super().__init__()
+        if architecture.student.heads or architecture.student.num_classes:
+            raise SpecError("a detector's backbone has no heads and no classifier", where=where)
+        self.architecture = architecture
+        self.student = Student(architecture.student)
+        self.pyramid = Pyramid(self.student.backbone)
+        self.detr = _build(architecture, self.pyramid, where)
+
+    @property
+    def stride(self) -> int:
+        """Both sides of an image must be multiples of it, pixels."""
+        return self.pyramid.strides[-1]
+
+    def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""
+        backbone = self.student.backbone
+        return self.pyramid(backbone, self.student.normalized(images).to(next(backbone.parameters()).dtype))
+
+    def forward(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None):
+        """See the class.
+
+        Args:
+            targets: of each image ``class_labels`` int64 ``[N]`` and ``boxes`` float ``[N, 4]`` in the form of
+                ``pred_boxes``; N may be 0.
+        """
+        maps, queries = self.maps(images), self.detr.config.num_queries
+        positions = sum(level.shape[-2] * level.shape[-1] for level in maps)
+        if positions < queries:
+            size = f"{images.shape[-1]} x {images.shape[-2]}"
+            message = f"{queries} queries are more than the {positions} positions of images of {size} pixels"
+            hint = "Larger images, or fewer queries."
+            raise SpecError(message, where="model.detector.options.num_queries", hint=hint)
+        self.detr.model.backbone.given = maps
+        try:
+            return self.detr(images, labels=targets)
+        finally:
+            self.detr.model.backbone.given = None
+
+    @torch.no_grad()
+    def detect(self, images: torch.Tensor, most: int = 100) -> list[Found]:
+        """What each image shows, in its pixels: at most ``most`` pairs of a query and a class."""
+        output = self(images)
+        return best_boxes(output.logits, output.pred_boxes, images.shape[-2:], most)
+
+
+def best_boxes(logits: torch.Tensor, boxes: torch.Tensor, size: tuple[int, int], most: int = 100) -> list[Found]:
+    """RT-DETR's way to boxes: the surest of all pairs of a query and a class, each class by its own sigmoid.
+
+    Args:
+        logits: ``[B, Q, C]``.
+        boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        size: height, width in pixels.
+    """
+    height, width = size
+    classes = logits.shape[-1]
+    scores, index = logits.float().sigmoid().flatten(1).topk(min(most, logits[0].numel()))
+    corners = box_convert(boxes.float(), "cxcywh", "xyxy") * boxes.new_tensor([width, height, width, height]).float()
+    return [
+        Found(of_image[at // classes], at % classes, score)
+        for of_image, at, score in zip(corners, index, scores, strict=True)
+    ]
+
+
+def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **options: Any) -> Detector:
+    """A new detector whose backbone has the weights of ``student``, heads and classifier left behind."""
+    plain = student.fold()
+    bare = replace(plain.architecture, heads=(), num_classes=0)
+    detector = Detector(DetectorArchitecture(bare, num_classes, kind, options))
+    own = detector.student.state_dict()
+    detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})
+    return detector
+
+
+class _Given(nn.Module):
+    """Stands where transformers has its backbone: hands over the maps that are there already."""
+
+    given: list[torch.Tensor] | None = None
+
+    def forward(self, images: torch.Tensor, mask: torch.Tensor) -> list[tuple[torch.Tensor, None]]:
+        return [(level, None) for level in self.given or ()]
+
+
+def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
+    try:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import (
+            RTDetrConfig,
+            RTDetrForObjectDetection,
+            RTDetrResNetConfig,
+            RTDetrV2Config,
+            RTDetrV2ForObjectDetection,
+        )
+    except ImportError:
+        raise SpecError("RT-DETR needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
+    if architecture.kind not in KINDS:
+        hint = f"{' or '.join(KINDS)}."
+        raise SpecError(f"no detector is called {architecture.kind!r}", where=f"{where}.kind", hint=hint)
+    first = architecture.kind == "rtdetr"
+    config_type = RTDetrConfig if first else RTDetrV2Config
+    model_type = RTDetrForObjectDetection if first else RTDetrV2ForObjectDetection
+    known = {f.name for f in fields(config_type)} - set(_OURS)
+    for name in architecture.options:
+        if name not in known:
+            raise SpecError(f"{config_type.__name__} has no such argument", where=f"{where}.options.{name}")
+    if architecture.num_classes < 1:
+        raise SpecError("a detector needs a class at least", where=f"{where}.num_classes")
+    levels = len(pyramid.strides)
+    width = architecture.options.get("encoder_hidden_dim", 256)
+    # Their constructor insists on a backbone: the least there is, put aside at once.
+    least = RTDetrResNetConfig(
+        embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic", out_indices=[2, 3, 4]
+    )
+    try:
+        config = config_type(
+            backbone_config=least,
+            freeze_backbone_batch_norms=False,
+            encoder_in_channels=list(pyramid.channels),
+            feat_strides=list(pyramid.strides),
+            encode_proj_layers=[levels - 1],
+            decoder_in_channels=[width] * levels,
+            num_feature_levels=levels,
+            num_labels=architecture.num_classes,
+            **architecture.options,
+        )
+        _require_heads(config, where)
+        detr = model_type(config)
+    except (StrictDataclassError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
+    detr.model.backbone = _Given()
+    detr.model.encoder_input_proj = nn.ModuleList(
+        nn.Sequential(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width)) for c in pyramid.channels
+    )
+    for name in ("class_embed", "bbox_embed"):  # v2 holds the decoder's a second time, and uses those of the decoder
+        if name in detr._modules:
+            delattr(detr, name)
+    _start(detr)
+    return detr
+
+
+def _require_heads(config: Any, where: str) -> None:
+    """Their layers build with any number of attention heads and fail at the first image."""
+    for heads, width in (("encoder_attention_heads", "encoder_hidden_dim"), ("decoder_attention_heads", "d_model")):
+        if getattr(config, heads) < 1 or getattr(config, width) % getattr(config, heads):
+            said = f"does not divide {width} ({getattr(config, width)})"
+            raise SpecError(said, where=f"{where}.options.{heads}")
+
+
+def _start(detr: nn.Module) -> None:
+    """First weights as the authors' own code has them (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
+
+    transformers expects that weights are loaded: it draws them as for a language model, and the scales of BatchNorm
+    around 0, not 1. Where it agrees with the authors it is left: sampling offsets, attention over samples.
+    """
+    same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
+    for name, module in detr.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm2d)) and not any(part in name for part in same):
+            module.reset_parameters()
+    model = detr.model
+    for head in (model.enc_bbox_head, *model.decoder.bbox_embed):
+        nn.init.zeros_(head.layers[-1].weight)
+        nn.init.zeros_(head.layers[-1].bias)
+    for head in (model.enc_score_head, *model.decoder.class_embed):
+        nn.init.constant_(head.bias, -math.log((1 - _PRIOR) / _PRIOR))
+    levels = [level[0] for level in model.decoder_input_proj]
+    for layer in (model.enc_output[0], *model.decoder.query_pos_head.layers, *levels):
+        nn.init.xavier_uniform_(layer.weight)
