@@ -196,6 +196,9 @@ def _named_outputs(spec: Spec, stage: Stage) -> dict[str, str]:
     """What a stage writes outside its own folder, by the field that says so."""
     if stage is Stage.engine:
         named = {"gen_trt_engine.trt_engine": spec.gen_trt_engine.trt_engine}
+        cache = spec.gen_trt_engine.tensorrt.calibration.cal_cache_file
+        if cache and not Path(cache).exists():  # the first engine writes it, and the next would read its ranges
+            named["gen_trt_engine.tensorrt.calibration.cal_cache_file"] = cache
     elif stage is Stage.export:
         named = {f"export.{name}": getattr(spec.export, name) for name in ("onnx_file", "output", "bundle")}
         cache = (spec.export.calibration_cache or "").strip()

@@ -127,6 +127,15 @@ def test_no_two_trainings_of_a_chain_share_a_second_home(tmp_path):
     assert homes[0] == "s3://b/c/compress/01_prune-aaaaaaaa/prune/round_1"
 
 
+def test_two_engines_share_a_calibration_cache_that_is_there(tmp_path):
+    cache, where = tmp_path / "c.cache", "gen_trt_engine.tensorrt.calibration.cal_cache_file"
+    spec = load_spec(None, ["compress.stages=[export,engine,export,engine]", f"{where}={cache}"])
+    with pytest.raises(SpecError, match=f"{where}: 02_engine and 04_engine would both write"):
+        check_chain(spec, list(steps(spec).values()))
+    cache.touch()
+    check_chain(spec, list(steps(spec).values()))
+
+
 def test_two_exports_that_would_write_one_file_are_refused():
     asked = ["compress.stages=[export,engine,export,engine]", "dataset.val_dataset.images_dir=x"]
     named = ["export.onnx_file=out/s.onnx", "export.bundle=out/b", "gen_trt_engine.trt_engine=out/s.engine"]
