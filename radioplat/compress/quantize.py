@@ -12,9 +12,10 @@ from radioplat.compress.borrowed import borrow_scales
 from radioplat.compress.calibrate import calibrate
 from radioplat.compress.equalize import equalize
 from radioplat.compress.placement import place
-from radioplat.errors import DataError, SpecError
+from radioplat.data.sample_images import require_pictures
+from radioplat.errors import SpecError
 from radioplat.models.features import Features
-from radioplat.models.fold import fold_pairs
+from radioplat.models.fold import fold_pairs, following_norms
 from radioplat.models.student import Student
 from radioplat.spec.quantize import QuantizeConfig
 
@@ -29,6 +30,7 @@ class Quantized:
         student: on the CPU, in evaluation mode; its architecture says what is quantized.
         equalized: pairs of layers whose weights were balanced.
         idle: quantizers that saw nothing but zeros; their scale is 1 over the format's highest value.
+        unfolded: quantized convolutions with the BatchNorm that stays behind them: folding changed what is said.
         cosine: of what it says and what it said before, mean over the calibration images, by ``summary`` and
             ``spatial``.
     """
@@ -36,6 +38,7 @@ class Quantized:
     student: Student
     equalized: list[tuple[str, str]] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+    unfolded: list[tuple[str, str]] = field(default_factory=list)
     cosine: dict[str, float] = field(default_factory=dict)
 
 
@@ -58,7 +61,7 @@ def quantize_student(
     if student.architecture.quantized is not None:
         hint = "Quantize the checkpoint that it was made of."
         raise SpecError("this student is quantized already", where="quantize.checkpoint", hint=hint)
-    require_pictures(batches)
+    require_pictures([images.cpu().numpy() for images in batches], "dataset.quant_calibration_dataset")
     student = copy.deepcopy(student).eval().to(device)
     size = student.architecture.img_size
     noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
@@ -66,6 +69,8 @@ def quantize_student(
     student.backbone, folded = fold_pairs(student.backbone, noise)
     how = place(student, asked, used_layers(student, noise))
     how = replace(how, folded=[[f"backbone.{conv}", f"backbone.{norm}"] for conv, norm in folded])
+    behind = [(f"backbone.{conv}", f"backbone.{norm}") for conv, norm in following_norms(student.backbone, noise)]
+    unfolded = [(conv, norm) for conv, norm in behind if conv in how.layers]
     pairs = equalize(student.backbone, noise) if asked.equalize else []
     made = Student(replace(student.architecture, quantized=how)).eval().to(device)
     _load(made, student)
@@ -77,7 +82,8 @@ def quantize_student(
     idle = calibrate(made, asked, lambda: show(made))
     borrow_scales(made, asked, show)
     cosine = _likeness(made, before, batches, device)
-    return Quantized(made.cpu(), [(f"backbone.{a}", f"backbone.{b}") for a, b in pairs], idle, cosine)
+    equalized = [(f"backbone.{a}", f"backbone.{b}") for a, b in pairs]
+    return Quantized(made.cpu(), equalized, idle, unfolded, cosine)
 
 
 def _likeness(
@@ -92,20 +98,6 @@ def _likeness(
             if a is not None:
                 found.setdefault(kind, []).append(F.cosine_similarity(a, b, dim=-1).flatten())
     return {kind: float(torch.cat(parts).mean()) for kind, parts in found.items()}
-
-
-def require_pictures(batches: list[torch.Tensor]) -> None:
-    """Refuse what no range can be measured on.
-
-    Raises:
-        DataError: no images, or all of one colour.
-    """
-    where = "dataset.quant_calibration_dataset"
-    if not sum(len(images) for images in batches):
-        raise DataError("there are no calibration images", where=where, hint="Name a folder or shards that hold some.")
-    if all((images.flatten(2).amax(2) == images.flatten(2).amin(2)).all() for images in batches):
-        hint = "Ranges measured on them fit no photograph; give real images."
-        raise DataError("all calibration images are of one colour", where=where, hint=hint)
 
 
 def used_layers(student: Student, noise: torch.Tensor) -> set[str]:

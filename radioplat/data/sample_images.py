@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +47,15 @@ def at_most(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))
 
 
-def require_pictures(images: np.ndarray, where: str) -> None:
-    """Refuse images that no range can be measured on: none, or all of one colour. uint8 ``[N, 3, H, W]``.
+def require_pictures(batches: Iterable[np.ndarray], where: str) -> None:
+    """Refuse images that no range can be measured on: none, or all of one colour. Batches uint8 ``[N, 3, H, W]``.
 
     Raises:
         DataError: says so; ``where`` is the split's field.
     """
-    if not len(images):
+    batches = [images for images in batches if len(images)]
+    if not batches:
         raise DataError("there are no calibration images", where=where, hint="Name a folder or shards that hold some.")
-    if (images.max((2, 3)) == images.min((2, 3))).all():
+    if all((images.max((2, 3)) == images.min((2, 3))).all() for images in batches):
         hint = "Ranges measured on them fit no photograph; give real images."
         raise DataError("all calibration images are of one colour", where=where, hint=hint)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from radioplat.compress.quantize import require_pictures
+from radioplat.data.sample_images import require_pictures
 from radioplat.distill.quantize import REPORT, LayerReport, QuantizeReport
 from radioplat.errors import EngineError
 from radioplat.evaluate.encoder import Encoder
@@ -43,7 +43,7 @@ def quantized_file(
         raise EngineError(f"there is no ONNX file {source}", where="quantize.model_path", hint=hint)
     before = OnnxModel(source, "quantize.model_path", torch.get_num_threads(), "cpu")
     batches = calibration_images(spec, before.interface.size_for(None, spec.dataset.img_size))
-    require_pictures(batches)
+    require_pictures([images.numpy() for images in batches], "dataset.quant_calibration_dataset")
     weights, _ = formats_of(asked, None)
     assert weights is not None  # quantize_problems has seen to it
     path = folder.path / FILE

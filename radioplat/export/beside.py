@@ -92,8 +92,11 @@ def write_beside(spec: Spec, student: Student, report: OnnxReport, needs: Needs)
     floats, batches = needs.floats, needs.batches
     ranges = list(report.quantized.ranges) if report.quantized else []
     if asked.force_ptq:
-        ranges = observe(report.path, batches)
-        files[write_ranges(ranges, report.path.with_name(FILE))] = f"{len(ranges)} ranges, one for every tensor"
+        ranges, untyped = observe(report.path, batches)
+        said = f"{len(ranges)} ranges, one for every float tensor"
+        if untyped:
+            said += f"; not for {len(untyped)} whose type cannot be told: {', '.join(untyped)}"
+        files[write_ranges(ranges, report.path.with_name(FILE))] = said
     elif report.quantized:
         files[report.path.with_name(FILE)] = f"{len(ranges)} ranges"
     if floats is not None:
@@ -122,7 +125,7 @@ def calibration_batches(spec: Spec, size: tuple[int, int]) -> list[np.ndarray]:
     split, side = calibration_split(spec), max(size)
     count = spec.quantize.calibration_batches * spec.dataset.batch_size
     found = sample_images(spec, {side}, count, split)[side]
-    require_pictures(found, f"dataset.{split}_dataset")
+    require_pictures([found], f"dataset.{split}_dataset")
     top, left = ((side - edge) // 2 for edge in size)
     images = found[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
     step = spec.export.batch_size

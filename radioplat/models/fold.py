@@ -26,7 +26,8 @@ def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
 @torch.no_grad()
 def fold_pairs(model: nn.Module, example: torch.Tensor) -> tuple[nn.Module, list[tuple[str, str]]]:
     """As :func:`fold_batch_norm`, with the names of the convolutions and BatchNorms that became one."""
-    pairs = _pairs(model, example)
+    every = following_norms(model, example)
+    pairs = [(c, n) for c, n in every if sum(c == other for other, _ in every) == 1]
     if not pairs:
         return model, []
     folded = copy.deepcopy(model)
@@ -44,8 +45,9 @@ def drop_norm(model: nn.Module, name: str) -> None:
     _replace(model, name, _what_follows(model.get_submodule(name)))
 
 
-def _pairs(model: nn.Module, example: torch.Tensor) -> list[tuple[str, str]]:
-    """Names of (convolution, BatchNorm that takes its output), each used once."""
+@torch.no_grad()
+def following_norms(model: nn.Module, example: torch.Tensor) -> list[tuple[str, str]]:
+    """Names of (convolution, BatchNorm that takes its output), as calls of ``model(example)`` show them."""
     made: dict[int, tuple[str, torch.Tensor]] = {}
     pairs: list[tuple[str, str]] = []
 
@@ -65,8 +67,7 @@ def _pairs(model: nn.Module, example: torch.Tensor) -> list[tuple[str, str]]:
     finally:
         for handle in handles:
             handle.remove()
-    once = {c for c, _ in pairs if sum(c == other for other, _ in pairs) == 1}
-    return [(c, n) for c, n in pairs if c in once]
+    return pairs
 
 
 def _what_follows(norm: nn.Module) -> nn.Module:

@@ -244,3 +244,14 @@ def test_images_that_nothing_can_be_measured_on(batches):
         broken.backbone.blocks[0].mlp.fc1.bias.fill_(float("inf"))
     with pytest.raises(WeightsError, match="fc2.input_quantizer takes is not finite"):
         quantize_student(broken, QuantizeConfig(), batches)
+
+
+def test_a_norm_that_cannot_be_folded_is_named(batches):
+    made = student("resnet18", **SMALL)
+    norm = next(name for name, module in made.backbone.named_modules() if isinstance(module, nn.BatchNorm2d))
+    assert quantize_student(made, QuantizeConfig(), batches).unfolded == []
+    # It does more than normalize: without it, outputs differ, and then nothing is folded.
+    made.backbone.get_submodule(norm).register_forward_hook(lambda module, inputs, output: output + 1)
+    done = quantize_student(made, QuantizeConfig(), batches)
+    assert f"backbone.{norm}" in [name for _, name in done.unfolded]
+    assert done.student.architecture.quantized.folded == []

@@ -17,8 +17,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from radioplat.errors import EngineError, Problem
 from radioplat.export.engines.interface import SECTION
 from radioplat.export.engines.onnx_input import OnnxInput, read_onnx
-from radioplat.export.engines.onnx_layers import module_of
 from radioplat.export.precision import ALWAYS_FLOAT, DATA_TYPES, as_type
+from radioplat.export.qdq.mark import module_of
 
 _WHERE = f"{SECTION}.tensorrt.layers_precision"
 _NOT_LAYERS = {"QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "If", "Loop", "Scan"}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from radioplat.export.qdq.graph import Graph
 from radioplat.export.qdq.layers import Layer, find_layers
 from radioplat.export.qdq.lint import stored_type
-from radioplat.export.qdq.mark import MODULES_NOTE
+from radioplat.export.qdq.mark import module_of
 
 _FORMATS = {TensorProto.FLOAT8E4M3FN: "fp8"}
 
@@ -39,19 +38,6 @@ def weight_layers(model: ModelProto) -> list[WeightLayer]:
         WeightLayer(layer.name, module_of(layer.node) or layer.name, layer.node.op_type, _format(graph, layer))
         for layer in find_layers(graph)
     ]
-
-
-def module_of(node: NodeProto) -> str:
-    """The torch module that a node came from, as torch's exporter wrote it down; empty where it did not."""
-    for entry in node.metadata_props:
-        if entry.key == MODULES_NOTE:
-            try:
-                scopes = ast.literal_eval(entry.value)
-            except (ValueError, SyntaxError):
-                return ""
-            # The last one is the operation itself; our exports have the student inside a module that flattens it.
-            return str(scopes[-2]).removeprefix("student.") if isinstance(scopes, list) and len(scopes) > 1 else ""
-    return ""
 
 
 def _format(graph: Graph, layer: Layer) -> str | None:

@@ -149,7 +149,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_head(node: onnx.NodeProto) -> bool:
-    return module_of(node).startswith(_HEADS)
+    return (module_of(node) or node.name).startswith(_HEADS)
 
 
 def _judge(source: Path, path: Path, method: CpuQuantization, target: CpuTarget, images: np.ndarray) -> CpuReport:

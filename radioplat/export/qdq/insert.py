@@ -138,7 +138,7 @@ def _name_layers(model: ModelProto) -> None:
     taken: dict[str, int] = {}
     for node in model.graph.node:
         if node.op_type in (*CONVOLUTIONS, "Gemm", "MatMul"):
-            name = module_of(node)
+            name = module_of(node) or node.name
             taken[name] = taken.get(name, 0) + 1
             node.name = name if taken[name] == 1 else f"{name}.{taken[name]}"
 

@@ -79,17 +79,23 @@ def translations() -> dict[Callable, Callable]:
 def marks(model: ModelProto) -> list[Mark]:
     """The marks in ``model``, in the order of its nodes."""
     found = [node for node in model.graph.node if node.op_type == MARK and node.domain == DOMAIN]
-    return [
-        Mark(node, module_of(node), attribute(node, "axis", -1), NumberFormat(attribute(node, "format", b"").decode()))
-        for node in found
-    ]
+    return [_mark(node) for node in found]
+
+
+def _mark(node: NodeProto) -> Mark:
+    format = NumberFormat(attribute(node, "format", b"").decode())
+    return Mark(node, module_of(node) or node.name, attribute(node, "axis", -1), format)
 
 
 def module_of(node: NodeProto) -> str:
-    """Name of the student's module that ``node`` was traced in; the node's own name where the tracer did not say."""
+    """The student's module that ``node`` was traced in, as torch's exporter wrote it down; empty where it did not."""
     for entry in node.metadata_props:
         if entry.key == MODULES_NOTE:
-            scopes = [scope for scope in ast.literal_eval(entry.value)[:-1] if scope]
-            if scopes:
-                return scopes[-1].removeprefix("student.")
-    return node.name
+            try:
+                scopes = ast.literal_eval(entry.value)
+            except (ValueError, SyntaxError):
+                return ""
+            # The last one is the operation itself; our exports have the student inside a module that flattens it.
+            names = [str(scope) for scope in scopes[:-1] if scope] if isinstance(scopes, list) else []
+            return names[-1].removeprefix("student.") if names else ""
+    return ""

@@ -18,8 +18,10 @@ from radioplat.models.fake_quantize import NumberFormat
 SOURCE, SILENT = "calibrated", "calibrated: zeros alone"
 
 
-def observe(path: Path, batches: Iterable[np.ndarray]) -> list[Range]:
+def observe(path: Path, batches: Iterable[np.ndarray]) -> tuple[list[Range], list[str]]:
     """An INT8 scale for the input and for every float tensor that a node of ``path`` gives.
+
+    With them the names of tensors whose type ONNX's inference cannot tell, which get none.
 
     Args:
         path: an fp32 graph without Q/DQ, with one input.
@@ -31,7 +33,7 @@ def observe(path: Path, batches: Iterable[np.ndarray]) -> list[Range]:
     """
     model = read_graph(path)
     (images,) = model.graph.input
-    names = _float_tensors(model)
+    names, untyped = _float_tensors(model)
     known = {value.name for value in model.graph.output}
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in known
@@ -54,7 +56,7 @@ def observe(path: Path, batches: Iterable[np.ndarray]) -> list[Range]:
     for name, value in amax.items():
         if not np.isfinite(value):
             raise EngineError(f"tensor {name} is not finite on the calibration images", where=str(path))
-    return [_range(name, value) for name, value in amax.items()]
+    return [_range(name, value) for name, value in amax.items()], untyped
 
 
 def _range(tensor: str, amax: float) -> Range:
@@ -63,13 +65,15 @@ def _range(tensor: str, amax: float) -> Range:
     return Range(tensor, NumberFormat.int8.value, np.asarray(scale), -1, SOURCE if amax else SILENT)
 
 
-def _float_tensors(model: ModelProto) -> list[str]:
-    """Names of what nodes give in floats and that depends on the image."""
+def _float_tensors(model: ModelProto) -> tuple[list[str], list[str]]:
+    """Names of what nodes give and that depends on the image: in floats, and in who knows what."""
     graph = Graph(model)
     typed = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
     values = [*typed.value_info, *typed.output]
-    floats = {v.name for v in values if v.type.tensor_type.elem_type == TensorProto.FLOAT}
-    return [n for node in graph.nodes for n in node.output if n in floats and not graph.is_constant(n)]
+    types = {v.name: v.type.tensor_type.elem_type for v in values}
+    made = [n for node in graph.nodes for n in node.output if n and not graph.is_constant(n)]
+    floats = [name for name in made if types.get(name) == TensorProto.FLOAT]
+    return floats, [name for name in made if not types.get(name)]
 
 
 def _without_weights(model: ModelProto) -> ModelProto:

@@ -59,7 +59,7 @@ def arguments(
         return [*given, "--int8", "--fp16", f"--calib={cache}"]
     _check(major[0], version, data_type, formats, stored_weights)
     if major[0] >= FIRST_STRONGLY_TYPED:
-        # Types are the graph's own; TensorRT 11 knows nothing else, and takes the flag for what it does anyway.
+        # Types are the graph's own. TensorRT 11 knows nothing else; that its trtexec takes the flag is not tried here.
         return [*given, "--stronglyTyped"]
     return given + (["--int8"] if formats else []) + (["--fp16"] if data_type == "fp16" else [])
 

@@ -6,7 +6,8 @@ from radioplat.export.engines.coverage import coverage
 from radioplat.export.engines.interface import Kernel
 from radioplat.export.engines.log import EngineLog
 from radioplat.export.engines.onnx_input import read_onnx
-from radioplat.export.engines.onnx_layers import WeightLayer, module_of
+from radioplat.export.engines.onnx_layers import WeightLayer
+from radioplat.export.qdq.mark import module_of
 
 LAYERS = [
     WeightLayer("node_a", "backbone.a", "Conv", "int8"),
