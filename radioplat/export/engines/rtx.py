@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from radioplat.errors import EngineError
 from radioplat.export.engines.interface import BuildRequest, BuiltEngine, refuse_unused
 from radioplat.export.engines.library import RTX, load_tensorrt
 from radioplat.export.engines.log import EngineLog
-from radioplat.export.engines.network import finish_build, speaking, start_build
+from radioplat.export.engines.network import finish_build, make_logger, speaking, start_build
 from radioplat.export.engines.onnx_input import OnnxInput
 from radioplat.export.engines.targets import choose_targets, known_targets
 
@@ -37,7 +40,11 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         build.config.num_compute_capabilities = len(targets)
         for i, name in enumerate(targets):
             build.config.set_compute_capability(getattr(trt.ComputeCapability, name), i)
-        engine = finish_build(build, log, file.path)
+        try:
+            engine = finish_build(build, log, file.path)
+        except EngineError:
+            _forget_failure(trt)
+            raise
     return BuiltEngine(
         data=engine,
         library="tensorrt_rtx",
@@ -47,3 +54,15 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         batch=build.batch,
         kernels=log.kernel_list(),
     )
+
+
+def _forget_failure(trt: ModuleType) -> None:
+    """Build one ReLU: the build after a failed one still goes by the failed one's GPUs (seen in 1.7.1).
+
+    An INT8 network for SM89 came out in fp16 after a failure for SM75, without a word; the second one did not.
+    """
+    builder = trt.Builder(make_logger(trt, EngineLog()))
+    network = builder.create_network(0)
+    layer = network.add_activation(network.add_input("x", trt.float32, (1,)), trt.ActivationType.RELU)
+    network.mark_output(layer.get_output(0))
+    builder.build_serialized_network(network, builder.create_builder_config())

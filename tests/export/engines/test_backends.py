@@ -87,6 +87,9 @@ def test_what_an_older_gpu_lacks_is_told_with_what_to_do(conv_int8, tmp_path):
     config = TensorRTConfig(data_type="int8", compute_capabilities=["SM75"])
     with pytest.raises(EngineError, match="FP32 GEMM is not supported.*SM75 multiplies no fp32: leave it out"):
         build_engine(conv_int8, tmp_path / "a.engine", config, backend=RTX)
+    # TensorRT for RTX leaves what failed to the next build, which took no INT8 kernel then.
+    config = TensorRTConfig(data_type="int8", compute_capabilities=["SM89"])
+    assert set(build_engine(conv_int8, tmp_path / "b.engine", config, backend=RTX).kernels) == {"int8"}
 
 
 @pytest.mark.parametrize(("name", "data_type"), [("conv_file", "fp32"), ("conv_int8", "int8"), ("conv_fp8", "fp8")])

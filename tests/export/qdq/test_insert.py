@@ -121,7 +121,7 @@ def test_other_formats_and_mixed_precision(architecture, formats, data_type, sto
     pytest.importorskip("tensorrt_rtx_bindings", reason="the `engine` extra is not installed")
     config = TensorRTConfig(data_type=str(formats.activations), compute_capabilities=["SM89"])
     built = build_engine(report.path, tmp_path / "q.engine", config, backend=EngineBackend.tensorrt_rtx)
-    assert built.kernels[str(formats.activations)] == report.quantized.lint.quantized
+    assert built.kernels[str(formats.activations)] == report.quantized.lint.quantized, built.kernels
 
 
 def test_weights_as_floats_behind_pairs_give_the_same_features(tmp_path):
