@@ -54,6 +54,22 @@ class DetectorArchitecture:
         return cls(**{**raw, "student": StudentArchitecture.from_json(json.dumps(raw["student"]))})
 
 
+@dataclass
+class Outputs:
+    """What a detector says of images while it learns.
+
+    Attributes:
+        logits: ``[B, Q, C]`` of its last layer, queries alone (none that denoising adds).
+        pred_boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        losses: terms by name whose sum is the loss, each weighted, summed over the images' objects and divided by
+            ``max(1, boxes)`` of these images; empty without targets.
+    """
+
+    logits: torch.Tensor
+    pred_boxes: torch.Tensor
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
 class Found(NamedTuple):
     """What was found in one image, the surest first.
 
@@ -92,6 +108,9 @@ class Detector(nn.Module):
         self.student = Student(architecture.student)
         self.pyramid = Pyramid(self.student.backbone)
         self.detr = _build(architecture, self.pyramid, where)
+        # What bindings name: these change nothing, and give what passes through them.
+        self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
+        self.queries, self.pred_logits, self.pred_boxes = nn.Identity(), nn.Identity(), nn.Identity()
 
     @property
     def stride(self) -> int:
@@ -101,7 +120,8 @@ class Detector(nn.Module):
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""
         backbone = self.student.backbone
-        return self.pyramid(backbone, self.student.normalized(images).to(next(backbone.parameters()).dtype))
+        maps = self.pyramid(backbone, self.student.normalized(images).to(next(backbone.parameters()).dtype))
+        return [tap(level) for tap, level in zip(self.srcs, maps, strict=True)]
 
     def forward(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None):
         """See the class.
@@ -122,6 +142,21 @@ class Detector(nn.Module):
             return self.detr(images, labels=targets)
         finally:
             self.detr.model.backbone.given = None
+
+    def outputs(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None) -> Outputs:
+        """What the training asks for; arguments as :meth:`forward`. Every parameter that learns has a gradient by it."""
+        output = self(images, targets)
+        queries = self.detr.config.num_queries  # the last: denoising puts its own before them
+        self.queries(output.last_hidden_state[:, -queries:])
+        logits = self.pred_logits(output.logits[:, -queries:])
+        boxes = self.pred_boxes(output.pred_boxes[:, -queries:])
+        if targets is None:
+            return Outputs(logits, boxes)
+        losses = dict(output.loss_dict)
+        if self.training and hasattr(self.detr.model, "denoising_class_embed") and not any(map(_count, targets)):
+            # Nothing is denoised where nothing is there; ranks that see objects wait for its gradient all the same.
+            losses["loss_vfl"] = losses["loss_vfl"] + 0 * self.detr.model.denoising_class_embed.weight.sum()
+        return Outputs(logits, boxes, losses)
 
     @torch.no_grad()
     def detect(self, images: torch.Tensor, most: int = 100) -> list[Found]:
@@ -156,6 +191,10 @@ def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **o
     own = detector.student.state_dict()
     detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})
     return detector
+
+
+def _count(target: dict[str, torch.Tensor]) -> int:
+    return len(target["class_labels"])
 
 
 class _Given(nn.Module):

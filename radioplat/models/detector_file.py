@@ -7,21 +7,22 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from radioplat.errors import WeightsError
-from radioplat.models.detector import Detector, DetectorArchitecture
+from radioplat.models.detector import DetectorArchitecture
+from radioplat.models.detectors import AnyDetector, build_detector
 from radioplat.models.weights import load_into, read_checkpoint, require_finite
 
 DETECTOR_FILE = "detector.safetensors"
 _KEY = "radioplat.detector"
 
 
-def save_detector(detector: Detector, folder: Path) -> None:
+def save_detector(detector: AnyDetector, folder: Path) -> None:
     """Write ``detector``, fp32, into ``folder``, which is made where there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {k: (v.float() if v.is_floating_point() else v).contiguous() for k, v in detector.state_dict().items()}
     save_file(tensors, folder / DETECTOR_FILE, {_KEY: detector.architecture.to_json(), "format": "pt"})
 
 
-def load_detector(path: str | Path, where: str = "") -> Detector:
+def load_detector(path: str | Path, where: str = "") -> AnyDetector:
     """Open a detector from its folder or file.
 
     Returns:
@@ -39,7 +40,7 @@ def load_detector(path: str | Path, where: str = "") -> Detector:
         architecture = DetectorArchitecture.from_json(content.metadata[_KEY])
     except (ValueError, KeyError, TypeError):
         raise WeightsError(f"{file} describes a detector that this version cannot read", where=where) from None
-    detector = Detector(architecture, where or "model.detector")
+    detector = build_detector(architecture, where or "model.detector")
     require_finite(content.tensors, file, where)
     load_into(detector, content.tensors, file, where)
     return detector.eval()
