@@ -14,7 +14,7 @@ from radioplat.spec.train import TrainConfig
 from radioplat.track.results import write_atomic
 
 SCORES = "validation.json"  # in a checkpoint's folder, written after it: what its validation found
-METRIC = "knn/top1"  # the larger the better
+METRICS = ("accuracy/top1", "knn/top1")  # the first of them that was measured counts; the larger the better
 
 
 class Standing(NamedTuple):
@@ -60,8 +60,9 @@ def score_of(checkpoint: Path) -> float | None:
 def read_score(text: bytes) -> float | None:
     """The score in what :func:`write_scores` wrote; None where there is none."""
     try:
-        score = float(json.loads(text)[METRIC])
-    except (ValueError, TypeError, KeyError):
+        kpi = json.loads(text)
+        score = float(next(kpi[name] for name in METRICS if name in kpi))
+    except (ValueError, TypeError, KeyError, StopIteration):
         return None
     return score if math.isfinite(score) else None
 

@@ -24,10 +24,17 @@ def checkpoint_problems(spec: Spec) -> Iterator[Problem]:
             if getattr(train, name):
                 hint = "Set it, at least to 1."
                 yield Problem("every checkpoint stays while train.keep_last is not set", f"train.{name}", hint)
-    if train.keep_best and not spec.dataset.knn_validation:
-        hint = "Set dataset.knn_validation=true and name dataset.val_dataset."
-        yield Problem("the best are those with the best kNN accuracy, and nothing measures it", "train.keep_best", hint)
+    if train.keep_best and not (spec.dataset.knn_validation or _judges_classifier(spec)):
+        hint = "Name dataset.val_dataset; without dataset.num_classes set dataset.knn_validation=true too."
+        message = "the best are those with the best top-1 of the classifier, else of kNN, and nothing measures it"
+        yield Problem(message, "train.keep_best", hint)
     yield from _places(spec)
+
+
+def _judges_classifier(spec: Spec) -> bool:
+    """Whether validations find the top-1 of the student's own classifier."""
+    held_out = spec.dataset.val_dataset
+    return spec.dataset.num_classes > 0 and bool(held_out.tar_data_sources or held_out.images_dir)
 
 
 def _places(spec: Spec) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.distill.checkpoint import STATE
-from radioplat.distill.retention import METRIC, Standing, doomed, prune, score_of, write_scores
+from radioplat.distill.retention import METRICS, Standing, doomed, prune, score_of, write_scores
 from radioplat.spec.train import TrainConfig
 
 SCORES = {10: 0.3, 20: 0.9, 30: None, 40: 0.9, 50: 0.1, 60: None}
@@ -70,11 +70,23 @@ def test_on_the_disk(tmp_path):
         folder = tmp_path / f"model_epoch_{step:03d}"
         folder.mkdir()
         (folder / STATE).write_text(json.dumps({"global_step": step}))
-    write_scores(tmp_path / "model_epoch_004", {METRIC: 0.5, "knn/top5": 1.0})
-    write_scores(tmp_path / "model_epoch_002", {METRIC: 0.25})
+    write_scores(tmp_path / "model_epoch_004", {"knn/top1": 0.5, "knn/top5": 1.0})
+    write_scores(tmp_path / "model_epoch_002", {"knn/top1": 0.25})
     (tmp_path / "model_latest").symlink_to("model_epoch_008")
     assert score_of(tmp_path / "model_epoch_004") == 0.5 and score_of(tmp_path / "model_epoch_006") is None
     prune(tmp_path, 8, config())
     assert len(list(tmp_path.iterdir())) == 5
     prune(tmp_path, 8, config(keep_last=1, keep_best=1))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model_epoch_004", "model_epoch_008", "model_latest"]
+
+
+def test_a_classifier_is_judged_by_itself_and_not_by_its_neighbours(tmp_path):
+    """kNN and the classifier disagree about which is best."""
+    assert METRICS == ("accuracy/top1", "knn/top1")
+    for step, own, neighbours in ((2, 0.9, 0.1), (4, 0.5, 0.9), (6, 0.4, 0.8)):
+        folder = tmp_path / f"model_epoch_{step:03d}"
+        folder.mkdir()
+        (folder / STATE).write_text(json.dumps({"global_step": step}))
+        write_scores(folder, {"knn/top1": neighbours, "accuracy/top1": own, "accuracy/top5": 1.0})
+    prune(tmp_path, 6, config(keep_last=1, keep_best=1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model_epoch_002", "model_epoch_006"]

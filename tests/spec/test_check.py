@@ -269,6 +269,8 @@ def test_policy_parameters_of_the_wrong_kind():
         (["train.keep_last=2", "train.keep_best=-1", "dataset.knn_validation=true"], ["train.keep_best"]),
         (["train.keep_last=2", "train.keep_best=1"], ["train.keep_best"]),  # nothing measures which is best
         (["train.keep_last=2", "train.keep_best=1", "dataset.knn_validation=true"], []),
+        (["train.keep_last=2", "train.keep_best=1", "dataset.num_classes=4"], ["train.keep_best"]),  # on nothing
+        (["train.keep_last=2", "train.keep_best=1", "dataset.num_classes=4", "dataset.val_dataset.images_dir=x"], []),
         (["train.checkpoint_dir=here", "results_dir=here"], ["train.checkpoint_dir"]),
         (["train.checkpoint_dir=gs://bucket/kept", "train.keep_last=1"], []),
     ],
