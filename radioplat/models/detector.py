@@ -144,7 +144,7 @@ class Detector(nn.Module):
             self.detr.model.backbone.given = None
 
     def outputs(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None) -> Outputs:
-        """What the training asks for; arguments as :meth:`forward`. Every parameter that learns has a gradient by it."""
+        """What training asks for; arguments as :meth:`forward`. Every parameter that learns has a gradient by it."""
         output = self(images, targets)
         queries = self.detr.config.num_queries  # the last: denoising puts its own before them
         self.queries(output.last_hidden_state[:, -queries:])
