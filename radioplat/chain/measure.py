@@ -20,7 +20,6 @@ def measuring_spec(spec: Spec) -> Spec:
     derived = copy.deepcopy(spec)
     derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")
     asked = derived.evaluate
-    asked.models = []
     asked.results_dir, asked.baseline, asked.pictures, asked.cka_rows, asked.resolutions = None, False, 0, 0, []
     asked.models = []
     asked.linear_probe, asked.segmentation = LinearProbeConfig(), SegmentationConfig()

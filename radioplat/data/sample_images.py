@@ -33,7 +33,8 @@ def sample_images(spec: Spec, sizes: set[int], count: int, name: str = "train") 
     batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())
     alive = [batch.weight > 0 for batch in batches]
     if not any(a.any() for a in alive):
-        raise DataError("no image can be decoded", where=where)
+        hint = "Name a folder or shards of JPEG, PNG or WebP images."
+        raise DataError("no image can be decoded", where=where, hint=hint)
     return {
         size: np.concatenate([b.views[str(size)].pixels[a] for b, a in zip(batches, alive, strict=True)])
         for size in sizes

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.check_engine import engine_problems
+from radioplat.spec.check_quantize import calibration_problems
 from radioplat.spec.cpu_export import CpuQuantization
 from radioplat.spec.resolve import teacher_names
 from radioplat.spec.root import Spec
@@ -46,6 +47,8 @@ def _deployment(spec: Spec) -> Iterator[Problem]:
     for name in ("force_ptq", "cpu"):
         if getattr(asked, name) and not is_fp32:
             yield Problem(f"starts from fp32, not {floats}", f"export.{name}", "Take export.data_type=fp32.")
+    if asked.force_ptq or asked.cpu is CpuQuantization.static:
+        yield from calibration_problems(spec)
     if asked.cpu_target is not None and asked.cpu is not CpuQuantization.static:
         hint = "Take export.cpu=static, or leave it out."
         yield Problem("is of export.cpu=static, which alone differs between CPUs", "export.cpu_target", hint)

@@ -42,7 +42,7 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
     if asked.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", asked.device):
         yield Problem(f"must be cpu, cuda or cuda:N, not {asked.device!r}", "quantize.device")
     yield from _formats(spec)
-    yield from _calibration_split(spec)
+    yield from calibration_problems(spec)
 
 
 def _algorithm(spec: Spec) -> Iterator[Problem]:
@@ -128,7 +128,7 @@ def _pairs(spec: Spec) -> Iterator[Problem]:
             yield Problem(message, where, "Take one dtype for both, int4 weights with int8, or native activations.")
 
 
-def _calibration_split(spec: Spec) -> Iterator[Problem]:
+def calibration_problems(spec: Spec) -> Iterator[Problem]:
     """Ranges must not come from the images that the result is judged on."""
     own = calibration_split(spec)
     folders = _places(getattr(spec.dataset, f"{own}_dataset"))

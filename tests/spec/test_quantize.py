@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from radioplat.spec.check_export import export_problems
 from radioplat.spec.check_quantize import calibration_split, quantize_problems
 from radioplat.spec.load import load_spec
 from radioplat.spec.number_formats import formats_of
@@ -89,7 +90,11 @@ def test_ranges_never_come_from_what_is_judged():
     dataset["quant_calibration_dataset"] = {"images_dir": "/data/some"}
     assert calibration_split(load_spec({"dataset": dataset})) == "quant_calibration"
     dataset["quant_calibration_dataset"] = dataset["test_dataset"]
-    problem = next(quantize_problems(load_spec({"dataset": dataset})))
+    files = {"onnx_file": "a.onnx", "force_ptq": True}, {"onnx_file": "a.onnx", "cpu": "static"}
+    found = [next(quantize_problems(load_spec({"dataset": dataset})))]
+    found += [next(export_problems(load_spec({"dataset": dataset, "export": asked}))) for asked in files]
+    assert len(set(found)) == 1
+    problem = found[0]
     assert problem.where == "dataset.quant_calibration_dataset" and "dataset.test_dataset's" in problem.message
 
 

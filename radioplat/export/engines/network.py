@@ -53,6 +53,8 @@ def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: Build
         raise _unreadable(parser, file.path, log)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if (sparse := getattr(trt.BuilderFlag, "SPARSE_WEIGHTS", None)) is not None:
+        config.set_flag(sparse)  # kernels that skip zeros, for layers whose weights are 2:4; others stay as they are
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.config.workspace_size << 20)
     profile = builder.create_optimization_profile()
     profile.set_shape(network.get_input(0).name, *[(n, *shape) for n in batch])
@@ -103,6 +105,9 @@ def _unreadable(parser: Any, path: Path, log: EngineLog) -> EngineError:
         hint = "Export the student without it, or take gen_trt_engine.backend=onnxruntime where that knows it."
         return EngineError(f"{what}: it does not know this operation", where=str(path), hint=hint)
     error = failure(what, path, readable([e.desc() for e in errors]) or log.reasons())
+    if operation == "Resize":
+        hint = "A table is resized in the graph: export for one size (leave export.dynamic_resolution out)."
+        return EngineError(error.problems[0].message, where=str(path), hint=hint)
     if operation in ("QuantizeLinear", "DequantizeLinear"):
         hint = f"Ranges must be symmetric and signed, biases floats: `radioplat lint {path.name}` names what is not."
         return EngineError(error.problems[0].message, where=str(path), hint=hint)

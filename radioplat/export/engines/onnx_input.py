@@ -20,6 +20,7 @@ from radioplat.export.precision import stored_data_type
 DATA_TYPES = ("fp32", "fp16", "bf16", "int8", "fp8")
 QUANTIZED = ("int8", "fp8")
 _WHERE = f"{SECTION}.onnx_file"
+_AGAIN = "Name the file that `radioplat export` wrote, or export again."
 _TYPE = f"{SECTION}.tensorrt.data_type"
 
 
@@ -74,9 +75,9 @@ def read_onnx(path: Path) -> OnnxInput:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's class depends on its implementation
-        raise EngineError(f"{path} is not an ONNX file: {error}", where=_WHERE) from error
+        raise EngineError(f"{path} is not an ONNX file: {error}", where=_WHERE, hint=_AGAIN) from error
     if not model.graph.node:
-        raise EngineError(f"{path} is not an ONNX file: it holds no graph", where=_WHERE)
+        raise EngineError(f"{path} is not an ONNX file: it holds no graph", where=_WHERE, hint=_AGAIN)
     beside = _check_weight_files(path, model)
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in [v for v in [*model.graph.input, *model.graph.output] if v.name not in weights]:

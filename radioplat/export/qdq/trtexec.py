@@ -51,7 +51,7 @@ def arguments(
         EngineError: this TensorRT does not know what is in the graph.
     """
     major = (parse_version(version) if version else None) or NEWEST
-    given = [f"--onnx={onnx_file.name}", f"--saveEngine={engine}"]
+    given = [f"--onnx={onnx_file.name}", f"--saveEngine={engine}", "--sparsity=enable"]  # for 2:4 weights
     for name, sizes in zip(("min", "opt", "max"), zip(*shapes.values(), strict=True), strict=False):
         texts = [f"{key}:{'x'.join(map(str, size))}" for key, size in zip(shapes, sizes, strict=True)]
         given.append(f"--{name}Shapes={','.join(texts)}")

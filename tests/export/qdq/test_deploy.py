@@ -170,6 +170,7 @@ def test_the_bundle_s_script_calls_trtexec_with_the_cache(forced, tmp_path):
     assert trtexec(tmp_path, forced.path.parents[1] / "bundle", "--verbose") == [
         "--onnx=student.onnx",
         "--saveEngine=student.engine",
+        "--sparsity=enable",
         "--minShapes=images:1x3x32x32",
         "--optShapes=images:8x3x32x32",
         "--maxShapes=images:16x3x32x32",
@@ -181,8 +182,8 @@ def test_the_bundle_s_script_calls_trtexec_with_the_cache(forced, tmp_path):
 
 
 def test_a_quantized_bundle_builds_from_the_graph_that_the_cache_is_of(cached, tmp_path):
-    words = ["--onnx=student.float.onnx", "--saveEngine=student.float.engine", "--int8", "--fp16"]
-    assert trtexec(tmp_path, cached.path.parents[1] / "bundle") == [*words, "--calib=student.cache"]
+    words = ["--onnx=student.float.onnx", "--saveEngine=student.float.engine", "--sparsity=enable"]
+    assert trtexec(tmp_path, cached.path.parents[1] / "bundle") == [*words, "--int8", "--fp16", "--calib=student.cache"]
 
 
 def test_without_trtexec_the_script_says_so(forced):

@@ -24,8 +24,9 @@ def flags(version, data_type="fp32", formats=(), stored=True, cache=None) -> lis
         stored_weights=stored,
         cache=cache,
     )
-    assert given[:2] == ["--onnx=m.onnx", "--saveEngine=m.engine"] and "--maxShapes=images:4x3x8x8" in given
-    return given[5:]
+    assert given[:3] == ["--onnx=m.onnx", "--saveEngine=m.engine", "--sparsity=enable"]
+    assert "--maxShapes=images:4x3x8x8" in given
+    return given[6:]
 
 
 @pytest.mark.parametrize(
