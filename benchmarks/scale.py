@@ -1,6 +1,6 @@
 """What the control plane of many workers costs, without GPUs; which placement of teachers wins, by a model.
 
-``python -m benchmarks.scale [--workers 8 64]``. Each number of workers has a Ray cluster of its own on this
+``python -m benchmarks.scale [--workers 8 64 256]``. Each number of workers has a Ray cluster of its own on this
 machine: a head and four raylets with fake GPUs. The workers do what training workers do beside training: slices of the
 order, requests to a pool of teachers that answer zeros, ledger rows, and on rank 0 status lines and checkpoints of tiny
 tensors; a step of the student is a sleep. What they wrote is then compared with the order. The last line is one JSON
@@ -27,8 +27,10 @@ from benchmarks.scale_network import GIB, LARGE, PLACEMENTS, Cluster, Cost, best
 from benchmarks.scale_workers import AHEAD, Host, Plan, order_of, sources
 from radioplat import terminal
 
-NODES, REPLICAS, TOGETHER = 4, 4, 8  # raylets beside the head's; replicas of the teacher; logical workers a process
-STEPS, PATIENCE_S = 15, 120.0
+NODES, REPLICAS = 4, 4  # raylets beside the head's; replicas of the teacher
+TOGETHER, PROCESSES = 8, 8  # logical workers a process, more of them where there would be more processes than these
+STEPS, PATIENCE_S = 10, 240.0
+PACE = 16  # workers whose steps this machine keeps up with in a second: the simulated step is that much longer
 PARTS = ("order", "checksum", "ask", "answer", "ledger")
 KINDS = {"gcs_server": "GCS", "raylet/raylet": "raylets", "ray::Host": "workers", "ray::Replica": "replicas",
          "ray::PoolKeeper": "keeper"}  # fmt: skip
@@ -38,15 +40,15 @@ SIZES = (8, 64, 512)
 def main() -> None:
     """Measure, model, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--step-seconds", type=float, help="of the simulated student; default: 1, or 1/64 a worker")
+    parser.add_argument("--step-seconds", type=float, help=f"of the simulated student; default: 1, or workers / {PACE}")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if min(given.workers) < 2 or given.steps < 1:
         parser.error("at least two workers, and one step")
     if given.one:
-        print(json.dumps(simulate(given.one, given.steps, given.step_seconds or max(1.0, given.one / 64))))
+        print(json.dumps(simulate(given.one, given.steps, given.step_seconds or max(1.0, given.one / PACE))))
         return
     found = {}
     for world in given.workers:
@@ -75,11 +77,12 @@ def simulate(world: int, steps: int, seconds: float) -> dict[str, float]:
     from clusters.local import WORKER_RESOURCE, LocalCluster
     from radioplat.teachers.service import await_pool, start_pool, stop_pool
 
-    groups = [[0], *(list(range(at, min(at + TOGETHER, world))) for at in range(1, world, TOGETHER))]
+    together = max(TOGETHER, math.ceil((world - 1) / PROCESSES))
+    groups = [[0], *(list(range(at, min(at + together, world))) for at in range(1, world, together))]
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     places = math.ceil(len(groups) / NODES)
-    fake = float(places * TOGETHER)
+    fake = float(places * together)
     with (
         tempfile.TemporaryDirectory(prefix="scale") as scratch,
         LocalCluster(NODES, REPLICAS, places=places, gpus=fake) as cluster,
@@ -225,7 +228,7 @@ def show(found: dict[int, dict[str, float]]) -> None:
         "- raylets, all": "memory_raylets",
         "- GCS, all": "memory_GCS",
         "files of the ledger": "ledger_files",
-        "worker processes (8 threads each; rank 0 alone)": "processes",
+        "worker processes, one of them rank 0's": "processes",
     }
     table = [[label, *(f"{of.get(key, 0.0):.4g}" for of in found.values())] for label, key in rows.items()]
     terminal.show_table("control plane, simulated steps", ["workers", *map(str, found)], table)

@@ -13,7 +13,7 @@ from radioplat.quickstart import defaults
 
 def main(arguments: list[str]) -> int:
     """As `radioplat distill`; returns the exit status."""
-    if not any(argument.startswith(("-e", "--experiment_spec")) for argument in arguments):
+    if not any(argument.startswith(("-e", "--experiment_spec", "-h", "--help")) for argument in arguments):
         status = cli.guarded(lambda: defaults.ensure_inputs(arguments))
         if status:
             return status

@@ -17,7 +17,8 @@ RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.or
     && pip install --no-cache-dir -c constraints.txt -r head.txt
 COPY jobs ./jobs
 COPY specs ./specs
+COPY tune_spaces ./tune_spaces
 
 ENV PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
-USER radioplat
+USER 1000:1000
 CMD ["radioplat", "--help"]

@@ -4,6 +4,8 @@
 FROM python:3.12.12-slim-bookworm
 
 # A C compiler for Triton (torch.compile); libibverbs so that NCCL finds InfiniBand and EFA where the host has them.
+# Without versions, for Debian's mirrors keep the newest build alone.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc g++ libibverbs1 librdmacm1 \
     && rm -rf /var/lib/apt/lists/*
@@ -17,8 +19,9 @@ COPY radioplat ./radioplat
 RUN pip install --no-cache-dir -c constraints.txt ".[hf,nixl]"
 COPY jobs ./jobs
 COPY specs ./specs
+COPY tune_spaces ./tune_spaces
 
 ENV PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-USER radioplat
+USER 1000:1000
 CMD ["radioplat", "--help"]

@@ -14,8 +14,9 @@ COPY radioplat ./radioplat
 RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.org/whl/cpu -c constraints.txt \
         torch torchvision \
     && pip install --no-cache-dir -c constraints.txt ".[engine]"
+COPY jobs ./jobs
 
 ENV PYTHONUNBUFFERED=1
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-USER radioplat
+USER 1000:1000
 CMD ["radioplat", "--help"]

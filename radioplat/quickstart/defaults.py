@@ -10,7 +10,9 @@ from radioplat.quickstart.weights import teacher_weights
 from radioplat.spec.load import load_spec
 from radioplat.spec.paths import paths_in_copy
 
-ROOT = Path(__file__).resolve().parents[2]
+# Of a checkout; where radioplat is installed without one, as in the images, the folder at hand has specs/.
+_CHECKOUT = Path(__file__).resolve().parents[2]
+ROOT = _CHECKOUT if (_CHECKOUT / "specs").is_dir() else Path.cwd()
 SPEC = ROOT / "specs" / "quickstart.yaml"
 TEACHERS = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,6 +18,7 @@ import yaml
 from tests.clusters.test_launcher import check_no_secrets
 
 ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
 IMAGES = ("cpu", "cuda", "deploy")
 # Dockerfile reference, "Overview"; MAINTAINER is deprecated, ADD fetches and unpacks unasked.
 INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "CMD"}
@@ -48,9 +52,17 @@ def test_instructions(dockerfile):
     assert (3, 11) <= version <= (3, 12)
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_hadolint(name):
+    command = [BIN / "hadolint", ROOT / "clusters" / "images" / f"{name}.Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+
+
 def test_nobody_is_root(dockerfile):
     users = [text for name, text in dockerfile if name == "USER"]
-    assert users == ["radioplat"] and any("useradd --uid 1000" in text for name, text in dockerfile if name == "RUN")
+    assert users == ["1000:1000"]  # Kubernetes cannot tell from a name that it is not root
+    assert any("useradd --uid 1000" in text for name, text in dockerfile if name == "RUN")
     assert max(i for i, (name, _) in enumerate(dockerfile) if name == "RUN") < [n for n, _ in dockerfile].index("USER")
 
 
@@ -96,6 +108,45 @@ def test_manifests_pull_what_is_built():
     assert pulled and pulled <= built
     cluster = yaml.safe_load((ROOT / "clusters" / "kuberay" / "raycluster.yaml").read_text())
     assert cluster["spec"]["rayVersion"] == pins["ray"]
+
+
+@pytest.mark.parametrize("name", ["cuda", *(pytest.param(name, marks=pytest.mark.proof) for name in ("cpu", "deploy"))])
+def test_what_is_installed_works(name, tmp_path):
+    """The folder that the image has, out of what is sent to the builder; its own package installed as there, without
+    the dependencies, which are here; then what its users call."""
+    app, site = tmp_path / "app", tmp_path / "site"
+    for kind, text in instructions(name):
+        if kind == "COPY":
+            *sources, target = text.split()
+            for source in sources:
+                copied(ROOT / source, app / target)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, f"--target={site}", "."], cwd=app, check=True)
+    files = ["radioplat", *subprocess.check_output(["git", "ls-files", "radioplat"], cwd=ROOT, text=True).split()]
+    assert [file for file in files if not (site / file).exists()] == [], "package-data of pyproject.toml"
+    environment = os.environ | {"PYTHONPATH": str(site)}
+
+    def run(*command: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, *command], cwd=app, env=environment, capture_output=True, text=True, check=False
+        )
+
+    shutil.rmtree(app / "radioplat")  # the checkout that was installed: what runs must be what pip made of it
+    assert run("-c", "import radioplat; print(radioplat.__file__)").stdout.startswith(str(site))
+    for command in (["-m", "radioplat.cli", "default_specs"], ["jobs/radio_distill.py", "--help"]):
+        done = run(*command)
+        assert done.returncode == 0 and done.stdout, done.stderr
+    found = json.loads(run("-m", "radioplat.cli", "doctor", "--json").stdout)["findings"]
+    assert {f["what"] for f in found} >= {"Python", "libraries", "tested versions", "shared memory (/dev/shm)"}
+
+
+def copied(source: Path, target: Path) -> None:
+    """As COPY does; ``.dockerignore`` keeps caches out."""
+    target.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
 
 
 @pytest.mark.proof

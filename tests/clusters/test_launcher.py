@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
+
+from tests.clusters.published import compute_instance
 
 CLOUDS = ("aws", "gcp")
 
@@ -90,3 +94,54 @@ def test_what_must_be_replaced_is_said(launcher):
     }  # fmt: skip
     assert used == {"REGISTRY", "FILE_SYSTEM"} | ({"PROJECT"} if path.stem == "gcp" else set())
     assert all(word in header for word in used)
+
+
+@functools.cache
+def run_instances():
+    """The arguments of EC2's RunInstances, in its own model, which botocore ships."""
+    from botocore.session import Session
+
+    return Session().get_service_model("ec2").operation_model("RunInstances").input_shape
+
+
+def ec2_problems(config: dict) -> list[str]:
+    """What it has against a node's configuration."""
+    from botocore.validate import ParamValidator
+
+    shape = run_instances()
+    found = ParamValidator().validate({"MinCount": 1, "MaxCount": 1} | config, shape)
+    return ([found.generate_report()] if found.has_errors() else []) + list(_no_choices(config, shape, ""))
+
+
+def _no_choices(value, shape, path: str):
+    """Values that are none of those that the model lists; botocore leaves that to the server."""
+    if shape.type_name == "structure":
+        for name, inner in value.items():
+            if name in shape.members:  # others are reported already
+                yield from _no_choices(inner, shape.members[name], f"{path}.{name}")
+    elif shape.type_name == "list":
+        for inner in value:
+            yield from _no_choices(inner, shape.member, f"{path}[]")
+    elif getattr(shape, "enum", None) and value not in shape.enum:
+        yield f"{path}: {value}"
+
+
+def test_ec2_accepts_the_nodes(clusters):
+    kinds = yaml.safe_load((clusters / "aws.yaml").read_text())["available_node_types"]
+    assert [problem for kind in kinds.values() for problem in ec2_problems(kind["node_config"])] == []
+    config = kinds["student"]["node_config"]
+    for slip in ({"InstanceTyp": "x"}, {"InstanceType": "g6e.13xlarge"}, {"BlockDeviceMappings": {}}):
+        assert ec2_problems(config | slip)
+    market = {"MarketType": "spot", "SpotOptions": {"InstanceInterruptionBehavior": "end"}}
+    assert ec2_problems(config | {"InstanceMarketOptions": market})
+
+
+def test_compute_engine_accepts_the_nodes(clusters):
+    kinds = yaml.safe_load((clusters / "gcp.yaml").read_text())["available_node_types"]
+    for kind in kinds.values():
+        jsonschema.validate(kind["node_config"], compute_instance())
+    config = kinds["student"]["node_config"]
+    for slip in ({"machinetype": "x"}, {"scheduling": [{"preemptible": True}]}, {"disks": [{"bot": True}]},
+                 {"scheduling": {"provisioningModel": "CHEAP"}}):  # fmt: skip
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(config | slip, compute_instance())

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,3 +83,10 @@ def test_options_are_sbatchs(clusters):
     given = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
     assert set(given) == OPTIONS and given["signal"] == "B:TERM@120"
     assert "RAY_AUTH_MODE=token" in text
+
+
+@pytest.mark.parametrize("name", ["slurm", "local"])
+def test_shellcheck(clusters, name):
+    command = [Path(sys.executable).parent / "shellcheck", clusters / f"{name}.sh"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,110 @@
+"""Published schemas: types, names, choices and what must be there, without descriptions.
+
+- ``ray.io_*.json.gz``: version v1 of the CRDs of KubeRay v1.7.0 (github.com/ray-project/kuberay,
+  helm-chart/kuberay-operator/crds).
+- ``compute_instance.json.gz``: an instance of Compute Engine, of the discovery document compute.v1.json in
+  google-api-python-client 2.202.0 (googleapiclient/discovery_cache/documents).
+
+Both are under the Apache licence, 2.0. ``python -m tests.clusters.published FOLDER`` writes those anew whose sources
+lie in the folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+CRDS = {"RayCluster": "ray.io_rayclusters", "RayJob": "ray.io_rayjobs"}
+COMPUTE = "compute_instance"
+_EITHER, _OPEN = "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"
+
+
+@functools.cache
+def schemas() -> dict[str, dict]:
+    """By kind; of a volume claim, the one that pods' ephemeral volumes have."""
+    found = {kind: _read(file) for kind, file in CRDS.items()}
+    claim = found["RayCluster"]["properties"]["spec"]["properties"]["headGroupSpec"]["properties"]["template"]
+    for name in ("spec", "volumes", "items", "ephemeral", "volumeClaimTemplate"):
+        claim = claim[name] if name == "items" else claim["properties"][name]
+    top = {name: {"type": "string"} for name in ("apiVersion", "kind")}
+    found["PersistentVolumeClaim"] = claim | {"properties": claim["properties"] | top}
+    for each in found.values():
+        each["properties"]["metadata"] = {"type": "object", "required": ["name"]}
+        each["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    return {kind: closed(each) for kind, each in found.items()}
+
+
+@functools.cache
+def compute_instance() -> dict:
+    """Of Compute Engine."""
+    return _read(COMPUTE)
+
+
+def closed(schema: Any) -> Any:
+    """A schema that refuses what a server would drop in silence: fields that it does not have."""
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get(_EITHER):
+        return {"type": ["integer", "string"]}
+    found = schema | {name: closed(schema[name]) for name in ("items", "additionalProperties") if name in schema}
+    if "properties" in schema:
+        found["properties"] = {name: closed(inner) for name, inner in schema["properties"].items()}
+        if "additionalProperties" not in schema and not schema.get(_OPEN):
+            found["additionalProperties"] = False
+    return found
+
+
+def stripped(schema: dict) -> dict:
+    """What a validation needs."""
+    found = {name: schema[name] for name in ("type", "required", "enum", _EITHER, _OPEN) if name in schema}
+    found |= {name: stripped(schema[name]) for name in ("items", "additionalProperties") if name in schema}
+    if "$ref" in schema:
+        found["$ref"] = f"#/$defs/{schema['$ref']}"
+    if schema.get("format") in ("int64", "uint64") and schema["type"] == "string":  # JSON's numbers are doubles
+        found["type"] = ["string", "integer"]
+    if "properties" in schema:
+        found["properties"] = {name: stripped(inner) for name, inner in schema["properties"].items()}
+    return found
+
+
+def _reachable(schemas: dict[str, dict], start: str) -> dict[str, dict]:
+    """``start`` and what it refers to."""
+    found: dict[str, dict] = {}
+    look = [start]
+    while look:
+        name = look.pop()
+        if name not in found:
+            found[name] = closed(stripped(schemas[name]))
+            look += [part.partition('"')[0] for part in json.dumps(found[name]).split("#/$defs/")[1:]]
+    return found
+
+
+def _read(file: str) -> dict:
+    return json.loads(gzip.decompress((HERE / f"{file}.json.gz").read_bytes()))
+
+
+def _write(file: str, tree: dict) -> None:
+    text = json.dumps(tree, separators=(",", ":"), sort_keys=True)
+    (HERE / f"{file}.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def main(folder: Path) -> None:
+    """Write the files anew."""
+    for file in CRDS.values():
+        if (source := folder / f"{file}.yaml").exists():
+            versions = yaml.safe_load(source.read_text())["spec"]["versions"]
+            _write(file, stripped(next(v for v in versions if v["name"] == "v1")["schema"]["openAPIV3Schema"]))
+    if (source := folder / "compute.v1.json").exists():
+        found = _reachable(json.loads(source.read_text())["schemas"], "Instance")
+        _write(COMPUTE, {"$ref": "#/$defs/Instance", "$defs": found})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
