@@ -1,4 +1,5 @@
-"""RT-DETR and RT-DETRv2 (Zhao et al. 2023; Lv et al. 2024) on a student's backbone; the rest is transformers' code."""
+"""Detectors on a student's backbone: RT-DETR and RT-DETRv2 (Zhao et al. 2023; Lv et al. 2024), transformers' code, and
+DINO (Zhang et al. 2022; :mod:`radioplat.models.dino`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from radioplat.models.pyramid import Pyramid
 from radioplat.models.student import Student, StudentArchitecture
 
 _PRIOR = 0.01  # what a class is given at the start: nearly nothing is an object (Lin et al. 2017, section 4.1)
-KINDS = ("rtdetr", "rtdetr_v2")
+KINDS = ("rtdetr", "rtdetr_v2", "dino")
 # Arguments of transformers' configuration that follow from the backbone, the classes, or what this class does.
 _OURS = (
     "backbone_config", "freeze_backbone_batch_norms", "encoder_in_channels", "feat_strides", "encode_proj_layers",
@@ -34,7 +35,8 @@ class DetectorArchitecture:
         num_classes: labels are below it.
         kind: one of :data:`KINDS`.
         options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
-            ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...).
+            ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
+            ``DinoConfig``.
     """
 
     student: StudentArchitecture
@@ -89,8 +91,8 @@ class Detector(nn.Module):
 
     ``detector(images, targets)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``, and gives transformers' output:
     ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height as shares of the image) and, with
-    targets, ``loss`` and ``loss_dict``: varifocal, L1 and GIoU after Hungarian matching, of every decoder layer, of the
-    encoder's proposals, and while training of denoising queries.
+    targets, ``loss`` and ``loss_dict``: varifocal (DINO: focal), L1 and GIoU after Hungarian matching, of every decoder
+    layer, of the encoder's proposals, and while training of denoising queries.
 
     Args:
         architecture: see :class:`DetectorArchitecture`.
@@ -131,12 +133,16 @@ class Detector(nn.Module):
                 ``pred_boxes``; N may be 0.
         """
         maps, queries = self.maps(images), self.detr.config.num_queries
-        positions = sum(level.shape[-2] * level.shape[-1] for level in maps)
+        levels = [tuple(level.shape[-2:]) for level in maps]
+        own = self.architecture.kind == "dino"
+        positions = sum(height * width for height, width in (self.detr.levels(levels) if own else levels))
         if positions < queries:
             size = f"{images.shape[-1]} x {images.shape[-2]}"
             message = f"{queries} queries are more than the {positions} positions of images of {size} pixels"
             hint = "Larger images, or fewer queries."
             raise SpecError(message, where="model.detector.options.num_queries", hint=hint)
+        if own:
+            return self.detr(maps, targets)
         self.detr.model.backbone.given = maps
         try:
             return self.detr(images, labels=targets)
@@ -153,9 +159,10 @@ class Detector(nn.Module):
         if targets is None:
             return Outputs(logits, boxes)
         losses = dict(output.loss_dict)
-        if self.training and hasattr(self.detr.model, "denoising_class_embed") and not any(map(_count, targets)):
+        noised = getattr(getattr(self.detr, "model", self.detr), "denoising_class_embed", None)
+        if self.training and noised is not None and not any(map(_count, targets)):
             # Nothing is denoised where nothing is there; ranks that see objects wait for its gradient all the same.
-            losses["loss_vfl"] = losses["loss_vfl"] + 0 * self.detr.model.denoising_class_embed.weight.sum()
+            losses["loss_bbox"] = losses["loss_bbox"] + 0 * noised.weight.sum()
         return Outputs(logits, boxes, losses)
 
     @torch.no_grad()
@@ -207,6 +214,21 @@ class _Given(nn.Module):
 
 
 def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
+    if architecture.kind not in KINDS:
+        hint = f"{' or '.join(KINDS)}."
+        raise SpecError(f"no detector is called {architecture.kind!r}", where=f"{where}.kind", hint=hint)
+    if architecture.num_classes < 1:
+        raise SpecError("a detector needs a class at least", where=f"{where}.num_classes")
+    if architecture.kind == "dino":
+        try:
+            from radioplat.models.dino import dino_of
+        except ImportError:
+            raise SpecError("DINO needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
+        return dino_of(architecture.options, architecture.num_classes, pyramid.channels, where)
+    return _build_rtdetr(architecture, pyramid, where)
+
+
+def _build_rtdetr(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
     try:
         from huggingface_hub.errors import StrictDataclassError
         from transformers import (
@@ -218,9 +240,6 @@ def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> 
         )
     except ImportError:
         raise SpecError("RT-DETR needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
-    if architecture.kind not in KINDS:
-        hint = f"{' or '.join(KINDS)}."
-        raise SpecError(f"no detector is called {architecture.kind!r}", where=f"{where}.kind", hint=hint)
     first = architecture.kind == "rtdetr"
     config_type = RTDetrConfig if first else RTDetrV2Config
     model_type = RTDetrForObjectDetection if first else RTDetrV2ForObjectDetection
@@ -228,8 +247,6 @@ def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> 
     for name in architecture.options:
         if name not in known:
             raise SpecError(f"{config_type.__name__} has no such argument", where=f"{where}.options.{name}")
-    if architecture.num_classes < 1:
-        raise SpecError("a detector needs a class at least", where=f"{where}.num_classes")
     levels = len(pyramid.strides)
     width = architecture.options.get("encoder_hidden_dim", 256)
     # Their constructor insists on a backbone: the least there is, put aside at once.

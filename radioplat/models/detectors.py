@@ -15,6 +15,7 @@ from radioplat.models.student import Student
 DETECTORS = {
     "rtdetr": ("detector", "Detector"),
     "rtdetr_v2": ("detector", "Detector"),
+    "dino": ("detector", "Detector"),
 }
 
 
