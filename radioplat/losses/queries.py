@@ -1,0 +1,80 @@
+"""Which query of a student answers which of its teacher's, so that what they say of objects can be compared.
+
+The queries of a detector are a set: their number is the detector's own, and the i-th of two detectors look at unlike
+places. So they are matched, one to one, as DETR matches queries and objects (Carion et al. 2020, section 3.1).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torchvision.ops import box_convert, generalized_box_iou
+
+# DETR's costs of a class, of boxes' L1 distance and of their GIoU.
+_CLASS, _L1, _GIOU = 2.0, 5.0, 2.0
+_WORST = 1e4  # of a pair that has no number: more than any that has
+
+
+class Answers(NamedTuple):
+    """What the queries of a detector say.
+
+    Attributes:
+        logits: ``[B, Q, C]``, each class by its own sigmoid.
+        boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+    """
+
+    logits: torch.Tensor
+    boxes: torch.Tensor
+
+
+class Pairs(NamedTuple):
+    """Queries that were matched.
+
+    Attributes:
+        mine, theirs: int64 ``[B, K]``, places among the student's and the teacher's queries; K is the smaller number of
+            queries.
+    """
+
+    mine: torch.Tensor
+    theirs: torch.Tensor
+
+
+@torch.no_grad()
+def match_queries(mine: Answers, theirs: Answers) -> Pairs:
+    """The matching of least cost: 2 times the distance of class scores (summed over classes), 5 times the L1 distance
+    of boxes, and -2 times their GIoU.
+
+    Raises:
+        ValueError: the two have unlike classes.
+    """
+    if mine.logits.shape[-1] != theirs.logits.shape[-1]:
+        raise ValueError(f"{mine.logits.shape[-1]} classes cannot be matched with {theirs.logits.shape[-1]}")
+    at: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    for logits, boxes, their_logits, their_boxes in zip(*map(_fp32, (*mine, *theirs)), strict=True):
+        scores = torch.cdist(logits.sigmoid(), their_logits.sigmoid(), p=1)
+        corners = [box_convert(b, "cxcywh", "xyxy") for b in (boxes, their_boxes)]
+        cost = _CLASS * scores + _L1 * torch.cdist(boxes, their_boxes, p=1) - _GIOU * generalized_box_iou(*corners)
+        found = linear_sum_assignment(cost.nan_to_num(_WORST, _WORST, -_WORST).cpu().numpy())
+        for to, places in zip(at, found, strict=True):
+            to.append(torch.as_tensor(places, device=logits.device))
+    return Pairs(*map(torch.stack, at))
+
+
+def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Of ``values`` ``[B, Q, D]`` those at ``places`` ``[B, K]``, as a map ``[B, K, 1, D]`` of K positions."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))[:, :, None]
+
+
+def sureness(logits: torch.Tensor) -> torch.Tensor:
+    """The score of a query's best class, in (0, 1): how much there is anything where it looks.
+
+    Args:
+        logits: ``[..., C]``; the result is ``[...]``.
+    """
+    return logits.detach().float().sigmoid().amax(-1)
+
+
+def _fp32(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().float()
