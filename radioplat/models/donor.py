@@ -51,7 +51,7 @@ class Donor:
     @property
     def is_radio(self) -> bool:
         """Whether its backbone is a RADIO ViT."""
-        return EMBEDDER in self.backbone
+        return TABLE in self.backbone  # the embedder can be two layers, of other names
 
     @property
     def is_timm_vit(self) -> bool:

@@ -111,7 +111,9 @@ def _radio(student: Student, donor: Donor, path: str, where: str) -> Match:
         fit(student.backbone, donor.backbone, path, where)  # says what does not fit
     own, given = student.backbone.state_dict(), dict(donor.backbone)
     notes = [f"{thing} is left out" for thing in donor.ignored]
-    if given[EMBEDDER].shape == own[EMBEDDER].shape and given[TABLE].shape != own[TABLE].shape:
+    # In two factors on both sides it has another name: the two are then of one family.
+    embedders = [weights[EMBEDDER].shape if EMBEDDER in weights else None for weights in (given, own)]
+    if embedders[0] == embedders[1] and given[TABLE].shape != own[TABLE].shape:
         side = student.backbone.patch_generator.side
         notes.append(f"the position table of {given[TABLE].shape[1]} places is resized to {side * side}")
         given[TABLE] = resized(given[TABLE], side)

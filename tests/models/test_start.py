@@ -57,6 +57,15 @@ def written(request, radio_student, tmp_path):
     return student, path
 
 
+def test_a_decomposed_student_is_its_own_donor(radio_student, image_batch, tmp_path):
+    low_rank = {"patch_generator.embedder": 5, "blocks.0.mlp.fc1": 7}
+    student = radio_student(low_rank=low_rank)
+    save_student(student, student.state_dict(), tmp_path)
+    mine, notes = started(student.architecture, f"{MODEL}={tmp_path}")
+    assert not notes and mine.architecture.low_rank == low_rank
+    same_features(mine, student, image_batch(), student.head_names)
+
+
 def test_backbone_heads_and_projections_come_back(written, image_batch):
     student, path = written
     again, notes = started(student.architecture, f"{MODEL}={path}", "train.pretrained_strict=true")
