@@ -9,7 +9,13 @@ from pathlib import Path
 
 from radioplat.evaluate.run import EvaluateResult, evaluate
 from radioplat.spec.compress import GateMetric
-from radioplat.spec.evaluation import CorrespondenceConfig, LinearProbeConfig, SegmentationConfig, ZeroShotConfig
+from radioplat.spec.evaluation import (
+    ChangeConfig,
+    CorrespondenceConfig,
+    LinearProbeConfig,
+    SegmentationConfig,
+    ZeroShotConfig,
+)
 from radioplat.spec.root import Spec
 
 TRAINED = "student"
@@ -23,7 +29,7 @@ def measuring_spec(spec: Spec) -> Spec:
     asked.results_dir, asked.baseline, asked.pictures, asked.cka_rows, asked.resolutions = None, False, 0, 0, []
     asked.models = []
     asked.linear_probe, asked.segmentation = LinearProbeConfig(), SegmentationConfig()
-    asked.correspondence, asked.zero_shot = CorrespondenceConfig(), ZeroShotConfig()
+    asked.change, asked.correspondence, asked.zero_shot = ChangeConfig(), CorrespondenceConfig(), ZeroShotConfig()
     return derived
 
 

@@ -22,7 +22,7 @@ from radioplat.evaluate.linear import LinearProbeResult, linear_probe
 from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.resolutions import Agreement
 from radioplat.evaluate.rows import Rows
-from radioplat.evaluate.segmentation import SegmentationResult
+from radioplat.evaluate.segmentation import Answers, ChangeResult, SegmentationResult
 from radioplat.evaluate.subject import Subject
 from radioplat.evaluate.zero_shot import ZeroShotResult, zero_shot_accuracy
 from radioplat.models.features import Features
@@ -48,7 +48,8 @@ class Findings:
         accuracy, accuracy_top5: of own classifiers, by those models that have one.
         agreement: of the trained student's maps at its resolutions: ``backbone``, and each teacher's name for its head.
         likeness: of backbone features to those of the first of ``evaluate.models``, by model and kind.
-        absent: metrics that were not to be had, a line each with what to give.
+        absent: metrics that were not to be had, a line each with what to give; and what was left out of others.
+        answers: of decoders about the first held-out images, by section (``segmentation``, ``change``).
         shown: images of the pictures, uint8 ``[N, 3, H, W]``.
         maps: spatial features of the shown images, ``[N, h, w, D]``, by model; a student's in a teacher's space is
             ``<student>/<teacher>``.
@@ -62,9 +63,11 @@ class Findings:
     zero_shot: dict[str, ZeroShotResult] = field(default_factory=dict)
     correspondence: dict[str, CorrespondenceResult] = field(default_factory=dict)
     segmentation: dict[str, SegmentationResult] = field(default_factory=dict)
+    change: dict[str, ChangeResult] = field(default_factory=dict)
     agreement: dict[str, list[Agreement]] = field(default_factory=dict)
     likeness: dict[str, dict[str, FidelityResult]] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
+    answers: dict[str, Answers] = field(default_factory=dict)
     shown: np.ndarray | None = None
     maps: dict[str, torch.Tensor] = field(default_factory=dict)
 

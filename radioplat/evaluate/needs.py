@@ -8,7 +8,7 @@ import torch
 
 from radioplat.data.shard_index import ShardIndex
 from radioplat.errors import Problem, RadioplatError
-from radioplat.evaluate.masks import find_pairs
+from radioplat.evaluate.mask_sources import find_samples
 from radioplat.evaluate.zero_shot import text_width
 from radioplat.models.probe import probe
 from radioplat.models.student import Student, StudentArchitecture, classes_differ
@@ -34,7 +34,7 @@ def missing(
         *_resolutions(spec, architecture),
         *_labels(spec, train, val),
         *_classes(architecture, train),
-        *_segmentation(spec),
+        *_masks(spec),
         *_zero_shot(spec, architecture, val),
     ]
 
@@ -47,7 +47,8 @@ def not_asked(spec: Spec) -> list[str]:
         "fidelity at several resolutions, and whether they agree": (several, "resolutions"),
         "linear CKA": (config.cka_rows > 0, "cka_rows"),
         "linear probe": (config.linear_probe.enable, "linear_probe.enable"),
-        "segmentation": (bool(config.segmentation.images_dir), "segmentation.images_dir, masks_dir and num_classes"),
+        "segmentation": (config.segmentation.wanted, "segmentation.images_dir, masks_dir and num_classes"),
+        "change": (config.change.wanted, "change.before_dir, after_dir and masks_dir"),
         "correspondence": (config.correspondence.enable, "correspondence.enable"),
         "zero-shot classification": (bool(config.zero_shot.text_tower), "zero_shot.text_tower and teacher"),
     }
@@ -108,13 +109,13 @@ def _classes(architecture: StudentArchitecture | None, train: ShardIndex | None)
         yield Problem(message, "dataset.train_dataset", hint)
 
 
-def _segmentation(spec: Spec) -> Iterator[Problem]:
-    if not spec.evaluate.segmentation.images_dir:
-        return
-    try:
-        find_pairs(spec.evaluate.segmentation)
-    except RadioplatError as error:
-        yield from error.problems
+def _masks(spec: Spec) -> Iterator[Problem]:
+    for name, config in (("segmentation", spec.evaluate.segmentation), ("change", spec.evaluate.change)):
+        try:
+            if config.wanted:
+                find_samples(config, f"evaluate.{name}")
+        except RadioplatError as error:
+            yield from error.problems
 
 
 def _zero_shot(spec: Spec, architecture: StudentArchitecture | None, val: ShardIndex | None) -> Iterator[Problem]:

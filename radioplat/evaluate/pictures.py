@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,10 +102,20 @@ def pca_panel(
     Raises:
         ValueError: a column has another number of images, or borrows from a column of another width.
     """
+    pixels = np.asarray(images).transpose(0, 2, 3, 1)
+    return panel({"image": pixels} | _columns(maps, same_space or {}, len(pixels), stretch))
+
+
+def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",)) -> bytes:
+    """Pictures side by side as a PNG: one row an image, a title above each column.
+
+    Args:
+        columns: uint8 ``[N, h, w, 3]`` by title; the first column's shape is that of all cells.
+        smooth: titles of columns that are photographs; of others each pixel is a square.
+    """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
-    pixels = np.asarray(images).transpose(0, 2, 3, 1)
-    columns = {"image": pixels} | _columns(maps, same_space or {}, len(pixels), stretch)
+    pixels = next(iter(columns.values()))
     aspect = pixels.shape[1] / pixels.shape[2]
     cell, gap, head = 1.75, 0.06, 0.46
     width = len(columns) * (cell + gap) + gap
@@ -116,8 +126,7 @@ def pca_panel(
         for r, picture in enumerate(pictures):
             bottom = 1 - (head + (r + 1) * cell * aspect + r * gap) / height
             axes = figure.add_axes((left, bottom, cell / width, cell * aspect / height))
-            smooth = "antialiased" if title == "image" else "nearest"
-            axes.imshow(picture, interpolation=smooth, aspect="auto")
+            axes.imshow(picture, interpolation="antialiased" if title in smooth else "nearest", aspect="auto")
             axes.set_axis_off()
         figure.text(
             left + cell / width / 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,16 @@ from typing import Any
 import torch
 
 from radioplat.cores import torch_beside, torch_callers
-from radioplat.data.split_images import Images
 from radioplat.errors import EngineError, SpecError
+from radioplat.evaluate.downstream import decode_maps
 from radioplat.evaluate.fidelity import FidelityResult
 from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
-from radioplat.evaluate.masks import Masked, find_pairs, read_pairs
 from radioplat.evaluate.measure import Findings, Texts, measure
 from radioplat.evaluate.models import Model
 from radioplat.evaluate.needs import not_asked
 from radioplat.evaluate.processes import Processes
-from radioplat.evaluate.segmentation import MapOf, SegmentationResult, segment
 from radioplat.evaluate.side_by_side import ModelRow, side_by_side
-from radioplat.evaluate.subject import Subject
 from radioplat.evaluate.subjects import TRAINED, open_lineup, teachers_of, unfit, with_teachers
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
@@ -47,7 +44,7 @@ class EvaluateResult:
         fidelity: by student, teacher and kind (``summary``, ``spatial``).
         accuracy: top-1 of the student's own classifier, None without one; of several models in ``found``.
         report: path of ``report.html``.
-        found: all the rest: linear probe, zero-shot, correspondence, segmentation, agreement over resolutions.
+        found: all the rest: linear probe, zero-shot, correspondence, segmentation, change, agreement over resolutions.
         models: a row for each of ``evaluate.models``, in its order.
     """
 
@@ -110,7 +107,7 @@ def _evaluate(
                 subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes, first
             )
         with torch_beside(bank.threads):
-            found.segmentation = _segmented(spec, subjects, bank)
+            decode_maps(spec, subjects, bank, device, found)
     found.absent += not_asked(spec)
     rows = side_by_side(lineup.models, found)
     found.absent += _remembered(lineup.models, rows)
@@ -149,36 +146,12 @@ def _texts(spec: Spec, classes: list[str], device: str) -> Texts | None:
     return Texts(config.teacher, text_embeddings(config.text_tower, names, config.templates, device))
 
 
-def _segmented(spec: Spec, subjects: dict[str, Subject], images: Images) -> dict[str, SegmentationResult]:
-    config, limit = spec.evaluate.segmentation, spec.dataset.max_pixels
-    if not config.images_dir:
-        return {}
-    models = {name: _map_of(s) for name, s in subjects.items() if s.resolution_of is None}
-    sizes = {s.size for s in subjects.values() if s.resolution_of is None}
-    training, held_out = find_pairs(config)
-    reads: list[Iterator[Masked]] = [
-        read_pairs(pairs, sizes, config.num_classes, images.batch_size, images.threads, limit)
-        for pairs in (training, held_out)
-    ]
-    return segment(models, reads[0], reads[1], len(training), config, spec.dataset.val_dataset.seed)
-
-
-def _map_of(subject: Subject) -> MapOf:
-    def map_of(batch: Masked) -> torch.Tensor:
-        """``[B, h, w, D]`` of the images at the subject's size."""
-        spatial = subject.encode(batch.pixels[subject.size]).spatial
-        assert spatial is not None
-        return spatial
-
-    return map_of
-
-
 def _as_json(result: EvaluateResult, use_ema: bool | None) -> dict[str, Any]:
     """``results.json``: everything that was measured."""
     found, checkpoint = result.found, result.checkpoint
     tables = {
         name: {model: asdict(value) for model, value in getattr(found, name).items()}
-        for name in ("knn", "linear", "zero_shot", "correspondence", "segmentation")
+        for name in ("knn", "linear", "zero_shot", "correspondence", "segmentation", "change")
     }
     judged: dict[str, Any] = {"models": [row.as_json() for row in result.models]}
     if not result.models:
@@ -211,6 +184,7 @@ def _kpi(result: EvaluateResult) -> dict[str, float]:
     kpi.update({f"linear_probe/{name}": value.top1 for name, value in found.linear.items()})
     kpi.update({f"zero_shot/{name}": value.top1 for name, value in found.zero_shot.items()})
     kpi.update({f"miou/{name}": value.miou for name, value in found.segmentation.items()})
+    kpi.update({f"change_f1/{name}": v.change_f1 for name, v in found.change.items() if v.change_f1 is not None})
     for name, value in found.correspondence.items():
         kpi.update({f"pck@{threshold:g}/{name}": share for threshold, share in value.pck.items()})
     for name, pairs in found.agreement.items():

@@ -1,8 +1,4 @@
-"""A linear probe for semantic segmentation: one linear layer on the frozen map, its logits enlarged to the pixels.
-
-The layer is fitted at the map's grid, where each cell's target is the share of each class among its pixels: the problem
-is then the convex one of ``linear``, and needs no schedule. It is judged on pixels, by mean intersection over union.
-"""
+"""Segmentation and change: a decoder on frozen maps, its scores enlarged to the pixels and judged there."""
 
 from __future__ import annotations
 
@@ -14,91 +10,106 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radioplat.errors import DataError
-from radioplat.evaluate.linear import LinearClassifier, choose, held_out_rows
+from radioplat.evaluate.decoders import new_decoder
 from radioplat.evaluate.masks import IGNORE, Masked
-from radioplat.spec.evaluation import SegmentationConfig
-
-_MOST_ROWS = 2**17  # cells that a layer is fitted on at most; of 768 features these are 400 MiB
+from radioplat.spec.evaluation import MaskedConfig
 
 MapOf = Callable[[Masked], Tensor]  # a batch to its map [B, h, w, D]
 
 
 @dataclass(frozen=True)
 class SegmentationResult:
-    """Outcome of a segmentation probe.
+    """What a decoder says of held-out images.
 
     Attributes:
         miou: mean over classes of intersection over union, of those classes that the held-out masks or answers hold.
-        iou: by class; None for one that neither holds.
+        iou, f1: by class; None for one that neither holds. F1 = 2 x right / (true + answered).
         accuracy: share of held-out pixels classified right, ignored ones aside.
-        images: held-out images.
-        weight_decay: the one that was chosen, on training images alone.
+        images: held-out images (pairs, of change).
+        trained_on: training images.
+        decoder: ``linear`` or ``light``.
+        weight_decay: of a linear decoder the one that was chosen, on training images alone.
     """
 
     miou: float
     iou: tuple[float | None, ...]
+    f1: tuple[float | None, ...]
     accuracy: float
     images: int
-    weight_decay: float
+    trained_on: int
+    decoder: str
+    weight_decay: float | None
+
+
+@dataclass(frozen=True)
+class ChangeResult(SegmentationResult):
+    """As of segmentation; and of all classes of change taken together against class 0, which is none.
+
+    Attributes:
+        change_precision: share of the pixels called changed that are; None where none is called so.
+        change_recall: share of the changed pixels that are called so; None where there is none.
+        change_f1, change_iou: None where neither masks nor answers hold any change.
+    """
+
+    change_precision: float | None
+    change_recall: float | None
+    change_f1: float | None
+    change_iou: float | None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The first held-out images of a section, for pictures.
+
+    Attributes:
+        images: of each role, uint8 ``[N, 3, S, S]``.
+        masks: uint8 ``[N, S, S]``.
+        said: by model, the class of each pixel, uint8 ``[N, S, S]``.
+        classes: how many.
+    """
+
+    images: tuple[Tensor, ...]
+    masks: Tensor
+    said: dict[str, Tensor]
+    classes: int
 
 
 class Probe:
-    """The probe of one model: cells of training images are added, a layer is fitted, held-out images are judged.
+    """The decoder of one model: training images are added, it is fitted, held-out images are judged.
 
     Args:
-        images: training images that will be added; of each an equal number of cells is kept.
+        maps: how many training maps will be added.
+        where: the section in the spec, for messages.
     """
 
-    def __init__(self, config: SegmentationConfig, images: int, seed: int = 0) -> None:
-        self._config, self._seed = config, seed
-        self._each = max(1, _MOST_ROWS // max(1, images))
-        self._features: list[Tensor] = []
-        self._targets: list[Tensor] = []
-        self._owner: list[Tensor] = []
-        self._added = self._judged = 0
-        self._layer: LinearClassifier | None = None
-        self._weight_decay = 0.0
-        self._confusion = torch.zeros(config.num_classes, config.num_classes, dtype=torch.int64)
+    def __init__(self, config: MaskedConfig, maps: int, where: str, seed: int = 0, device: str = "cpu") -> None:
+        self._config, self._where = config, where
+        self._decoder = new_decoder(config, maps, seed, device)
+        self._owners: set[int] = set()
+        self._judged = 0
+        self.confusion = torch.zeros(config.num_classes, config.num_classes, dtype=torch.int64)
 
-    def add(self, maps: Tensor, masks: Tensor) -> None:
-        """Add training images: maps ``[B, h, w, D]``, masks uint8 ``[B, H, W]``."""
-        shares = cell_shares(masks, self._config.num_classes, (maps.shape[1], maps.shape[2]))
-        for features, targets in zip(maps.detach().flatten(1, 2).float().cpu(), shares.flatten(1, 2), strict=True):
-            rows = torch.nonzero(targets.sum(1) > 0).flatten()
-            if len(rows) > self._each:
-                generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._added)
-                rows = rows[torch.randperm(len(rows), generator=generator)[: self._each]]
-            self._features.append(features[rows])
-            self._targets.append(targets[rows])
-            self._owner.append(torch.full((len(rows),), self._added))
-            self._added += 1
+    def add(self, maps: Tensor, batch: Masked) -> None:
+        """Add training maps ``[B, h, w, D]``."""
+        self._decoder.add(maps, batch.masks, batch.owner)
+        self._owners.update(batch.owner.tolist())
 
     def fit(self) -> None:
-        """Fit the layer; whole images are held out to choose the weight decay.
+        """Fit the decoder.
 
         Raises:
             DataError: no training pixel has a class.
         """
-        features, targets, owner = (torch.cat(parts) for parts in (self._features, self._targets, self._owner))
-        if not len(features):
-            raise DataError("no pixel of the training masks has a class", where="evaluate.segmentation.masks_dir")
-        owners = owner.unique()
-        judges = owners[held_out_rows(torch.zeros_like(owners), self._config.held_out, self._seed)]
-        held = torch.isin(owner, judges if len(judges) else owners[:1])
-        if held.all():  # a single image: its cells judge each other
-            held = torch.arange(len(held)) % 5 == 0
-        chosen = choose(features, targets, held, self._config.weight_decays, self._config.max_iter)
-        self._layer, self._weight_decay = chosen.classifier, chosen.weight_decay
-        self._features, self._targets, self._owner = [], [], []
+        self._decoder.fit(self._where)
 
-    def judge(self, maps: Tensor, masks: Tensor) -> None:
-        """Add held-out images, shapes as for :meth:`add`; after :meth:`fit`."""
-        assert self._layer is not None
-        logits = self._layer.logits(maps.detach().float().cpu()).permute(0, 3, 1, 2)
-        size = (masks.shape[1], masks.shape[2])
+    def judge(self, maps: Tensor, batch: Masked) -> Tensor:
+        """Add held-out maps; after :meth:`fit`. Returns the class of each pixel, uint8 ``[B, H, W]``."""
+        size = (batch.masks.shape[1], batch.masks.shape[2])
+        logits = self._decoder.logits(maps)
         answer = F.interpolate(logits, size=size, mode="bilinear", align_corners=False).argmax(1)
-        self._confusion += confusion(answer, masks, self._config.num_classes)
-        self._judged += len(masks)
+        self.confusion += confusion(answer, batch.masks, self._config.num_classes)
+        self._judged += len(batch.masks)
+        return answer.to(torch.uint8)
 
     def result(self) -> SegmentationResult:
         """Of all held-out images so far.
@@ -106,44 +117,78 @@ class Probe:
         Raises:
             DataError: no held-out pixel has a class.
         """
-        if not int(self._confusion.sum()):
-            raise DataError("no pixel of the held-out masks has a class", where="evaluate.segmentation")
-        iou = class_iou(self._confusion)
+        if not int(self.confusion.sum()):
+            raise DataError("no pixel of the held-out masks has a class", where=self._where)
+        iou, f1 = class_iou(self.confusion), class_f1(self.confusion)
         known = [value for value in iou if value is not None]
-        right = int(self._confusion.diagonal().sum()) / int(self._confusion.sum())
-        return SegmentationResult(sum(known) / len(known), tuple(iou), right, self._judged, self._weight_decay)
+        right = int(self.confusion.diagonal().sum()) / int(self.confusion.sum())
+        config, trained_on = self._config, len(self._owners)
+        return SegmentationResult(
+            sum(known) / len(known), tuple(iou), tuple(f1), right, self._judged, trained_on,
+            config.decoder.value, self._decoder.chosen,
+        )  # fmt: skip
 
 
 def segment(
     models: dict[str, MapOf],
     training: Iterable[Masked],
     held_out: Iterable[Masked],
-    images: int,
-    config: SegmentationConfig,
+    maps: int,
+    config: MaskedConfig,
+    where: str = "evaluate.segmentation",
     seed: int = 0,
-) -> dict[str, SegmentationResult]:
-    """Probe several models on the same images; each image is read once, and encoded once by each.
+    device: str = "cpu",
+    shown: int = 0,
+) -> tuple[dict[str, Probe], Answers | None]:
+    """Fit and judge a decoder for each of several models; each image is read once, and encoded once by each.
 
     Args:
-        images: how many training images there are.
+        maps: how many training views there are, at most.
+        shown: held-out images whose answers are kept.
+
+    Raises:
+        DataError: no pixel of a split has a class.
     """
-    probes = {name: Probe(config, images, seed) for name in models}
+    probes = {name: Probe(config, maps, where, seed, device) for name in models}
     for batch in training:
         for name, map_of in models.items():
-            probes[name].add(map_of(batch), batch.masks)
+            probes[name].add(map_of(batch), batch)
     for probe in probes.values():
         probe.fit()
+    kept: list[tuple[Masked, dict[str, Tensor]]] = []
+    left = shown
     for batch in held_out:
-        for name, map_of in models.items():
-            probes[name].judge(map_of(batch), batch.masks)
-    return {name: probe.result() for name, probe in probes.items()}
+        said = {name: probes[name].judge(map_of(batch), batch) for name, map_of in models.items()}
+        if left > 0:
+            kept.append((batch, said))
+            left -= len(batch.masks)
+    return probes, _answers(kept, shown, config.num_classes) if kept else None
 
 
-def cell_shares(masks: Tensor, classes: int, grid: tuple[int, int]) -> Tensor:
-    """fp32 ``[B, h, w, C]``: the share of each class among a cell's pixels; ignored pixels belong to none."""
-    known = masks != IGNORE
-    one_hot = F.one_hot(torch.where(known, masks, 0).long(), classes).float() * known[..., None]
-    return F.adaptive_avg_pool2d(one_hot.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
+def _answers(kept: list[tuple[Masked, dict[str, Tensor]]], count: int, classes: int) -> Answers:
+    largest = max(kept[0][0].pixels[0])
+    images = tuple(
+        torch.cat([batch.pixels[role][largest] for batch, _ in kept])[:count] for role in range(len(kept[0][0].pixels))
+    )
+    said = {name: torch.cat([answer[name] for _, answer in kept])[:count] for name in kept[0][1]}
+    return Answers(images, torch.cat([batch.masks for batch, _ in kept])[:count], said, classes)
+
+
+def change_result(probe: Probe) -> ChangeResult:
+    """See :class:`ChangeResult`.
+
+    Raises:
+        DataError: as :meth:`Probe.result`.
+    """
+    plain, cells = probe.result(), probe.confusion
+    both, true, said = (int(part.sum()) for part in (cells[1:, 1:], cells[1:], cells[:, 1:]))
+    return ChangeResult(
+        **vars(plain),
+        change_precision=both / said if said else None,
+        change_recall=both / true if true else None,
+        change_f1=2 * both / (true + said) if true + said else None,
+        change_iou=both / (true + said - both) if true + said else None,
+    )
 
 
 def confusion(answer: Tensor, masks: Tensor, classes: int) -> Tensor:
@@ -158,3 +203,9 @@ def class_iou(confusion: Tensor) -> list[float | None]:
     both = confusion.diagonal()
     union = confusion.sum(0) + confusion.sum(1) - both
     return [float(b / u) if u > 0 else None for b, u in zip(both.double(), union, strict=True)]
+
+
+def class_f1(confusion: Tensor) -> list[float | None]:
+    """F1 (Dice) of each class; None where neither truth nor answers hold it."""
+    total = confusion.sum(0) + confusion.sum(1)
+    return [float(2 * b / t) if t > 0 else None for b, t in zip(confusion.diagonal().double(), total, strict=True)]

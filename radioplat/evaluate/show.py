@@ -5,7 +5,7 @@ from __future__ import annotations
 from radioplat import terminal
 from radioplat.evaluate.run import EvaluateResult
 from radioplat.evaluate.side_by_side import models_table, remarks
-from radioplat.evaluate.tables import all_tables
+from radioplat.evaluate.tables import all_tables, change_table, segmentation_table
 from radioplat.track.report import show_cell
 
 
@@ -17,7 +17,8 @@ def show(result: EvaluateResult) -> None:
         rows = [[row[0], *(show_cell(cell).replace(" ", "\n") for cell in row[1:])] for row in table.rows]
         columns = [column.replace(" ", "\n", 1) for column in table.columns]
         terminal.show_table(table.title, columns, rows, table.note)
-    for table in [] if result.models else all_tables(result.found):
+    beside = [segmentation_table(result.found), change_table(result.found)]  # the one table has no place for these
+    for table in [t for t in beside if t.rows] if result.models else all_tables(result.found):
         rows = [[show_cell(c) for c in row] for row in table.rows]
         terminal.show_table(table.title, list(table.columns), rows, table.note)
     for line in [*remarks(result.models), *result.found.absent]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from radioplat.evaluate.answer_pictures import answers_panel
 from radioplat.evaluate.measure import Findings
 from radioplat.evaluate.pictures import pca_panel
 from radioplat.evaluate.side_by_side import ModelRow, models_table, remarks
@@ -38,7 +39,7 @@ def write_summary(
     notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
     if checkpoint is None:
         notes = [f"{row.name}: {row.path}" for row in models] + remarks(models) + notes
-        pictures = _of_models(findings, [row.name for row in models])
+        pictures = _of_models(findings, [row.name for row in models]) + _of_answers(findings)
         tables = [models_table(models), *all_tables(findings)]
         title = f"radioplat: {len(models)} models side by side"
         return write_report(
@@ -56,6 +57,7 @@ def write_summary(
             )
         )
         pictures += _over_resolutions(findings)
+    pictures += _of_answers(findings)
     status = checkpoint.parent / "status.json"
     curves = curves_from_status(status) if status.exists() else {}
     bill = Bill.read(checkpoint.parent)
@@ -83,6 +85,13 @@ def _of_models(findings: Findings, names: Sequence[str]) -> list[tuple[str, byte
     same = {name: first for name, value in maps.items() if value.shape[-1] == maps[first].shape[-1]}
     caption = "Spatial features of the backbones by three main components: the first model's, where widths agree."
     return [(caption, pca_panel(findings.shown, maps, same, stretch=False))]
+
+
+def _of_answers(findings: Findings) -> list[tuple[str, bytes]]:
+    """What decoders say of the first held-out images."""
+    captions = {"segmentation": "Classes of pixels", "change": "What has changed between two images"}
+    told = "by a decoder on each frozen map. Black is class 0, grey has no class."
+    return [(f"{captions[name]}, {told}", answers_panel(answers)) for name, answers in findings.answers.items()]
 
 
 def _over_resolutions(findings: Findings) -> list[tuple[str, bytes]]:

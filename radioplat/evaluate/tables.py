@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from radioplat.evaluate.fidelity import FidelityResult
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.measure import Findings
+from radioplat.evaluate.segmentation import SegmentationResult
 from radioplat.evaluate.zero_shot import ZeroShotResult
 from radioplat.track.report import Table
+
+_CLASSES = 8  # of which a table has a column each; results.json has all
 
 
 def all_tables(findings: Findings) -> list[Table]:
@@ -22,6 +25,7 @@ def all_tables(findings: Findings) -> list[Table]:
         linear_table(findings),
         zero_shot_table(findings),
         segmentation_table(findings),
+        change_table(findings),
         correspondence_table(findings),
     )
     return [table for table in made if table.rows]
@@ -141,19 +145,46 @@ def zero_shot_table(findings: Findings) -> Table:
 
 
 def segmentation_table(findings: Findings) -> Table:
-    """Mean intersection over union of a linear layer on each model's map."""
+    """What a decoder on each model's map makes of held-out images."""
     rows = [
-        [name, f"{100 * r.miou:.1f} %", f"{100 * r.accuracy:.1f} %", f"{r.weight_decay:g}"]
+        [name, f"{100 * r.miou:.1f} %", f"{100 * r.accuracy:.1f} %", *(_percent(value) for value in r.iou[:_CLASSES])]
         for name, r in findings.segmentation.items()
     ]
-    note = ""
-    if findings.segmentation:
-        any_result = next(iter(findings.segmentation.values()))
-        seen = sum(value is not None for value in any_result.iou)
-        note = f"{any_result.images} held-out images, {seen} of {len(any_result.iou)} classes in them or in answers."
+    classes = len(next(iter(findings.segmentation.values())).iou) if rows else 0
+    columns = ["model", "mIoU", "pixels right", *(f"IoU {c}" for c in range(min(classes, _CLASSES)))]
     return Table(
-        ["model", "mIoU", "pixels right", "weight decay"], rows, title="Segmentation by a linear layer", note=note
+        columns, rows, title=_decoded("Segmentation", findings.segmentation), note=_judged(findings.segmentation)
     )
+
+
+def change_table(findings: Findings) -> Table:
+    """What a decoder on the difference of each model's maps makes of held-out pairs."""
+    rows = [
+        [name, *map(_percent, (r.change_f1, r.change_precision, r.change_recall, r.change_iou, r.miou, r.accuracy))]
+        for name, r in findings.change.items()
+    ]
+    columns = ["model", "F1", "precision", "recall", "IoU", "mIoU", "pixels right"]
+    note = _judged(findings.change) + " F1, precision, recall and IoU are those of change."
+    return Table(columns, rows, title=_decoded("Change", findings.change), note=note)
+
+
+def _decoded(what: str, results: Mapping[str, SegmentationResult]) -> str:
+    decoder = next(iter(results.values())).decoder if results else "linear"
+    return f"{what} by a {decoder} {'layer' if decoder == 'linear' else 'decoder'} on frozen maps"
+
+
+def _judged(results: Mapping[str, SegmentationResult]) -> str:
+    if not results:
+        return ""
+    first = next(iter(results.values()))
+    seen = sum(value is not None for value in first.iou)
+    told = f"{first.images} held-out images, {seen} of {len(first.iou)} classes in them or in answers; fitted on "
+    decays = [f"{name} {r.weight_decay:g}" for name, r in results.items() if r.weight_decay is not None]
+    return f"{told}{first.trained_on}." + (f" Weight decays: {', '.join(decays)}." if decays else "")
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.1f} %"
 
 
 def correspondence_table(findings: Findings) -> Table:

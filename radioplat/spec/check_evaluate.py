@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.check_masks import fit_problems, mask_problems
 from radioplat.spec.check_models import model_problems
 from radioplat.spec.resolve import resolve_teachers
 from radioplat.spec.root import Spec
 
-_IGNORE = 255  # of a mask, hence no class
 _LEAST_CKA = 4  # rows that the debiased estimator needs
 
 
@@ -34,45 +34,15 @@ def evaluation_problems(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"{size} is given twice", f"{path}.resolutions[{i}]")
     yield from model_problems(spec)
     yield from _linear_probe(spec)
-    yield from _segmentation(spec)
+    yield from mask_problems(spec.evaluate.segmentation, "evaluate.segmentation")
+    yield from mask_problems(spec.evaluate.change, "evaluate.change")
     yield from _correspondence(spec)
     yield from _zero_shot(spec)
 
 
 def _linear_probe(spec: Spec) -> Iterator[Problem]:
     config = spec.evaluate.linear_probe
-    yield from _fit(config.weight_decays, config.held_out, config.max_iter, "evaluate.linear_probe")
-
-
-def _fit(decays: Sequence[float], held_out: float, max_iter: int, path: str) -> Iterator[Problem]:
-    if not decays or not all(0 <= decay < math.inf for decay in decays):
-        yield Problem(f"numbers of at least 0 are needed, not {list(decays)}", f"{path}.weight_decays")
-    if not 0 < held_out < 1:
-        yield Problem(f"must lie between 0 and 1, not {held_out}", f"{path}.held_out")
-    if max_iter < 1:
-        yield Problem(f"must be at least 1, not {max_iter}", f"{path}.max_iter")
-
-
-def _segmentation(spec: Spec) -> Iterator[Problem]:
-    config, path = spec.evaluate.segmentation, "evaluate.segmentation"
-    given = [n for n in ("images_dir", "masks_dir", "val_images_dir", "val_masks_dir") if getattr(config, n)]
-    if not given and not config.num_classes:
-        return
-    for name, what in (("images_dir", "the folder of images"), ("masks_dir", "the folder of their masks")):
-        if not getattr(config, name):
-            yield Problem(f"segmentation needs {what}", f"{path}.{name}", "A mask has the name of its image, as PNG.")
-    for one, other in (("val_images_dir", "val_masks_dir"), ("val_masks_dir", "val_images_dir")):
-        if getattr(config, one) and not getattr(config, other):
-            yield Problem(f"{path}.{one} is given and this is not", f"{path}.{other}")
-    if not 2 <= config.num_classes <= _IGNORE:
-        yield Problem(
-            f"segmentation needs the number of classes, 2 to {_IGNORE}, not {config.num_classes}", f"{path}.num_classes"
-        )
-    if not 0 < config.val_share < 1:
-        yield Problem(f"must lie between 0 and 1, not {config.val_share}", f"{path}.val_share")
-    if config.max_images is not None and config.max_images < 2:
-        yield Problem(f"must be at least 2, not {config.max_images}", f"{path}.max_images")
-    yield from _fit(config.weight_decays, config.held_out, config.max_iter, path)
+    yield from fit_problems(config.weight_decays, config.held_out, config.max_iter, "evaluate.linear_probe")
 
 
 def _correspondence(spec: Spec) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 
 def _weight_decays() -> list[float]:
@@ -38,23 +39,86 @@ class LinearProbeConfig:
     max_iter: int = 200  # of L-BFGS, for each weight decay
 
 
-@dataclass
-class SegmentationConfig:
-    """(+) ``evaluate.segmentation``: a linear classifier on frozen maps.
+class DecoderKind(str, Enum):
+    """What is fitted on a frozen map."""
 
-    A mask is a PNG of class numbers, 255 for none; ``masks_dir/a/b.png`` belongs to ``images_dir/a/b.<any image>``.
+    linear = "linear"  # a layer at the map's grid, fitted to its optimum
+    light = "light"  # convolutions up to four times the map's grid, trained
+
+
+@dataclass
+class LightDecoderConfig:
+    """(+) How a light decoder is trained; of no use to a linear one."""
+
+    width: int = 128  # channels
+    steps: int = 400
+    batch_size: int = 16  # maps
+    lr: float = 2e-3  # at its highest: one cycle
+    weight_decay: float = 0.01
+
+
+@dataclass
+class MaskedConfig:
+    """(+) A decoder on frozen maps, fitted and judged on images with masks.
+
+    Masks are PNGs of numbers: ``masks_dir/a/b.png`` belongs to ``a/b.<any image>`` of each folder of images; in the
+    tars below ``shards_dir`` it is the member ``<key>.seg.png``.
     """
 
-    images_dir: str | None = None
+    roles: ClassVar[tuple[str, ...]] = ()  # the images of a sample: the fields of their folders without `_dir`
+    members: ClassVar[tuple[str, ...]] = ()  # what stands in a shard between the key and the image's own extension
+
     masks_dir: str | None = None
+    shards_dir: str | None = None  # in place of the folders
     num_classes: int = 0
-    val_images_dir: str | None = None  # unset: ``val_share`` of images_dir is held out, by name
-    val_masks_dir: str | None = None
+    # the numbers in a mask that are class 0, 1, ...; empty: these numbers themselves
+    class_values: list[int] = field(default_factory=list)
+    ignore_index: int | None = 255  # the number of a pixel without a class; null: there is none
+    val_masks_dir: str | None = None  # unset, and no val_shards_dir: ``val_share`` is held out, by name
+    val_shards_dir: str | None = None
     val_share: float = 0.25
     max_images: int | None = None  # per split; unset: all
-    weight_decays: list[float] = field(default_factory=_weight_decays)
+    decoder: DecoderKind = DecoderKind.linear
+    # views of each training image: the centred square, then crops and flips of dataset.augmentation
+    views: int = 1
+    weight_decays: list[float] = field(default_factory=_weight_decays)  # of a linear decoder
     held_out: float = 0.2  # share of the training images that judges them
     max_iter: int = 200
+    light: LightDecoderConfig = field(default_factory=LightDecoderConfig)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it was asked for."""
+        return bool(self.shards_dir) or any(getattr(self, f"{role}_dir") for role in self.roles)
+
+
+@dataclass
+class SegmentationConfig(MaskedConfig):
+    """(+) ``evaluate.segmentation``: a class for each pixel of an image."""
+
+    roles: ClassVar[tuple[str, ...]] = ("images",)
+    members: ClassVar[tuple[str, ...]] = ("",)
+
+    images_dir: str | None = None
+    val_images_dir: str | None = None
+
+
+@dataclass
+class ChangeConfig(MaskedConfig):
+    """(+) ``evaluate.change``: what has changed between two images of one place.
+
+    The map of a pair is the difference of its two maps. Class 0 is no change; masks of 0 and 255, as change data sets
+    often have, are ``class_values: [0, 255]`` and ``ignore_index: null``.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("before", "after")
+    members: ClassVar[tuple[str, ...]] = ("before.", "after.")
+
+    before_dir: str | None = None
+    after_dir: str | None = None
+    num_classes: int = 2
+    val_before_dir: str | None = None
+    val_after_dir: str | None = None
 
 
 @dataclass

@@ -57,6 +57,8 @@ def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
         yield f"distill.teacher[{i}].upsampler_checkpoint", teacher.upsampler_checkpoint
         for j, path in enumerate(teacher.ensemble):
             yield f"distill.teacher[{i}].ensemble[{j}]", path
-    for name in ("images_dir", "masks_dir", "val_images_dir", "val_masks_dir"):
-        yield f"evaluate.segmentation.{name}", getattr(spec.evaluate.segmentation, name)
+    for path, config in (("segmentation", spec.evaluate.segmentation), ("change", spec.evaluate.change)):
+        for name in (*config.roles, "masks", "shards"):
+            for field in (f"{name}_dir", f"val_{name}_dir"):
+                yield f"evaluate.{path}.{field}", getattr(config, field)
     yield "evaluate.zero_shot.text_tower", spec.evaluate.zero_shot.text_tower

@@ -7,6 +7,7 @@ from enum import Enum
 
 from radioplat.spec.cpu_export import CpuQuantization, CpuTarget
 from radioplat.spec.evaluation import (
+    ChangeConfig,
     CorrespondenceConfig,
     JudgedModel,
     LinearProbeConfig,
@@ -38,6 +39,7 @@ class EvaluateConfig:
     resolutions: list[int] = field(default_factory=list)
     linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
     segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)
+    change: ChangeConfig = field(default_factory=ChangeConfig)  # (+)
     correspondence: CorrespondenceConfig = field(default_factory=CorrespondenceConfig)  # (+)
     zero_shot: ZeroShotConfig = field(default_factory=ZeroShotConfig)  # (+)
 

@@ -61,6 +61,26 @@ def composites(folder: Path, count: int) -> dict:
     return {"images_dir": str(folder / "images"), "masks_dir": str(folder / "masks"), "num_classes": 2}
 
 
+def pairs(folder: Path, count: int) -> dict:
+    """A lawn, and the same with a piece of a wall on it; the mask of one pair is missing."""
+    for name in ("before", "after", "masks"):
+        (folder / name).mkdir(parents=True)
+    lawn, wall = skimage.data.grass(), skimage.data.brick()
+    for i in range(count):
+        rng = np.random.default_rng(100 + i)
+        (top, left), (y, x) = rng.integers(0, 48, 2), rng.integers(0, 400, 2)
+        before = lawn[y : y + 96, x : x + 96]
+        after, mask = before.copy(), np.zeros((96, 96), np.uint8)
+        mask[top : top + 40, left : left + 40] = 255
+        after[mask > 0] = wall[y : y + 96, x : x + 96][mask > 0]
+        for name, pixels in (("before", before), ("after", after), ("masks", mask)):
+            Image.fromarray(pixels).save(folder / name / f"{i:03d}.png")
+    (folder / "masks" / "007.png").unlink()
+    places = {f"{name}_dir": str(folder / name) for name in ("before", "after", "masks")}
+    light = {"decoder": "light", "light": {"width": 16, "steps": 20}}
+    return places | {"class_values": [0, 255], "ignore_index": None} | light
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, clip_folder) -> dict:
     """A spec with every metric, and the checkpoint of a student that took a few steps from its start."""
@@ -92,6 +112,7 @@ def base(tmp_path_factory, clip_folder) -> dict:
             "resolutions": [32, 96],
             "linear_probe": {"enable": True, "max_iter": 50},
             "segmentation": composites(root / "masked", 12) | {"max_iter": 50},
+            "change": pairs(root / "pairs", 12),
             "correspondence": {"enable": True, "images": 10},
             "zero_shot": {"text_tower": str(clip_folder), "teacher": "clip", "templates": ["a photo of a {}.", "{}"]},
         },
@@ -115,7 +136,7 @@ def everything(base):
 
 def test_every_metric_is_measured_for_every_model(everything):
     found = everything.found
-    for metric in (found.linear, found.zero_shot, found.segmentation, found.correspondence):
+    for metric in (found.linear, found.zero_shot, found.segmentation, found.change, found.correspondence):
         assert set(metric) == MODELS
     assert set(found.knn) == MODELS | {"student at 32", "student at 96"}
     assert set(found.fidelity) == {"student", "student at 32", "student at 96", "untrained student"}
@@ -128,7 +149,9 @@ def test_every_metric_is_measured_for_every_model(everything):
     assert [(p.low, p.high) for p in found.agreement["backbone"]] == [(32, 64), (32, 96), (64, 96)]
     assert set(found.agreement) == {"backbone", "clip"}
     assert found.correspondence["clip"].images == 10 and found.segmentation["clip"].images == 3
-    assert not found.absent
+    assert found.change["student"].decoder == "light" and found.change["clip"].images == 3
+    (line,) = found.absent
+    assert line == "change: left out 1 no_mask (007)"
 
 
 def test_a_teacher_s_zero_shot_accuracy_is_that_of_transformers_own_model(everything, base, clip_folder):
@@ -163,11 +186,13 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
         "kNN on held-out images",
         "Linear probe",
         "Zero-shot classification",
-        "Segmentation by a linear layer",
+        "Segmentation by a linear layer on frozen maps",
+        "Change by a light decoder on frozen maps",
         "Correspondence under known homographies",
     ):
         assert title in page, title
-    assert page.count("data:image/png") == 3  # all models; the student at each size; the teacher beside those
+    # All models; the student at each size; the teacher beside those; what decoders say of pixels, and of change.
+    assert page.count("data:image/png") == 5
     results = json.loads((everything.folder / "results.json").read_text())
     assert results["linear"]["student"]["top1"] == everything.found.linear["student"].top1
     assert len(results["agreement"]["clip"]) == 3 and results["segmentation"]["clip"]["miou"] > 0
@@ -176,6 +201,7 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
         "linear_probe/student",
         "zero_shot/clip",
         "miou/student",
+        "change_f1/clip",
         "pck@0.1/student",
         "agreement/backbone/32-64",
         "fidelity/student at 96/clip/spatial",
@@ -192,7 +218,7 @@ def test_metrics_do_not_disturb_each_other(everything, base, tmp_path):
         for kind in ("summary", "spatial"):
             one, other = (x.fidelity[student]["clip"][kind] for x in (found, everything))
             assert one.centered == pytest.approx(other.centered, abs=1e-6) and one.cka is None
-    assert len(found.found.absent) == 6
+    assert len(found.found.absent) == 7
     page = found.report.read_text(encoding="utf-8")
     assert "linear probe: not asked for; give evaluate.linear_probe.enable" in page
 
