@@ -27,7 +27,7 @@ def measuring_spec(spec: Spec) -> Spec:
     derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")
     asked = derived.evaluate
     asked.results_dir, asked.baseline, asked.pictures, asked.cka_rows, asked.resolutions = None, False, 0, 0, []
-    asked.models = []
+    derived.wandb.enable = False
     asked.linear_probe, asked.segmentation = LinearProbeConfig(), SegmentationConfig()
     asked.change, asked.correspondence, asked.zero_shot = ChangeConfig(), CorrespondenceConfig(), ZeroShotConfig()
     return derived

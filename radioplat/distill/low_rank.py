@@ -18,6 +18,8 @@ from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
+from radioplat.track.wandb_product import Product
+from radioplat.track.wandb_task import tell_task
 
 MODEL, START, REPORT = "model_low_rank", "model_decomposed", "low_rank.json"
 
@@ -51,7 +53,10 @@ def low_rank(
     if problems := list(low_rank_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "low_rank", spec.low_rank.results_dir)
-    return keep_diary(folder, "low_rank", to_yaml(spec), lambda: _low_rank(spec, folder.path, say), _kpi)
+    report = keep_diary(folder, "low_rank", to_yaml(spec), lambda: _low_rank(spec, folder.path, say), _kpi)
+    made = Product(report.path, "checkpoint", [report.checkpoint])
+    tell_task(spec, folder.path, "low_rank", figures=_kpi(report), made=made)
+    return report
 
 
 def _low_rank(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> LowRankReport:

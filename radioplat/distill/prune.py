@@ -22,6 +22,8 @@ from radioplat.spec.prune import PruneScore
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
+from radioplat.track.wandb_product import Product
+from radioplat.track.wandb_task import tell_task
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ def prune(
     if problems := list(prune_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "prune", spec.prune.results_dir)
-    return keep_diary(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder.path, say), _kpi)
+    report = keep_diary(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder.path, say), _kpi)
+    made = Product(report.path, "checkpoint", [report.checkpoint])
+    tell_task(spec, folder.path, "prune", figures=_kpi(report), made=made)
+    return report
 
 
 def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:

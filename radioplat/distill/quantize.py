@@ -27,6 +27,8 @@ from radioplat.spec.quantize import QuantizeMode
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
+from radioplat.track.wandb_product import Product
+from radioplat.track.wandb_task import kind_of, tell_task
 
 MODEL, REPORT = "model_quantized", "quantize.json"
 
@@ -128,7 +130,10 @@ def quantize(
 def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     """Quantize by the backend that the spec names, and keep the task's diary."""
     run = BACKENDS[spec.quantize.backend]
-    return keep_diary(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
+    report = keep_diary(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
+    made = Product(report.path, kind_of(report.path), [report.checkpoint])
+    tell_task(spec, folder.path, "quantize", figures=_kpi(report), made=made)
+    return report
 
 
 def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:

@@ -1,9 +1,10 @@
-"""What a worker tells of its steps: status.json and W&B, from rank 0."""
+"""What a worker tells of its steps: status.json, W&B and TensorBoard, from rank 0."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,9 +13,12 @@ import torch
 from radioplat.distill import group
 from radioplat.distill.prepare import Run
 from radioplat.teachers.transport import Packed
+from radioplat.track.curves import curves_from_status, draw_curves, group_curves
 from radioplat.track.status import StatusLog
 from radioplat.track.teacher_cost import Bill
+from radioplat.track.tensorboard import EventFiles
 from radioplat.track.wandb import WandbRun
+from radioplat.track.wandb_product import Product
 
 
 @dataclass
@@ -88,14 +92,22 @@ class StepRecord:
 
 
 class Reporter:
-    """Writes each step of rank 0 to ``status.json`` and W&B; silent on other ranks."""
+    """Writes each step of rank 0 to ``status.json``, W&B and TensorBoard; silent on other ranks.
 
-    def __init__(self, run: Run, rank: int) -> None:
+    Args:
+        begins_at: steps that are done; TensorBoard drops what an earlier start wrote of later ones.
+    """
+
+    def __init__(self, run: Run, rank: int, begins_at: int = 0) -> None:
         self._run, self._active = run, rank == 0
         self._mean_seconds = 0.0
+        self._checkpoint: tuple[Path, int] | None = None
         if self._active:
             self._status = StatusLog(run.folder / "status.json")
-            self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec))
+            self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec), job_type=run.task)
+            self._events = EventFiles(run.folder, run.spec.train.tensorboard.enabled, begins_at + 1)
+            for path in self._made_of():
+                self._wandb.used(Product(path, "checkpoint"))
 
     def step(self, record: StepRecord, bill: Bill, more: Mapping[str, float] | None = None) -> None:
         """One line for one step.
@@ -136,6 +148,7 @@ class Reporter:
                 kpi=kpi,
             )
             self._wandb.log(step + 1, kpi)
+            self._events.log(step + 1, kpi)
 
     def checkpoint(self, path: Path, step: int, bill: Bill) -> None:
         """Say that a checkpoint was written, and write beside it what the teachers have cost so far.
@@ -144,6 +157,7 @@ class Reporter:
             bill: as the checkpoint counts it.
         """
         if self._active:
+            self._checkpoint = path, step
             self._status.write(f"checkpoint {path.name}", step=step, checkpoint=path.name)
             if bill.teachers:
                 bill.write(self._run.folder)
@@ -157,6 +171,7 @@ class Reporter:
         if self._active:
             self._status.write("; ".join([f"validation at step {step}", *said]), kpi=kpi, step=step)
             self._wandb.log(step, kpi)
+            self._events.log(step, kpi)
 
     def warn(self, message: str) -> None:
         """A line of verbosity WARNING."""
@@ -164,7 +179,25 @@ class Reporter:
             self._status.write(message, verbosity="WARNING")
 
     def close(self) -> None:
-        """Close the files."""
-        if self._active:
-            self._wandb.finish()
-            self._status.close()
+        """Close the files; W&B gets the curves of the losses and the last checkpoint."""
+        if not self._active:
+            return
+        self._status.close()
+        self._events.close()
+        if self._run.spec.wandb.sync_tensorboard:
+            self._wandb.event_files(self._events.folder)
+        if self._wandb and self._checkpoint is not None:
+            path, step = self._checkpoint
+            charts = group_curves(curves_from_status(self._run.folder / "status.json"))
+            for title, lines in charts.items():
+                if title.startswith("loss"):
+                    name = f"curves/{title.replace(', teacher ', '/')}"
+                    self._wandb.picture(name, partial(draw_curves, title, lines), step)
+            self._wandb.made(Product(path, "checkpoint", self._made_of(), [f"step-{step}"]))
+        self._wandb.finish()
+
+    def _made_of(self) -> list[Path]:
+        """The student that the run began with, where one was named."""
+        named = self._run.spec.train.pretrained_model_path
+        path = Path(named) if named else None
+        return [path] if path is not None and path.exists() else []

@@ -94,7 +94,7 @@ class Trainer:
         self.module.quarantined = set(self.state.quarantined)
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)
-        self.reporter, self.meter = Reporter(run, seat.rank), meter
+        self.reporter, self.meter = Reporter(run, seat.rank, start), meter
         persistence.warn_through(self.reporter.warn)
         self.accounts, self.phases = accounts, phases
         listeners = (self.module, self.targets, self.guard, phases)

@@ -31,6 +31,7 @@ from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder, write_atomic
+from radioplat.track.wandb_task import tell_task
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,14 @@ def _evaluate(
     found.absent += not_asked(spec)
     rows = side_by_side(lineup.models, found)
     found.absent += _remembered(lineup.models, rows)
-    report = write_summary(spec, folder, path, found, classes, rows)
+    report, pictures = write_summary(spec, folder, path, found, classes, rows)
     path = path or lineup.models[0].path
     accuracy = found.accuracy.get(TRAINED)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, accuracy, report, found, rows)
     write_atomic(folder.path / "results.json", json.dumps(_as_json(result, spec.evaluate.use_ema), indent=1))
+    shown = [(f"pca/{i}" if i else "pca", png) for i, (_, png) in enumerate(pictures)]
+    # The figures and pictures of a student belong to the run that trained it.
+    tell_task(spec, folder.path, "evaluate", figures=_kpi(result), pictures=shown, joins=path.parent)
     return result
 
 

@@ -30,8 +30,8 @@ def write_summary(
     findings: Findings,
     classes: list[str],
     models: Sequence[ModelRow] = (),
-) -> Path:
-    """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path.
+) -> tuple[Path, list[tuple[str, bytes]]]:
+    """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path, and its pictures.
 
     Args:
         checkpoint: what was evaluated; None where ``models`` were.
@@ -42,9 +42,10 @@ def write_summary(
         pictures = _of_models(findings, [row.name for row in models]) + _of_answers(findings)
         tables = [models_table(models), *all_tables(findings)]
         title = f"radioplat: {len(models)} models side by side"
-        return write_report(
+        path = write_report(
             folder.report_path, title=title, tables=tables, pictures=pictures, spec_yaml=to_yaml(spec), notes=notes
         )
+        return path, pictures
     pictures = []
     if findings.shown is not None and findings.maps:
         panel = pca_panel(findings.shown, *_columns(findings))
@@ -64,7 +65,7 @@ def write_summary(
     account = Goodput.read(checkpoint.parent)
     costs = [*([bill.table()] if bill else []), *(account.tables() if account else [])]
     costs = [table for table in costs if table.rows]
-    return write_report(
+    path = write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
         tables=[*all_tables(findings), *costs],
@@ -74,6 +75,7 @@ def write_summary(
         spec_yaml=to_yaml(spec),
         notes=[f"Checkpoint: {checkpoint}", *notes],
     )
+    return path, pictures
 
 
 def _of_models(findings: Findings, names: Sequence[str]) -> list[tuple[str, bytes]]:

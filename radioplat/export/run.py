@@ -19,6 +19,8 @@ from radioplat.spec.root import Spec
 from radioplat.spec.tasks import ExportFormat
 from radioplat.track.diary import keep_diary
 from radioplat.track.results import TaskFolder
+from radioplat.track.wandb_product import Product
+from radioplat.track.wandb_task import kind_of, tell_task
 
 LATEST = "model_latest"
 
@@ -34,7 +36,11 @@ def export(spec: Spec) -> OnnxReport | WeightsReport:
     if problems := list(export_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)
-    return keep_diary(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
+    report = keep_diary(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
+    of = find_checkpoint(spec, spec.export.checkpoint, "export.checkpoint").resolve()
+    made = Product(report.path, kind_of(report.path), [of])
+    tell_task(spec, folder.path, "export", figures=_export_kpi(report), made=made)
+    return report
 
 
 def _export(spec: Spec) -> OnnxReport | WeightsReport:
@@ -86,7 +92,10 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
         EngineError: there is no ONNX file yet, it does not fit the spec, or TensorRT gives a reason.
     """
     folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
-    return keep_diary(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
+    report = keep_diary(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
+    made = Product(report.path, "engine", [Path(spec.gen_trt_engine.onnx_file or onnx_file(spec))])
+    tell_task(spec, folder.path, "gen_trt_engine", figures=_engine_kpi(report), made=made)
+    return report
 
 
 def _export_kpi(report: OnnxReport | WeightsReport) -> dict[str, float]:

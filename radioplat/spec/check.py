@@ -24,7 +24,6 @@ from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
-from radioplat.spec.train import TrainConfig
 
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
@@ -45,6 +44,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *evaluation_problems(spec),
         *student_structure(spec),
         *_unavailable(spec),
+        *_wandb(spec),
         *equivariance_problems(spec),
     ]
     if task == "distill":
@@ -258,10 +258,6 @@ def _chain(spec: Spec) -> Iterator[Problem]:
 def _unavailable(spec: Spec) -> Iterator[Problem]:
     """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
     train, distill = spec.train, spec.distill
-    train_defaults = TrainConfig()
-    for name in ("tensorboard",):
-        if getattr(train, name) != getattr(train_defaults, name):
-            yield _not_yet(f"train.{name}")
     for where, backbone in {
         "model.backbone": spec.model.backbone,
         **{f"distill.teacher[{i}].model.backbone": t.model.backbone for i, t in enumerate(distill.teacher)},
@@ -276,6 +272,17 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
             "train.gpu_ids",
             "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
         )
+
+
+def _wandb(spec: Spec) -> Iterator[Problem]:
+    asked, modes = spec.wandb, ("online", "offline", "disabled")
+    if asked.sync_tensorboard and not spec.train.tensorboard.enabled:
+        hint = "Set train.tensorboard.enabled=true."
+        yield Problem("there are no event files that W&B could keep", "wandb.sync_tensorboard", hint)
+    if asked.mode is not None and asked.mode not in modes:
+        yield Problem(f"must be one of {', '.join(modes)}, not {asked.mode!r}", "wandb.mode")
+    if not (asked.finish_s > 0 and math.isfinite(asked.finish_s)):
+        yield Problem(f"must be above 0, not {asked.finish_s}", "wandb.finish_s")
 
 
 def _not_yet(where: str) -> Problem:

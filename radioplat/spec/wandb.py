@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+
+
+class WandbArtifacts(str, Enum):
+    """What W&B gets of checkpoints, ONNX files and engines."""
+
+    none = "none"
+    reference = "reference"  # where they lie, with checksums
+    upload = "upload"  # the files
 
 
 @dataclass
@@ -16,6 +25,9 @@ class WandbConfig:
     name: str | None = None
     tags: list[str] = field(default_factory=list)
     reinit: bool = False
-    sync_tensorboard: bool = False
+    sync_tensorboard: bool = False  # W&B keeps the event files of train.tensorboard, too
     save_code: bool = False
     mode: str | None = None  # (+) online | offline; default: WANDB_MODE, else online
+    id: str | None = None  # (+) of the run, for all tasks of the spec; unset: each task has a run of its own
+    artifacts: WandbArtifacts = WandbArtifacts.reference  # (+)
+    finish_s: float = 60.0  # (+) how long the end of a run waits for a server that does not answer

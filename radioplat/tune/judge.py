@@ -31,7 +31,10 @@ def judge(spec: Spec, checkpoint: Path, folder: Path, wanted: set[str]) -> dict[
     if cost.latency is not None:
         found["latency"] = cost.latency
     if wanted & set(JUDGED):
-        found |= measure(measuring_spec(spec), checkpoint, folder)
+        asked = measuring_spec(spec)
+        if spec.wandb.enable:  # the figures and the picture of the features go into the trial's run
+            asked.wandb.enable, asked.evaluate.pictures = True, spec.evaluate.pictures
+        found |= measure(asked, checkpoint, folder)
     if missing := sorted(wanted - found.keys()):
         hint = "fidelity needs teachers, knn labels in both splits, top1 a classifier of the student."
         raise RadioplatError(f"nothing is known of {', '.join(missing)}", where="objectives", hint=hint)

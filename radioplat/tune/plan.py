@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -62,9 +63,9 @@ class Plan:
         place = hashlib.sha256(str(self.home).encode()).hexdigest()[:6]
         return self.spec.wandb.group or f"{self.home.parent.name}-{place}"
 
-    @property
+    @functools.cached_property
     def common(self) -> Spec:
-        """The spec with what every trial has."""
+        """The spec with what every trial has; not to be changed."""
         return load_spec(self.spec, self.space.changes)
 
     @property
@@ -139,6 +140,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
     if spec.train.checkpoint_dir:
         spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir.rstrip('/')}/tune/{record.name}"
     spec.wandb.group, spec.wandb.name = plan.name, record.name
+    spec.wandb.id = f"{hashlib.sha256(str(plan.home).encode()).hexdigest()[:8]}-{record.number}"
     if plan.pooled:
         for teacher in asked_teachers(spec):
             service = spec.teachers.setdefault(teacher.name, copy.deepcopy(teacher.service))
@@ -173,16 +175,16 @@ def full_spec(plan: Plan, record: TrialRecord) -> Spec:
 
 def _field_problems(plan: Plan) -> list[Problem]:
     """Each field that varies, with each kind of value that it may get, through the spec's own machinery."""
-    asked = [plan.space.changes]
+    asked: list[tuple[str, list[Any]]] = []
     for domain in plan.space.domains:
-        wanted = {path: value if isinstance(value, list) else [value] for path, value in domain.when.items()}
-        said = [(domain.path, value) for value in domain.values]
-        said += [(path, value) for path, values in wanted.items() for value in values]
-        asked += [overrides_of({path: value}) for path, value in said]
+        asked.append((domain.path, list(domain.values)))
+        asked += [(path, value if isinstance(value, list) else [value]) for path, value in domain.when.items()]
+    rounds = range(max((len(values) for _, values in asked), default=1))
     found: dict[Problem, None] = {}
-    for overrides in asked:
+    for i in rounds:  # a value of each at once: reading a spec takes its time
+        overrides = [word for path, values in asked if i < len(values) for word in overrides_of({path: values[i]})]
         try:
-            load_spec(plan.spec, overrides)
+            load_spec(plan.spec, [*(plan.space.changes if i == 0 else []), *overrides])
         except SpecError as error:
             found.update(dict.fromkeys(error.problems))
     return list(found)

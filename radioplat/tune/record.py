@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -11,7 +12,7 @@ from typing import Any
 from radioplat.errors import RadioplatError
 from radioplat.track.results import write_atomic
 
-FILE = "trial.json"
+FILE, TOLD = "trial.json", "told.jsonl"
 
 
 class State(str, Enum):
@@ -66,6 +67,21 @@ class TrialRecord:
         """Save it below ``home``, in one step."""
         (home / self.name).mkdir(parents=True, exist_ok=True)
         write_atomic(home / self.name / FILE, json.dumps(asdict(self), indent=1))
+
+    def tell(self, home: Path, step: int, value: float) -> None:
+        """Keep what the scheduler was told at ``step``, for those of later starts."""
+        with (home / self.name / TOLD).open("a", encoding="utf-8") as file:
+            file.write(json.dumps([step, value]) + "\n")
+
+    def told(self, home: Path) -> list[tuple[int, float]]:
+        """(step, value) by rising step; of one that was taken again the last."""
+        found: dict[int, float] = {}
+        with contextlib.suppress(OSError):
+            for line in (home / self.name / TOLD).read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, TypeError):  # torn by a kill
+                    step, value = json.loads(line)
+                    found[step] = value
+        return sorted(found.items())
 
 
 def read_trials(home: Path) -> list[TrialRecord]:

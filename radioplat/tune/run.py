@@ -15,7 +15,7 @@ from pathlib import Path
 
 from radioplat.distill.cluster import attached, teacher_gpus, wants_ray
 from radioplat.distill.stop import heeding_sigterm, listen
-from radioplat.errors import RadioplatError
+from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.cluster import ClusterMode
 from radioplat.spec.load import to_yaml
 from radioplat.spec.resolve import ResolvedTeacher, asked_teachers
@@ -161,6 +161,8 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
     )
     try:
         tuner.fit()
+    except SystemExit as ended:  # Ray's answer to SIGTERM; trials go on from their checkpoints
+        raise Stopped from ended
     finally:
         write_atomic(home / CLOCK, json.dumps({"seconds": budget.seconds}))
     return budget.over

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,24 @@ _NEVER = 10**9  # steps: ASHA ends no trial for having come far
 
 
 def scheduler_of(plan: Plan) -> TrialScheduler | None:
-    """Who compares trials while they run."""
+    """Who compares trials while they run; with those of earlier starts and rounds, too."""
     asked = plan.space.scheduler
     common: dict[str, Any] = {"time_attr": _STEP, "metric": asked.metric, "mode": asked.mode.value}
     if asked.type is SchedulerType.asha:
-        return ASHAScheduler(
+        asha = ASHAScheduler(
             **common, max_t=_NEVER, grace_period=asked.grace_steps, reduction_factor=asked.reduction_factor
         )
+        for trial, results in _earlier(plan):
+            asha.on_trial_add(None, trial)
+            for result in results:
+                asha.on_trial_result(None, trial, result)
+        return asha
     if asked.type is SchedulerType.median:
-        return MedianStoppingRule(**common, grace_period=asked.grace_steps, min_samples_required=2)
+        median = MedianStoppingRule(**common, grace_period=asked.grace_steps, min_samples_required=2)
+        for trial, results in _earlier(plan):
+            for result in results:
+                median.on_trial_complete(None, trial, result)
+        return median
     if asked.type is SchedulerType.pbt:
         return PopulationBasedTraining(
             **common,
@@ -43,6 +54,24 @@ def scheduler_of(plan: Plan) -> TrialScheduler | None:
             require_attrs=False,  # a trial that failed has nothing to tell
         )
     return None
+
+
+def _earlier(plan: Plan) -> Iterator[tuple[Any, list[dict]]]:
+    """What trials that have ended told, each with a name that stands for it among Ray's trials."""
+    for record in read_trials(plan.home):
+        told = record.told(plan.home)
+        if told and record.state in (State.done, State.stopped):
+            yield (
+                _Ended(f"earlier_{record.number}"),
+                [{_STEP: step, plan.space.scheduler.metric: value} for step, value in told],
+            )
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Stands for a trial of Ray's that was there before."""
+
+    trial_id: str
 
 
 def _mutation(domain: Domain) -> Any:

@@ -10,6 +10,7 @@ from radioplat.track.redact import redact_yaml
 from radioplat.track.report import Table, show_cell, write_report
 from radioplat.track.results import write_atomic
 from radioplat.track.wandb import WandbRun
+from radioplat.track.wandb_product import Product
 from radioplat.tune.pareto import choose, draw, front
 from radioplat.tune.plan import full_spec
 from radioplat.tune.record import State, TrialRecord
@@ -98,7 +99,8 @@ def _tell_wandb(report: TuneReport, best: TrialRecord, picture: bytes) -> None:
     if not config.enable:
         return
     config.group, config.name = plan.name, "sweep"
-    with WandbRun(config, Path(plan.home), {"best": best.number, **best.values}) as run:
+    with WandbRun(config, plan.home, {"best": best.number, **best.values}, job_type="tune") as run:
         for record in report.done:
             run.log(record.number, {"trial": record.number, **record.metrics})
-        run.picture("pareto", plan.home / PICTURE)
+        run.picture("pareto", picture)
+        run.used(Product(Path(best.student), "checkpoint"))

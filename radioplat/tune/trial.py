@@ -168,7 +168,9 @@ class _Reporter:
         self.settle()
         told = {"loss": self._record.loss, "step": self._record.step, **self._validated()}
         told = {name: value for name, value in told.items() if value is not None}
-        if self._plan.space.scheduler.metric in told:
+        value = told.get(self._plan.space.scheduler.metric)
+        if value is not None:
+            self._record.tell(self._plan.home, self._record.step, value)
             tune.report(told, checkpoint=_pointer(self._record, checkpoint) if checkpoint else None)
 
     def _validated(self) -> dict[str, float]:
@@ -192,10 +194,10 @@ def _told(plan: Plan, record: TrialRecord) -> dict[str, Any]:
 
 
 def _tell_wandb(spec: Spec, record: TrialRecord) -> None:
-    """The objectives, in the W&B run of the trial's training where it has one."""
+    """The objectives, in the trial's W&B run."""
     if spec.wandb.enable:
-        folder = next((p.parent for p in Path(spec.results_dir).glob("*/wandb_run_id")), Path(spec.results_dir))
-        with WandbRun(spec.wandb, folder, {"trial": record.number, **record.values}) as run:
+        values = {"trial": record.number, **record.values}
+        with WandbRun(spec.wandb, spec.results_dir, values, job_type="trial") as run:
             run.log(record.step, {f"objective/{name}": value for name, value in record.metrics.items()})
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import struct
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,9 @@ from radioplat.distill.follow import CheckpointEvent, StepEvent
 from radioplat.models.features import Features
 from radioplat.models.student import Student
 from radioplat.track.status import read_status
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from wandb_files import artifacts, history, run_files
 
 HAS_TENSORRT = importlib.util.find_spec("tensorrt_rtx_bindings") is not None
 KEY, OTHER_KEY = "0123456789abcdef0123456789abcdef01234567", "tlt_encode_9f8e7d"
@@ -160,8 +161,8 @@ def test_load_student_is_typed_and_usable(chain):
 
 def test_wandb_offline_run_of_a_real_run(chain):
     result = chain[0]
-    file = _closed(result.folder)
-    rows = [row for row in _history(file) if "loss" in row]
+    (file,) = run_files(result.folder)
+    rows = [row for row in history(file) if "loss" in row]
     assert [row["global_step"] for row in rows] == list(range(1, 9))
     logged = [event.metrics for event in chain[1] if isinstance(event, StepEvent)]
     for row, metrics in zip(rows, logged, strict=True):
@@ -178,48 +179,28 @@ def test_wandb_offline_run_of_a_real_run(chain):
             assert row[name] == pytest.approx(metrics[name]), name
 
 
+def test_wandb_has_the_pictures_and_what_was_made_of_what(chain):
+    """The checkpoint that the training made is what the ONNX file was made of, and that the engine."""
+    home = chain[0].folder.parent
+    (trained,), (evaluated,), (exported,) = (run_files(home / task) for task in ("distill", "evaluate", "export"))
+    ids = {task: (home / task / "wandb_run_id").read_text() for task in ("distill", "evaluate", "export")}
+    assert ids["distill"] == ids["evaluate"] != ids["export"]  # an evaluation belongs to the run of the student
+    assert any("evaluate/fidelity" in name for row in history(evaluated) for name in row)
+    for folder, name in ((trained, "curves/loss_*.png"), (evaluated, "evaluate/pca_*.png")):
+        assert list((folder.parent / "files" / "media" / "images").glob(name)), name
+    (made,) = artifacts(trained)
+    used, onnx = artifacts(exported)
+    assert used[:3] == made[:3] and used[3] and onnx[1] == "onnx" and not onnx[3]
+    assert "student.safetensors" in made[5]
+    if HAS_TENSORRT:
+        (built,) = run_files(home / "gen_trt_engine")
+        (used, engine) = artifacts(built)
+        assert used[:3] == onnx[:3] and used[3] and engine[1] == "engine"
+
+
 def test_the_keys_are_nowhere(chain):
     result, _, lines = chain
     assert not any(key in line for line in lines for key in (KEY, OTHER_KEY))
     for path in result.folder.parent.rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert KEY.encode() not in content and OTHER_KEY.encode() not in content, path
-
-
-def _closed(folder: Path) -> Path:
-    """The offline run's file, once W&B's process has written its end."""
-    until = time.monotonic() + 30
-    while True:
-        (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-        if any(record.HasField("exit") for record in _records(file)):
-            return file
-        assert time.monotonic() < until, "W&B did not close the run file"
-        time.sleep(0.05)
-
-
-def _records(file: Path):
-    """Records of a .wandb file: LevelDB's log format (blocks of 32 KiB, header crc32, length, type) of protobufs."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, parts = file.read_bytes(), 7, []
-    while at + 7 <= len(data):
-        room = 32768 - at % 32768
-        if room < 7:
-            at += room
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        parts.append(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # a full record, or the last part of one
-            record = Record()
-            record.ParseFromString(b"".join(parts))
-            parts = []
-            yield record
-
-
-def _history(file: Path) -> list[dict]:
-    return [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in _records(file)
-        if record.HasField("history")
-    ]

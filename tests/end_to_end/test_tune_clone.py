@@ -9,7 +9,7 @@ from radioplat.tune.plan import make_plan, trial_spec
 from radioplat.tune.record import TrialRecord
 from radioplat.tune.trial import _pointer, _take_over
 
-LR = "train.optim.lr"
+LR, TEACHER = "train.optim.lr", "distill.teacher[0].loss_lambda"
 
 
 def losses(folder):
@@ -47,6 +47,12 @@ def test_weights_are_those_of_the_other_trial(make_spec, distil, tmp_path):
     assert taken[4] == pytest.approx(theirs[4], rel=1e-5)
     assert taken[5] != pytest.approx(theirs[5], rel=1e-7)  # its own learning rate from there
     assert f"goes on from {handed_over}" in " ".join(trail.lines)
+
+    heavy = TrialRecord(2, {LR: 3e-3, TEACHER: 1.0})
+    _take_over(heavy, {LR: 3e-3, TEACHER: 2.0}, _pointer(good, handed_over))
+    distil(trial_spec(plan, heavy))
+    weighed = losses(home / heavy.name / "clone_1")
+    assert min(weighed) == 4 and weighed[4] == pytest.approx(2 * theirs[4], rel=1e-5)  # the same terms, twice as dear
 
     _take_over(bad, {LR: 2e-3}, _pointer(good, handed_over))  # Ray says the same again after a failure
     assert bad.clones == [[1, 3]] and bad.values == {LR: 1e-3}

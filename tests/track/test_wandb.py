@@ -1,14 +1,22 @@
 """Against real offline runs of W&B; no network."""
 
+import io
 import json
-import struct
+import sys
 import time
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from radioplat.spec.wandb import WandbConfig
+from radioplat.spec.wandb import WandbArtifacts, WandbConfig
+from radioplat.track.curves import draw_curves
 from radioplat.track.redact import MASK
 from radioplat.track.wandb import STEP, WandbRun
+from radioplat.track.wandb_product import Product
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from wandb_files import artifacts, history, records, run_files
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,47 +39,6 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-
-
-def records(path):
-    """Records of a .wandb file: LevelDB's log format (blocks of 32 KiB, header crc32, length, type) of protobufs."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, parts = path.read_bytes(), 7, []
-    assert data[:4] == b":W&B"
-    while at + 7 <= len(data):
-        room = 32768 - at % 32768
-        if room < 7:
-            at += room
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        if at + 7 + length > len(data):
-            return  # still being written
-        parts.append(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # a full record, or the last part of one
-            record = Record()
-            record.ParseFromString(b"".join(parts))
-            parts = []
-            yield record
-
-
-def history(run_file):
-    return [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in records(run_file)
-        if record.HasField("history")
-    ]
-
-
-def run_files(folder):
-    """The offline run files, once each holds its last record: W&B's process writes on after ``finish`` returned."""
-    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
-    until = time.monotonic() + 30
-    while not all(any(record.HasField("exit") for record in records(file)) for file in files):
-        assert time.monotonic() < until, "W&B did not close the run file"
-        time.sleep(0.05)
-    return files
 
 
 def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path, capfd):
@@ -116,6 +83,7 @@ def test_disabled_writes_nothing(tmp_path):
 
 def test_failure_while_logging_is_told_once_and_swallowed(tmp_path, capfd):
     run = WandbRun(WandbConfig(enable=True), tmp_path)
+    assert run.dir is not None
     run._run.finish()  # W&B refuses every call from here on
     for step in range(3):
         run.log(step, {"loss": 1.0})
@@ -135,3 +103,48 @@ def test_without_a_key_or_a_server_this_part_is_kept_offline(tmp_path, monkeypat
     assert printed.err.count("wandb: cannot start a run online, so this part of it is kept offline") == 1
     assert KEY not in printed.out + printed.err
     assert run.id == (tmp_path / "wandb_run_id").read_text().strip()  # what a later start goes on with
+
+
+@pytest.mark.parametrize("how", ["reference", "upload"])
+def test_artifacts_show_what_was_made_of_what(tmp_path, how):
+    """The student that one run made is the one that the other began with: the same name and digest."""
+    student, onnx = tmp_path / "distill" / "model_epoch_000", tmp_path / "export" / "student.onnx"
+    student.mkdir(parents=True)
+    onnx.parent.mkdir()
+    (student / "student.safetensors").write_bytes(b"weights")
+    onnx.write_bytes(b"graph")
+    config = WandbConfig(enable=True, mode="offline", artifacts=WandbArtifacts(how))
+    made = Product(student, "checkpoint", aliases=["step-8"])
+    with WandbRun(config, student.parent) as run:
+        run.made(made)
+    with WandbRun(config, onnx.parent) as run:
+        run.used(Product(student, "checkpoint"))
+        run.made(Product(onnx, "onnx", [student]))
+    ((first,),) = [artifacts(file) for file in run_files(student.parent)]
+    ((second, third),) = [artifacts(file) for file in run_files(onnx.parent)]
+    assert first[:3] == second[:3] and first[0] == made.name and first[1] == "checkpoint"
+    assert (first[3], second[3], third[3]) == (False, True, False)
+    assert first[5] == ["student.safetensors"] and third[1] == "onnx" and third[2] != first[2]
+    assert third[4]["made_of"] == [str(student)]
+
+
+def test_artifacts_may_be_left_out(tmp_path):
+    (tmp_path / "student.onnx").write_bytes(b"graph")
+    with WandbRun(WandbConfig(enable=True, mode="offline", artifacts=WandbArtifacts.none), tmp_path) as run:
+        run.made(Product(tmp_path / "student.onnx", "onnx"))
+    (file,) = run_files(tmp_path)
+    assert not artifacts(file)
+
+
+def test_pictures_are_kept(tmp_path):
+    drawn = draw_curves("loss", {"total": [(1, 2.0), (2, 1.0)]})
+    with WandbRun(WandbConfig(enable=True, mode="offline"), tmp_path) as run:
+        run.picture("curves/loss", lambda: drawn, 2)
+        run.picture("torn", b"no picture", 2)
+        run.log(3, {"loss": 1.0})
+    (file,) = run_files(tmp_path)
+    rows = history(file)
+    assert rows[0][STEP] == 2 and rows[-1]["loss"] == 1.0
+    (png,) = file.parent.glob("files/media/images/curves/*.png")
+    with Image.open(io.BytesIO(drawn)) as ours, Image.open(png) as theirs:
+        assert ours.tobytes() == theirs.tobytes()

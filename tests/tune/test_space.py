@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.errors import RadioplatError, SpecError
@@ -91,6 +91,7 @@ def test_what_is_quantized_must_be_there(tmp_path):
         make_plan(SPEC, [f"results_dir={tmp_path}"], space)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 5))
 def test_every_draw_lies_in_its_domain_and_follows_from_seed_and_number(number, seed):
     said = {
