@@ -17,11 +17,14 @@ class View:
         pixels: uint8 ``[B, 3, H, W]``, RGB, not normalised.
         homography: float32 ``[B, 3, 3]``, maps homogeneous view pixels (x, y, 1) to source image pixels.
         valid: bool ``[B, H, W]``, True where a pixel shows the image; None where every pixel does.
+        boxes: float32 ``[B, M, 6]``, of the objects that it shows, in its pixels: left, top, right, bottom, label (-1
+            where there is no box), and 1 for a crowd; None where nothing is to be found.
     """
 
     pixels: np.ndarray
     homography: np.ndarray
     valid: np.ndarray | None = None
+    boxes: np.ndarray | None = None
 
     @cached_property
     def shown(self) -> np.ndarray:

@@ -69,8 +69,18 @@ def centre_crop(width: int, height: int) -> Crop:
     return Crop(Box(left, top, left + side, top + side))
 
 
+def whole_image(width: int, height: int) -> Crop:
+    """All of an image: what a detector looks at."""
+    return Crop(Box(0, 0, width, height))
+
+
 def plan_crops(
-    width: np.ndarray, height: np.ndarray, augmentation: AugmentationConfig | None, seed: int, position: np.ndarray
+    width: np.ndarray,
+    height: np.ndarray,
+    augmentation: AugmentationConfig | None,
+    seed: int,
+    position: np.ndarray,
+    whole: bool = False,
 ) -> list[Crop]:
     """The crops of the samples at ``position`` of the order; the same wherever, whenever and with whomever asked.
 
@@ -79,6 +89,7 @@ def plan_crops(
         augmentation: None for evaluation views. Without a random crop the box is the centred square.
         seed: of the run.
         position: int64 ``[N]``, the samples' places in the order; not read where ``augmentation`` is None.
+        whole: all of the image takes the place of the centred square.
 
     ``random_crop`` draws as torchvision's ``RandomResizedCrop`` does: area share uniform in ``scale_range``, log of the
     ratio uniform in ``ratio_range``, ten attempts, then the largest centred box within the ratios.
@@ -86,8 +97,8 @@ def plan_crops(
     """
     sizes = list(zip(width.tolist(), height.tolist(), strict=True))
     if augmentation is None:
-        return [centre_crop(*size) for size in sizes]
-    boxes = _boxes(sizes, augmentation, seed, position)
+        return [whole_image(*size) if whole else centre_crop(*size) for size in sizes]
+    boxes = _boxes(sizes, augmentation, seed, position, whole)
     flip, rotate = augmentation.random_flip, augmentation.random_rotate
     flips = np.zeros((len(sizes), 2), bool)
     if flip.enable:
@@ -102,7 +113,7 @@ def plan_crops(
 
 
 def _boxes(
-    sizes: list[tuple[int, int]], augmentation: AugmentationConfig, seed: int, position: np.ndarray
+    sizes: list[tuple[int, int]], augmentation: AugmentationConfig, seed: int, position: np.ndarray, whole: bool
 ) -> list[Box]:
     crop, scaled = augmentation.random_crop, augmentation.with_scale_random_crop
     if scaled.enable:
@@ -113,7 +124,7 @@ def _boxes(
         draws = uniforms(seed, "crop", position, 4 * ATTEMPTS).tolist()
         ranges = crop.scale_range, crop.ratio_range
         return [_random_box(w, h, *ranges, d) for (w, h), d in zip(sizes, draws, strict=True)]
-    return [centre_crop(*size).box for size in sizes]
+    return [(whole_image if whole else centre_crop)(*size).box for size in sizes]
 
 
 def _random_box(width: int, height: int, scale: list[float], ratio: list[float], draws: list[float]) -> Box:

@@ -11,7 +11,7 @@ from radioplat.data.shard_index import ShardIndex
 from radioplat.spec.dataset import SplitConfig, WeightMode
 
 REASONS = (
-    "", "too_many_pixels", "min_short_side", "min_long_side", "min_area", "max_aspect_ratio", "duplicate",
+    "", "too_many_pixels", "min_short_side", "min_long_side", "min_area", "max_aspect_ratio", "duplicate", "no_boxes",
 )  # fmt: skip
 
 

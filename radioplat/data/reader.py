@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from radioplat.data.batch import Batch
+from radioplat.data.box_table import BoxTable
+from radioplat.data.boxes import Boxes
 from radioplat.data.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
 from radioplat.data.fetch import Fetcher, Place
 from radioplat.data.recipe import Equivariance, Recipe
@@ -48,6 +50,8 @@ class GrainReader:
         verify_hashes: an image that is not what its sidecar's hash says is unreadable.
         reject_uniform: an image of one colour gets weight 0.
         equivariance: how the views of one image lie to each other.
+        boxes: of the objects; every view then carries those that it shows, and without a random crop shows the whole
+            image, stretched.
     """
 
     def __init__(
@@ -63,11 +67,13 @@ class GrainReader:
         verify_hashes: bool = False,
         reject_uniform: bool = False,
         equivariance: Equivariance = Equivariance.none,
+        boxes: BoxTable | None = None,
     ) -> None:
         self.index, self.order, self.views = index, order, list(views)
         self.batch_size, self.max_pixels = batch_size, max_pixels
         self.read_timeout_s, self.verify_hashes, self.reject_uniform = read_timeout_s, verify_hashes, reject_uniform
-        self.recipe = Recipe(self.views, augmentation, seed, equivariance)
+        self.boxes = boxes
+        self.recipe = Recipe(self.views, augmentation, seed, equivariance, whole=boxes is not None)
         self._still = Recipe(self.views, None, seed)
         self._fetch = Fetcher(index, read_timeout_s)
 
@@ -110,6 +116,9 @@ class GrainReader:
             except BadSample as bad:
                 weight[i] = 0
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
+        if self.boxes is not None:
+            known = [self.boxes.of(row) if w else Boxes.none() for row, w in zip(ids.tolist(), weight, strict=True)]
+            return Batch(grain, plan.views(known), ids, positions, weight, self.index.label[ids], faults)
         return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
 
     def _decode(self, row: int, place: Place, reduction: float, fast: bool) -> Decoded:

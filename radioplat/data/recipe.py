@@ -8,6 +8,9 @@ from enum import Enum
 import numpy as np
 
 from radioplat.data.batch import View
+from radioplat.data.box_table import padded
+from radioplat.data.box_views import view_boxes
+from radioplat.data.boxes import Boxes
 from radioplat.data.crops import plan_crops
 from radioplat.data.decode import Decoded
 from radioplat.data.equivariance import drawn_size, shift_windows, warp_windows
@@ -37,6 +40,7 @@ class Recipe:
         augmentation: None gives evaluation views (the centred square, the largest size, nothing drawn).
         seed: of the run.
         equivariance: not read where ``augmentation`` is None.
+        whole: what no random crop cuts is shown whole, stretched to a square, not cut to its centre.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class Recipe:
         augmentation: AugmentationConfig | None,
         seed: int,
         equivariance: Equivariance = Equivariance.none,
+        whole: bool = False,
     ) -> None:
+        self.whole = whole
         self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
 
     def plan(self, grain: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
@@ -56,7 +62,7 @@ class Recipe:
             position: int64 ``[N]``.
         """
         drawn = self.augmentation is not None
-        crops = plan_crops(width, height, self.augmentation, self.seed, position)
+        crops = plan_crops(width, height, self.augmentation, self.seed, position, self.whole)
         whole = np.stack([crop.matrix() for crop in crops]) if crops else np.empty((0, 3, 3))
         sizes = [drawn_size(view, self.seed, grain) if drawn else view.size for view in self.views]
         shown = [(view, size) for view, size in zip(self.views, sizes, strict=True) if size]
@@ -102,11 +108,20 @@ class Plan:
                     self._valid[v] = np.ones((len(self._pixels[v]), size, size), bool)
                 self._valid[v][i] = valid
 
-    def views(self) -> dict[str, View]:
-        """The views by name: uint8 pixels, float32 homographies, and masks where a pixel shows nothing."""
+    def views(self, boxes: Sequence[Boxes] | None = None) -> dict[str, View]:
+        """The views by name: uint8 pixels, float32 homographies, and masks where a pixel shows nothing.
+
+        Args:
+            boxes: of each image's objects, in source pixels; each view then has those that it shows.
+        """
         return {
-            name: View(pixels, matrices.astype(np.float32), valid)
-            for name, pixels, matrices, valid in zip(
-                self._names, self._pixels, self._matrices, self._valid, strict=True
+            name: View(
+                pixels,
+                matrices.astype(np.float32),
+                valid,
+                None if boxes is None else padded(map(view_boxes, boxes, matrices, [size] * len(boxes))),
+            )
+            for name, size, pixels, matrices, valid in zip(
+                self._names, self._sizes, self._pixels, self._matrices, self._valid, strict=True
             )
         }

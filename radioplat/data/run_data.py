@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from radioplat.data.box_table import BoxTable
 from radioplat.data.columns import Column
 from radioplat.data.filters import REASONS, draw_frequencies, reject_codes, weight_of
 from radioplat.data.order import SampleOrder
@@ -31,6 +32,7 @@ class RunData:
         codes: uint8 ``[N]``, 0 or why the row is rejected, see :data:`radioplat.data.filters.REASONS`.
         frequency: uint32 ``[N]``, how often a row's hash is seen, 0 where it is rejected.
         shard_weights: float64 ``[shards]``, sum of the weights of each shard.
+        boxes: of the objects in the images, where a detector is to find them.
     """
 
     def __init__(
@@ -40,26 +42,33 @@ class RunData:
         codes: np.ndarray,
         frequency: np.ndarray,
         shard_weights: np.ndarray,
+        boxes: BoxTable | None = None,
     ) -> None:
-        self.index, self.split = index, split
+        self.index, self.split, self.boxes = index, split, boxes
         self.codes, self.frequency, self.shard_weights = codes, frequency, shard_weights
 
     @classmethod
-    def create(cls, index: ShardIndex, split: SplitConfig, max_pixels: int) -> RunData:
-        """Apply the filters and weights of ``split``."""
+    def create(
+        cls, index: ShardIndex, split: SplitConfig, max_pixels: int, boxes: BoxTable | None = None
+    ) -> RunData:
+        """Apply the filters and weights of ``split``; with ``boxes``, images that no annotation names are left out."""
         codes = reject_codes(index, split, max_pixels)
+        if boxes is not None:
+            codes[(codes == 0) & ~boxes.known] = REASONS.index("no_boxes")
         frequency = draw_frequencies(index, codes == 0, split.data_weight_mode)
         sums = [
             weight_of(frequency[start:stop], split.data_weight_mode).sum()
             for start, stop in zip(index.starts[:-1].tolist(), index.starts[1:].tolist(), strict=True)
         ]
-        return cls(index, split, codes, frequency, np.array(sums, np.float64))
+        return cls(index, split, codes, frequency, np.array(sums, np.float64), boxes)
 
     def save(self, directory: Path) -> None:
         """Write the run's copy, readable by :meth:`load` in any process."""
         self.index.save(directory)
         for name, array in ((_FREQUENCY, self.frequency), (_REASONS, self.codes), (_LENGTHS, self.shard_weights)):
             np.save(directory / name, array)
+        if self.boxes is not None:
+            self.boxes.save(directory)
 
     @classmethod
     def load(cls, directory: Path, split: SplitConfig) -> RunData:
@@ -75,7 +84,7 @@ class RunData:
         index = ShardIndex.load(directory)
         if [len(array) for array in arrays] != [len(index), len(index), index.shards.num_rows]:
             raise DataError("the run's copy of the index is not whole: lengths differ", where=str(directory))
-        return cls(index, split, *arrays)
+        return cls(index, split, *arrays, BoxTable.load(directory))
 
     @property
     def weight(self) -> np.ndarray:
@@ -131,7 +140,8 @@ class RunData:
     def order_fields(self, global_batch: int, max_pixels: int) -> dict[str, str]:
         """What the order depends on, by name: a resumed run compares them one by one."""
         split = self.split
-        return {
+        of_boxes = {} if self.boxes is None else {"boxes": self.boxes.digest()}
+        return of_boxes | {
             "sources": json.dumps(self.scale_factors),
             "filters": json.dumps([asdict(split.native_resolution_filter), split.dedup]),
             "max_pixels": str(max_pixels),
@@ -209,6 +219,7 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> 
         verify_hashes=dataset.verify_hashes,
         reject_uniform=dataset.train_dataset.reject_uniform_color,
         equivariance=Equivariance.of(dataset.train_dataset),
+        boxes=data.boxes,
     )
 
 

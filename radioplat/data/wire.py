@@ -28,6 +28,7 @@ SCHEMA = pa.schema(
         ("pixels", _BLOBS),  # uint8 [B, 3, H, W]
         ("homography", _BLOBS),  # float32 [B, 3, 3]
         ("valid", _BLOBS),  # bool [B, H, W], or null
+        ("boxes", _BLOBS),  # float32 [B, M, 6], or null
     ]
 )
 
@@ -49,6 +50,7 @@ def batch_to_table(batch: Batch) -> pa.Table:
         "pixels": _blobs([v.pixels for v in views], np.uint8),
         "homography": _blobs([v.homography for v in views], np.float32),
         "valid": _blobs([v.valid for v in views], np.bool_),
+        "boxes": _blobs([v.boxes for v in views], np.float32),
     }
     return pa.table(columns, schema=SCHEMA)
 
@@ -67,11 +69,12 @@ def table_to_batch(table: pa.Table) -> Batch:
     views = {}
     for i, name in enumerate(row["view"].as_py()):
         height, width = row["height"][i].as_py(), row["width"][i].as_py()
-        valid = row["valid"].values[i]
+        valid, boxes = row["valid"].values[i], row["boxes"].values[i]
         views[name] = View(
             _array(row["pixels"].values[i], np.uint8, (count, 3, height, width)),
             _array(row["homography"].values[i], np.float32, (count, 3, 3)),
             _array(valid, np.bool_, (count, height, width)) if valid.is_valid else None,
+            _boxes(boxes, count) if boxes.is_valid else None,
         )
     return Batch(
         row["grain"].as_py(),
@@ -118,3 +121,9 @@ def _array(blob: pa.Scalar, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
     array = np.frombuffer(blob.as_buffer(), dtype).reshape(shape)
     array.flags.writeable = False  # as it is when it comes through Ray: local mode must not allow more
     return array
+
+
+def _boxes(blob: pa.Scalar, count: int) -> np.ndarray:
+    if not len(blob.as_buffer()):
+        return np.zeros((count, 0, 6), np.float32)
+    return _array(blob, np.float32, (count, -1, 6))

@@ -21,13 +21,17 @@ import torch
 from safetensors.torch import load_file
 
 from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, read_tensors, student_files
+from radioplat.models.detector import DetectorArchitecture
+from radioplat.models.detector_file import DETECTOR_FILE, detector_files
+from radioplat.models.detectors import AnyDetector
 from radioplat.models.student import Student
 from radioplat.models.tensor_file import write_tensors
 
 SCHEMA = 1
 STATE, MANIFEST, OPTIMIZER = "state.json", "manifest.json", "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
-_FILES = {STATE, OPTIMIZER, STUDENT_FILE, HEADS_FILE}
+_FILES = {STATE, OPTIMIZER}
+_MODELS = ({STUDENT_FILE, HEADS_FILE}, {DETECTOR_FILE})  # one of them
 
 
 @dataclass
@@ -77,7 +81,7 @@ class Snapshot:
 
 def snapshot(
     name: str,
-    student: Student,
+    student: Student | AnyDetector,
     tensors: dict[str, torch.Tensor],
     moments: dict[str, torch.Tensor],
     state: RunState,
@@ -92,7 +96,9 @@ def snapshot(
         losses: statistics of the losses.
         average: the EMA of what in ``tensors`` has one, fp32.
     """
-    files = {**student_files(student.architecture, tensors), OPTIMIZER: (moments, {})}
+    form = student.architecture
+    of_model = detector_files if isinstance(form, DetectorArchitecture) else student_files
+    files = {**of_model(form, tensors), OPTIMIZER: (moments, {})}
     files |= {file: (held, {}) for file, held in ((LOSSES, losses), (EMA_FILE, average)) if held}
     return Snapshot(name, files, json.dumps(asdict(state), indent=1))
 
@@ -167,7 +173,8 @@ def verified_state(folder: Path) -> RunState | None:
     """The state of a checkpoint whose files all match its manifest; None for anything else."""
     try:
         sums = json.loads((folder / MANIFEST).read_text())
-        if not _FILES <= set(sums) or any(_sha256(folder / name) != digest for name, digest in sums.items()):
+        whole = _FILES <= set(sums) and any(files <= set(sums) for files in _MODELS)
+        if not whole or any(_sha256(folder / name) != digest for name, digest in sums.items()):
             return None
         raw = json.loads((folder / STATE).read_text())
         return RunState(**raw) if raw.get("schema") == SCHEMA else None
@@ -195,7 +202,8 @@ def step_of(path: Path) -> int:
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights and buffers by the student's names, and moments."""
-    return read_tensors(folder), load_file(folder / OPTIMIZER)
+    detector = folder / DETECTOR_FILE
+    return load_file(detector) if detector.is_file() else read_tensors(folder), load_file(folder / OPTIMIZER)
 
 
 def read_losses(folder: Path) -> dict[str, torch.Tensor]:

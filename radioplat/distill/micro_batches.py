@@ -89,6 +89,7 @@ class MicroBatches:
             torch.tensor(batch.weight).to(device),
             torch.tensor(batch.label).to(device),
             factors=self._partitions.factors(batch.grain) if batch.grain >= 0 else {},
+            boxes=None if view.boxes is None else torch.tensor(view.boxes).to(device),
         )
         self._overlap_inside(batch, micro)
         for teacher in self._run.asked:

@@ -41,6 +41,7 @@ class MicroBatch:
             other teachers meet in the same collectives, and gets a gradient of zero.
         overlaps: how a teacher's view lies to the student's, where they differ or a mask hides part of one.
         inner_overlaps: the same by view, for teachers inside the module.
+        boxes: of the objects in the student's view, ``[B, M, 6]``, see :class:`radioplat.data.batch.View`.
     """
 
     views: dict[str, torch.Tensor]
@@ -50,6 +51,7 @@ class MicroBatch:
     factors: dict[str, float] = field(default_factory=dict)
     overlaps: dict[str, Overlap] = field(default_factory=dict)
     inner_overlaps: dict[str, Overlap] = field(default_factory=dict)
+    boxes: torch.Tensor | None = None
 
 
 @dataclass
@@ -163,7 +165,7 @@ class DistillModule(nn.Module):
             overlap = batch.inner_overlaps.get(inside.average_view)
             losses["loss/mesa"] = mesa_loss(features.spatial, inside.average, batch.weight, overlap)
             total = total + self.config.mesa.weight * losses["loss/mesa"]
-        return _regularized({"loss": total, **losses}, self.regularizer)
+        return regularized({"loss": total, **losses}, self.regularizer)
 
     def _bound(
         self,
@@ -291,10 +293,10 @@ class ClassifyModule(nn.Module):
         label = batch.label.clamp(min=0)
         loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
         accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
-        return _regularized({"loss": loss, "accuracy": accuracy.detach()}, self.regularizer)
+        return regularized({"loss": loss, "accuracy": accuracy.detach()}, self.regularizer)
 
 
-def _regularized(
+def regularized(
     losses: dict[str, torch.Tensor], regularizer: Callable[[], torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
     """``losses`` with the penalty added; each micro-batch bears the whole of it, as a step's loss is their mean."""

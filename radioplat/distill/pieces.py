@@ -40,6 +40,7 @@ def _cut(micro: MicroBatch, cut: slice) -> MicroBatch:
         views={name: view[cut] for name, view in micro.views.items()},
         weight=micro.weight[cut],
         label=micro.label[cut],
+        boxes=None if micro.boxes is None else micro.boxes[cut],
         targets={name: features.map(lambda t: t[cut]) for name, features in micro.targets.items()},
         overlaps={name: _cut_overlap(overlap, cut) for name, overlap in micro.overlaps.items()},
     )

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from radioplat.data.box_table import BoxTable
+from radioplat.data.detection import DetectionSet
+from radioplat.data.detection_split import read_split
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.ledger import write_rejects
@@ -15,6 +18,7 @@ from radioplat.data.scan import Scanner
 from radioplat.data.sources import list_shards
 from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
+from radioplat.distill.detector_design import detector_architecture, start_detector
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.peers import Peer
@@ -22,9 +26,12 @@ from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.distill.student_design import equip
 from radioplat.errors import SpecError
+from radioplat.models.detector import DetectorArchitecture
+from radioplat.models.detectors import AnyDetector
 from radioplat.models.start import start_student
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check import check
+from radioplat.spec.check_detection import detects
 from radioplat.spec.distill import Source
 from radioplat.spec.resolve import ResolvedTeacher, average_view, student_view
 from radioplat.spec.root import Spec
@@ -42,6 +49,7 @@ class Run:
         grids: the loss grid of each teacher, rows and columns.
         student_view: name of the view the student sees.
         order_fields: what the order was made from.
+        detector: what stands on the student, where a detector is trained.
         lease: which hold of the results folder the run writes under; see :mod:`radioplat.track.lease`.
     """
 
@@ -58,6 +66,7 @@ class Run:
     total_steps: int
     order_fields: dict[str, str]
     lease: str = ""
+    detector: DetectorArchitecture | None = None
 
     @property
     def asked(self) -> list[ResolvedTeacher]:
@@ -136,16 +145,21 @@ def prepare(
     index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index") / "train"
     limit = spec.dataset.max_pixels
     index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
-    data = RunData.create(index, split, spec.dataset.max_pixels)
+    found = read_split(split, spec.dataset.classes, "dataset.train_dataset") if detects(spec) else None
+    data = RunData.create(index, split, spec.dataset.max_pixels, found and BoxTable.join(index, found.pictures))
     data.order  # noqa: B018  an empty source must be found now
     classes = models.architecture.num_classes
     problems = list(label_problems(spec, models.teachers, models.infos, data, classes))
     if problems:
         raise SpecError(*problems)
     held_out = spec.dataset.val_dataset
-    if classes and (held_out.tar_data_sources or held_out.images_dir):
+    if (classes or found) and (held_out.tar_data_sources or held_out.images_dir):
         list_shards(held_out, "dataset.val_dataset")  # it will be validated: a folder that is not there is told now
     steps = steps_per_epoch(spec, data)
+    detector = None
+    if found is not None:
+        _require_same_classes(spec, found)
+        detector = detector_architecture(spec, models.architecture, found.classes)
     return Run(
         spec=spec,
         task=task,
@@ -159,7 +173,15 @@ def prepare(
         steps_per_epoch=steps,
         total_steps=total_steps(spec, steps),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
+        detector=detector,
     ), data
+
+
+def _require_same_classes(spec: Spec, found: DetectionSet) -> None:
+    """What will be validated has the classes of ``found``; told now, with whatever else cannot be read there."""
+    split = spec.dataset.val_dataset
+    if split.images_dir or split.tar_data_sources:
+        read_split(split, found.classes, "dataset.val_dataset")
 
 
 def keep_data(run: Run, data: RunData) -> None:
@@ -181,8 +203,12 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
     return max(steps)
 
 
-def build_student(run: Run) -> Student:
-    """The student as it enters training; equal on every rank, because seeded."""
+def build_student(run: Run) -> Student | AnyDetector:
+    """The student, or the detector on it, as it enters training; equal on every rank, because seeded."""
+    if run.detector is not None:
+        detector = start_detector(run.spec, run.detector)
+        equip(detector.student, run.spec, run.task)
+        return detector
     return equip(start_student(run.spec, run.architecture), run.spec, run.task)
 
 

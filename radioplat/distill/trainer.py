@@ -19,6 +19,7 @@ from radioplat.distill.attempt_clock import AttemptClock
 from radioplat.distill.average import AverageStudent
 from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
+from radioplat.distill.detect_module import DetectModule, count_boxes
 from radioplat.distill.ema import Ema
 from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.loss_state import LossState
@@ -75,16 +76,21 @@ class Trainer:
         distils = run.task == "distill"
         config = self.spec.distill
         peers = build_peers(run)
-        self.module = (
-            DistillModule(student, run.teachers, view, config, peers) if distils else ClassifyModule(student, view)
-        )
+        self.module: DistillModule | ClassifyModule | DetectModule
+        backbone = student.student if run.detector is not None else student
+        if run.detector is not None:
+            self.module = DetectModule(student, view)
+        elif distils:
+            self.module = DistillModule(student, run.teachers, view, config, peers)
+        else:
+            self.module = ClassifyModule(student, view)
         self.module.to(seat.device).train()
         self.persistence, self.state = persistence, persistence.state
         self.loss_state = LossState(self.module)
         persistence.restore_weights(self.module, self.loss_state)
-        if student.architecture.sparsity is not None:
-            hold_zeros(student.backbone, student.architecture.sparsity)
-        if distils and self.module.asks_average():
+        if backbone.architecture.sparsity is not None:
+            hold_zeros(backbone.backbone, backbone.architecture.sparsity)
+        if isinstance(self.module, DistillModule) and self.module.asks_average():
             self.module.average = AverageStudent(student)
         self.running = RunningState(self.module)
         regularize(self.module, self.spec.train)
@@ -253,6 +259,7 @@ class Trainer:
         self.guard.begin_step()
         self._look_at_average(step)
         self.spikes.tripped = self._moved = False
+        feed = self._counted(step, feed, len(expected))
         used: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
         for place, grain in enumerate(expected):
             self.phases.at(step, place)
@@ -295,6 +302,23 @@ class Trainer:
             module.step = step
             if module.asks_average(step):
                 module.average.follow(self.ema, module.student)
+
+    def _counted(
+        self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]], count: int
+    ) -> Iterator[tuple[Batch, dict[str, Pending]]]:
+        """``feed``; where a detector learns, the step is taken from it first, to count the objects of all ranks."""
+        if not isinstance(self.module, DetectModule):
+            return feed
+        with self.phases(DATA):
+            arrived = [_next(step, feed) for _ in range(count)]
+        mine = [0.0, 0.0]
+        for batch, _ in arrived:
+            boxes, images = count_boxes(batch.views[self.run.student_view].boxes, batch.weight)
+            mine = [mine[0] + boxes, mine[1] + images]
+        with self.phases(COLLECTIVE):
+            boxes, images = group.total(torch.tensor(mine, dtype=torch.float64, device=self.seat.device)).tolist()
+        self.module.boxes_per_image = max(1.0, boxes) / max(1.0, images)
+        return iter(arrived)
 
     @property
     def _lost(self) -> bool:

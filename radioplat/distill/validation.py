@@ -15,6 +15,7 @@ from radioplat.cores import torch_beside
 from radioplat.distill.prepare import Run
 from radioplat.errors import WeightsError
 from radioplat.evaluate.converted import converted
+from radioplat.evaluate.detector_run import judge_checkpoint
 from radioplat.evaluate.encoder import student_encoder
 from radioplat.evaluate.images import open_images
 from radioplat.evaluate.measure import Findings, measure
@@ -39,7 +40,7 @@ class Validation:
         kpi: by name: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized
             student also ``fidelity/<teacher>/<kind>``, all of these with ``converted/`` before it, and
             ``converted/likeness/<kind>``: the mean cosine of the converted model's features to those of the
-            fake-quantized one.
+            fake-quantized one. Of a detector ``mAP``, ``mAP50``, ``mAP75``, ``voc/mAP``, and by class.
         said: sentences about how it was found.
     """
 
@@ -50,7 +51,8 @@ class Validation:
 def validation_due(run: Run, steps: int) -> bool:
     """Whether a validation follows ``steps`` steps."""
     every = run.spec.train.validation_interval * run.steps_per_epoch
-    wanted = run.spec.dataset.knn_validation or judges_classifier(run) or judges_converted(run)
+    detects = run.detector is not None and _held_out(run)
+    wanted = detects or run.spec.dataset.knn_validation or judges_classifier(run) or judges_converted(run)
     return wanted and (steps % every == 0 or steps == run.total_steps)
 
 
@@ -71,6 +73,9 @@ def _held_out(run: Run) -> bool:
 
 def validate(run: Run, checkpoint: Path) -> Validation:
     """Judge ``checkpoint``; rank 0 only, on the CPU. Of the EMA weights in a run that keeps them."""
+    if run.detector is not None:
+        result, faults = judge_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
+        return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])
     student = load_student(checkpoint, ema=run.spec.train.enable_ema)
     size = run.spec.dataset.val_img_size or student.architecture.img_size
     subjects, said = {STUDENT: Subject(student_encoder(student), size, StudentHeads(student))}, list[str]()

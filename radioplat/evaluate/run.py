@@ -13,6 +13,7 @@ import torch
 
 from radioplat.cores import torch_beside, torch_callers
 from radioplat.errors import EngineError, SpecError
+from radioplat.evaluate.detector_run import DetectorReport, evaluate_detector
 from radioplat.evaluate.downstream import decode_maps
 from radioplat.evaluate.fidelity import FidelityResult
 from radioplat.evaluate.images import open_images
@@ -26,6 +27,7 @@ from radioplat.evaluate.subjects import TRAINED, open_lineup, teachers_of, unfit
 from radioplat.evaluate.zero_shot import text_embeddings
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import has_average
+from radioplat.models.detector_file import is_detector
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
@@ -61,8 +63,8 @@ class EvaluateResult:
 
 def evaluate(
     spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
-) -> EvaluateResult:
-    """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student there is.
+) -> EvaluateResult | DetectorReport:
+    """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student or detector there is.
 
     Images are those of ``dataset.val_dataset``; those of ``dataset.train_dataset`` are the bank.
 
@@ -80,6 +82,8 @@ def evaluate(
     path = None
     if not spec.evaluate.models:
         path = find_checkpoint(spec, spec.evaluate.checkpoint, "evaluate.checkpoint").resolve()
+        if is_detector(path):
+            return evaluate_detector(spec, path)
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
     return keep_diary(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, path, folder, progress), _kpi)
 

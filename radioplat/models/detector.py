@@ -37,12 +37,14 @@ class DetectorArchitecture:
         options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
             ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
             ``DinoConfig``.
+        class_names: by label; empty where they are not known.
     """
 
     student: StudentArchitecture
     num_classes: int
     kind: str = "rtdetr_v2"
     options: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
@@ -53,7 +55,8 @@ class DetectorArchitecture:
     def from_json(cls, text: str) -> DetectorArchitecture:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
-        return cls(**{**raw, "student": StudentArchitecture.from_json(json.dumps(raw["student"]))})
+        student = StudentArchitecture.from_json(json.dumps(raw["student"]))
+        return cls(**{**raw, "student": student, "class_names": tuple(raw.get("class_names", ()))})
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch
 
 from radioplat.errors import Problem, WeightsError
 from radioplat.models.checkpoint import is_checkpoint, read_architecture
+from radioplat.models.detector_file import is_detector, read_detector_architecture
 from radioplat.models.donor import read_donor
 from radioplat.models.match import Match, match_backbone, match_classifier, match_heads
 from radioplat.models.names import VIT_SIZES
@@ -37,6 +38,8 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
         # Pretrained weights are plain, so they are loaded into plain layers.
         student = Student(replace(architecture, spectral_reparam=False))
     for where, path in _paths(spec):
+        if is_detector(path):
+            continue  # see radioplat.distill.detector_design
         found = _match(student, spec, path, where, shapes_only=False)
         student.load_state_dict(found.tensors, strict=False)
         student.raw_heads |= found.raw_heads
@@ -58,7 +61,7 @@ def start_notes(spec: Spec, architecture: StudentArchitecture) -> list[str]:
     with torch.device("meta"):
         student = Student(replace(architecture, spectral_reparam=False))
         for where, path in _paths(spec):
-            if not Path(path).exists():
+            if not Path(path).exists() or is_detector(path):
                 continue
             notes += [f"{where}: {n}" for n in _match(student, spec, path, where, shapes_only=True).notes]
     return notes
@@ -71,6 +74,8 @@ def known_architecture(spec: Spec) -> StudentArchitecture | None:
         WeightsError: they cannot be read.
     """
     for where, path in _paths(spec):
+        if is_detector(path):
+            return read_detector_architecture(path, where).student
         if Path(path).exists():
             known = read_architecture(path, where) if is_checkpoint(path) else architecture_of(path, where)
             if known is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from radioplat.errors import Problem
 from radioplat.spec.check_checkpoints import checkpoint_problems
+from radioplat.spec.check_detection import detection_problems, detects
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_losses import loss_problems
@@ -46,6 +47,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_unavailable(spec),
         *_wandb(spec),
         *equivariance_problems(spec),
+        *detection_problems(spec),
     ]
     if task == "distill":
         problems += [*_teachers(spec), *scheme_problems(spec), *loss_problems(spec), *_bindings(spec)]
@@ -54,7 +56,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         problems += [*stage_problems(spec), *mosaic_problems(spec), *target_norm_problems(spec)]
     if task == "train_upsampler":
         problems += [*_teachers(spec), *upsampler_training(spec)]
-    if task == "train" and spec.dataset.num_classes < 1:
+    if task == "train" and spec.dataset.num_classes < 1 and not detects(spec):
         problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
     return problems
 

@@ -48,6 +48,8 @@ class SplitConfig:
     prefetch: bool = True
     native_resolution_filter: ResolutionFilter = field(default_factory=ResolutionFilter)
     dedup: bool = False  # (+)
+    # (+) COCO-format annotations of the images in images_dir; with model.task: detection
+    coco: str | None = None
     # (+) an image of one colour, which only its pixels tell, keeps its place in the order with weight zero
     reject_uniform_color: bool = False
 
@@ -138,6 +140,8 @@ class DatasetConfig:
     batch_size: int = 8
     workers: int = 8
     num_classes: int = 0
+    # (+) names of the classes of detection shards, by label; a COCO file names its own
+    classes: list[str] = field(default_factory=list)
     val_img_size: int | None = None
     val_batch_size: int | None = None
     knn_validation: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 
@@ -32,8 +33,26 @@ class BackboneConfig:
     spectral_reparam: bool = False
 
 
+class ModelTask(str, Enum):
+    """What is trained: a backbone with whatever heads its teachers and labels ask for, or a detector on it."""
+
+    features = "features"
+    detection = "detection"
+
+
+@dataclass
+class DetectorConfig:
+    """(+) The detector on the backbone, with ``model.task: detection``."""
+
+    kind: str = "rtdetr_v2"  # or rtdetr; see radioplat.models.detectors
+    # arguments of its configuration: num_queries, d_model, decoder_layers, num_denoising, weight_loss_giou, ...
+    options: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class ModelConfig:
     """Spec section ``model``."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    task: ModelTask = ModelTask.features  # (+)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)  # (+)

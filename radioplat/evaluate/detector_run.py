@@ -1,0 +1,104 @@
+"""The task ``evaluate`` for a detector: mAP and VOC's average precision on ``dataset.val_dataset``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from radioplat.cores import decode_threads, torch_beside
+from radioplat.data.detection_split import read_split
+from radioplat.evaluate.find import DetectionResult, judge
+from radioplat.models.detector_file import load_detector
+from radioplat.spec.load import to_yaml
+from radioplat.spec.root import Spec
+from radioplat.track.diary import keep_diary
+from radioplat.track.report import Table, write_report
+from radioplat.track.results import TaskFolder, write_atomic
+
+
+@dataclass(frozen=True)
+class DetectorReport:
+    """What an evaluation of a detector found.
+
+    Attributes:
+        report: path of ``report.html``.
+        faults: what was left out of the annotations, in words.
+    """
+
+    checkpoint: Path
+    result: DetectionResult
+    report: Path
+    faults: str
+
+
+def judge_checkpoint(
+    spec: Spec, checkpoint: Path, ema: bool | None = None, device: str = "cpu"
+) -> tuple[DetectionResult, str]:
+    """The detector of ``checkpoint`` on ``dataset.val_dataset``, and the faults of its annotations.
+
+    Raises:
+        DataError: the split cannot be read, or has other classes than the detector.
+        WeightsError: the checkpoint cannot be read.
+    """
+    detector = load_detector(checkpoint, "evaluate.checkpoint", ema).to(device)
+    form, dataset = detector.architecture, spec.dataset
+    names = form.class_names or dataset.classes
+    split = read_split(dataset.val_dataset, names, "dataset.val_dataset")
+    if spec.evaluate.max_images is not None:
+        split = dataclasses.replace(split, pictures=split.pictures[: spec.evaluate.max_images])
+    size = dataset.val_img_size or form.student.img_size
+    batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
+    threads = decode_threads(dataset.workers)
+    with torch_beside(threads):
+        found = judge(
+            lambda images: detector.detect(images.to(device)), split, size, batch, threads, dataset.max_pixels
+        )
+    return found, str(split.faults)
+
+
+def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
+    """Task ``evaluate`` where the checkpoint is a detector."""
+    folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def action() -> DetectorReport:
+        """Measure and write down."""
+        result, faults = judge_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
+        report = _write(spec, folder, checkpoint, result, faults)
+        return DetectorReport(checkpoint, result, report, faults)
+
+    return keep_diary(folder, "evaluate", to_yaml(spec), action, lambda made: made.result.kpi())
+
+
+def tables(result: DetectionResult) -> list[Table]:
+    """What was found, in all and by class."""
+    coco = result.coco
+    sizes = ("mAP", "mAP50", "mAP75", "small", "medium", "large", "recall")
+    figures = (coco.map, coco.map50, coco.map75, coco.small, coco.medium, coco.large, coco.recall)
+    by_class = zip(result.classes, coco.by_class, coco.by_class50, result.voc, strict=True)
+    return [
+        Table(("images", *sizes), [(result.images, *figures)], "Detection", "COCO's measures, by pycocotools."),
+        Table(
+            ("class", "mAP", "mAP50", "VOC AP"), [*map(tuple, by_class)], "By class", "VOC's AP is the area, IoU 0.5."
+        ),
+    ]
+
+
+def _write(spec: Spec, folder: TaskFolder, checkpoint: Path, result: DetectionResult, faults: str) -> Path:
+    left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(result.unreadable.items())) or "none"
+    notes = [f"{checkpoint}", f"annotations: {faults}", f"unreadable images: {left_out}"]
+    coco = dataclasses.asdict(result.coco)
+    content = {"checkpoint": checkpoint.name, "classes": result.classes, "images": result.images, "coco": coco}
+    content |= {"voc": result.voc, "unreadable": result.unreadable, "faults": faults}
+    write_atomic(folder.path / "results.json", json.dumps(content, indent=1))
+    return write_report(
+        folder.report_path,
+        title=f"radioplat: detector {checkpoint.name}",
+        tables=tables(result),
+        spec_yaml=to_yaml(spec),
+        notes=notes,
+    )

@@ -1,0 +1,97 @@
+"""A detector through `radioplat train` and `evaluate`: order, resume, validation, averages, and bad input by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import radioplat
+from benchmarks.composites import CLASSES, write_set
+from radioplat.data.ledger import effective, read_consumed
+from radioplat.errors import RadioplatError, SpecError
+from radioplat.evaluate.run import evaluate
+from radioplat.models.detector_file import load_detector
+
+pytest.importorskip("transformers")
+pytest.importorskip("pycocotools")
+
+OPTIONS = dict(
+    d_model=16, encoder_hidden_dim=16, encoder_ffn_dim=16, decoder_ffn_dim=16, decoder_layers=2, num_queries=8,
+    encoder_attention_heads=2, decoder_attention_heads=2, num_denoising=4, hidden_expansion=0.5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    return {name: write_set(folder / name, 8, name == "val", side=64) for name in ("train", "val")}
+
+
+@pytest.fixture
+def spec(sets, tmp_path):
+    """A mapping; four steps of two micro-batches of two."""
+    splits = {f"{name}_dataset": dict(images_dir=str(i), coco=str(c)) for name, (i, c) in sets.items()}
+    return {
+        "results_dir": str(tmp_path / "results"),
+        "model": {
+            "task": "detection",
+            "backbone": {"type": "resnet10t"},
+            "detector": {"kind": "rtdetr", "options": OPTIONS},
+        },
+        "dataset": {"img_size": 64, "batch_size": 2, "workers": 1, **splits},
+        "train": {
+            "global_batch_size": 4,
+            "max_steps": 4,
+            "num_epochs": 2,
+            "enable_ema": True,
+            "optim": {"policy": "multistep"},
+        },
+        "cluster": {"mode": "local"},
+    }
+
+
+def test_a_detector_is_trained_resumed_and_evaluated(spec, tmp_path):
+    whole = radioplat.train(spec)
+    assert whole.global_step == 4
+    kpi = [r["kpi"] for r in map(json.loads, open(whole.folder / "status.json")) if "mAP" in r.get("kpi", {})]
+    assert len(kpi) == 2 and {"mAP", "mAP50", "voc/mAP", "mAP/cat", "voc/AP/horse"} <= set(kpi[0])
+    detector = load_detector(whole.checkpoint)
+    assert detector.architecture.class_names == CLASSES and not detector.training
+    halted = {**spec, "results_dir": str(tmp_path / "halted")}
+    radioplat.train(halted, ["train.max_steps=2"])
+    again = radioplat.train(halted)
+    assert again.resumed_from == 2
+    # Batches, weights and averages go on as if nothing had been.
+    for ema in (False, True):
+        a, b = (load_detector(r.checkpoint, ema=ema).state_dict() for r in (whole, again))
+        apart = {name: (a[name].float() - b[name].float()).abs().max().item() for name in a}
+        assert max(apart.values()) < 1e-5, apart
+    ids = [effective(read_consumed(r.folder / "ledger"))["id"].to_pylist() for r in (whole, again)]
+    assert ids[0] == ids[1] and len(ids[0]) == 16
+    found = evaluate(spec)
+    assert found.result.images == 8 and found.report.exists()
+    assert found.result.kpi()["mAP"] == pytest.approx(kpi[-1]["mAP"])
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (["dataset.num_classes=4"], "dataset.num_classes"),
+        (["dataset.img_size=72"], "dataset.img_size: 72 is not a multiple of the detector's stride 32"),
+        (["train.precision=bf16"], "train.precision"),
+        (["model.detector.kind=yolo"], "no detector is called 'yolo'"),
+        (["model.detector.options.num_queries=90"], "90 queries are more than the 84"),
+        (["dataset.train_dataset.coco=null"], "dataset.train_dataset.coco: boxes are needed"),
+        (["dataset.val_dataset.coco=nowhere.json"], "nowhere.json cannot be read"),
+        (["model.task=features", "dataset.num_classes=4"], "no detector is trained"),
+    ],
+)
+def test_what_cannot_be_is_named(spec, change, says):
+    with pytest.raises(RadioplatError, match="(?s)" + says.replace("[", r"\[")):
+        radioplat.train(spec, change)
+
+
+def test_an_empty_evaluation_is_refused(spec):
+    with pytest.raises(SpecError, match="held-out"):
+        evaluate(spec, ("dataset.val_dataset.images_dir=null",))
