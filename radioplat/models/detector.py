@@ -169,8 +169,10 @@ class Detector(nn.Module):
         return Outputs(logits, boxes, losses)
 
     @torch.no_grad()
-    def detect(self, images: torch.Tensor, most: int = 100) -> list[Found]:
-        """What each image shows, in its pixels: at most ``most`` pairs of a query and a class."""
+    def detect(self, images: torch.Tensor, most: int | None = None) -> list[Found]:
+        """What each image shows, in its pixels: at most ``most`` pairs of a query and a class (None: DINO's
+        ``num_select``, or 100)."""
+        most = getattr(self.detr.config, "num_select", 100) if most is None else most
         output = self(images)
         return best_boxes(output.logits, output.pred_boxes, images.shape[-2:], most)
 

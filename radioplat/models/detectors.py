@@ -38,7 +38,7 @@ class AnyDetector(Protocol):
         """See :class:`Outputs`; ``targets`` as :meth:`radioplat.models.detector.Detector.forward`."""
         ...
 
-    def detect(self, images: torch.Tensor, most: int = 100) -> list[Found]:
+    def detect(self, images: torch.Tensor, most: int | None = None) -> list[Found]:
         """What each image shows, in its pixels."""
         ...
 

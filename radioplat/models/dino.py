@@ -34,17 +34,17 @@ _WIDEST = 0.8
 _TEMPERATURE = 10_000  # of the sine embedding of a query's box
 # Arguments of DinoConfig that do something here; of Deformable DETR's others DINO leaves no choice.
 OPTIONS = (
-    "d_model", "num_queries", "num_feature_levels", "position_temperature", "activation_function", "dropout",
-    "attention_dropout", "activation_dropout", "encoder_layers", "encoder_ffn_dim", "encoder_attention_heads",
-    "encoder_n_points", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "decoder_n_points",
-    "share_heads", "class_cost", "bbox_cost", "giou_cost", "class_loss_coefficient", "bbox_loss_coefficient",
-    "giou_loss_coefficient", "encoder_loss_coefficient", "focal_alpha", "num_denoising", "label_noise_ratio",
-    "box_noise_scale",
+    "d_model", "num_queries", "num_select", "num_feature_levels", "position_temperature", "activation_function",
+    "dropout", "attention_dropout", "activation_dropout", "encoder_layers", "encoder_ffn_dim",
+    "encoder_attention_heads", "encoder_n_points", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads",
+    "decoder_n_points", "share_heads", "class_cost", "bbox_cost", "giou_cost", "class_loss_coefficient",
+    "bbox_loss_coefficient", "giou_loss_coefficient", "encoder_loss_coefficient", "focal_alpha", "num_denoising",
+    "label_noise_ratio", "box_noise_scale",
 )  # fmt: skip
 _POSITIVE = (
-    "d_model", "num_queries", "num_feature_levels", "encoder_layers", "encoder_ffn_dim", "encoder_attention_heads",
-    "encoder_n_points", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "decoder_n_points",
-    "position_temperature", "box_noise_scale",
+    "d_model", "num_queries", "num_select", "num_feature_levels", "encoder_layers", "encoder_ffn_dim",
+    "encoder_attention_heads", "encoder_n_points", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads",
+    "decoder_n_points", "position_temperature", "box_noise_scale",
 )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ class DinoConfig(DeformableDetrConfig):
     Attributes:
         class_loss_coefficient, encoder_loss_coefficient: weights of the focal loss, and of all losses of the encoder's
             proposals.
+        num_select: how many pairs of a query and a class an image's detections are.
         num_denoising: noised boxes of each kind (like the object, and unlike) for the image with most objects.
         label_noise_ratio: twice the share of noised boxes whose label is drawn anew.
         box_noise_scale: an edge of a noised box moves by at most this times half the box's side; of an unlike one by
@@ -75,6 +76,7 @@ class DinoConfig(DeformableDetrConfig):
     bbox_loss_coefficient: float | int = 5
     giou_loss_coefficient: float | int = 2
     encoder_loss_coefficient: float | int = 1
+    num_select: int = 300
     num_denoising: int = 100
     label_noise_ratio: float | int = 0.5
     box_noise_scale: float | int = 1.0

@@ -18,6 +18,7 @@ from radioplat.errors import SpecError
 from radioplat.spec.fields import faults, first_line, is_secret
 from radioplat.spec.overrides import apply_override
 from radioplat.spec.root import Spec
+from radioplat.spec.tao_dino import accept_dino
 
 
 def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
@@ -36,10 +37,12 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
     name, tree = _read(source)
     for override in overrides:
         apply_override(tree, override, Spec)
+    unavailable = accept_dino(tree)
     _accept_single_teacher(tree)
     _accept_named_models(tree)
     _accept_two_of_four(tree)
-    problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in faults(tree, Spec, "", Spec)]
+    found = (*unavailable, *faults(tree, Spec, "", Spec))
+    problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in found]
     if problems:
         raise SpecError(*problems)
     try:

@@ -219,7 +219,8 @@ def test_the_file_gives_the_same_detector(tmp_path, images, radio_student):
 
 
 def test_more_queries_than_positions_is_refused(images):
-    detector = dino(num_feature_levels=4, num_queries=127).eval()
+    detector = dino(num_feature_levels=4, num_queries=127, num_select=7).eval()
+    assert [len(found.labels) for found in detector.detect(images)] == [7, 7]
     detector(images)  # 96 + 24 + 6, and 2 of the further level
     with pytest.raises(SpecError, match="127 queries are more than the 85 positions"):
         detector(images[..., :64])
