@@ -23,3 +23,15 @@ def kl_hinton(student: torch.Tensor, teacher: torch.Tensor, temperature: float =
 def ce_tao(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """TAO's CE: binary cross-entropy with logits against the teacher's softmax, mean over elements."""
     return F.binary_cross_entropy_with_logits(student, teacher.softmax(-1), reduction="none").mean(-1)
+
+
+def kl_sigmoid(student: torch.Tensor, teacher: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """T^2 KL(teacher / T || student / T) where each class is a yes or no of its own, mean over classes.
+
+    So detectors score: softmax would not tell a query that is sure of nothing from one that is sure of everything.
+    """
+    student, teacher = student / temperature, teacher / temperature
+    wanted = teacher.sigmoid()
+    apart = F.binary_cross_entropy_with_logits(student, wanted, reduction="none")
+    own = F.binary_cross_entropy_with_logits(teacher, wanted, reduction="none")
+    return temperature**2 * (apart - own).mean(-1)

@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torchvision.ops import box_convert, generalized_box_iou
 
+TAPS = ("pred_logits", "pred_boxes")  # the outputs of a detector that are its queries', in the order of Answers
 # DETR's costs of a class, of boxes' L1 distance and of their GIoU.
 _CLASS, _L1, _GIOU = 2.0, 5.0, 2.0
 _WORST = 1e4  # of a pair that has no number: more than any that has
@@ -60,6 +61,21 @@ def match_queries(mine: Answers, theirs: Answers) -> Pairs:
         for to, places in zip(at, found, strict=True):
             to.append(torch.as_tensor(places, device=logits.device))
     return Pairs(*map(torch.stack, at))
+
+
+def compared(tap: str, mine: Answers, theirs: Answers, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a criterion compares of ``pred_logits`` or ``pred_boxes``: maps of K positions, and what each counts.
+
+    Logits of all pairs count alike. A box counts by how sure its teacher is that anything is there: where it sees
+    nothing, its box says nothing.
+
+    Returns:
+        Student's and teacher's ``[B, K, 1, D]``, and ``[B, K, 1]`` in [0, 1].
+    """
+    which = TAPS.index(tap)
+    told = taken(theirs[which], pairs.theirs)
+    sure = sureness(taken(theirs.logits, pairs.theirs))
+    return taken(mine[which], pairs.mine), told, sure if tap == "pred_boxes" else torch.ones_like(sure)
 
 
 def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

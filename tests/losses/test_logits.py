@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.distributions import Categorical, kl_divergence
+from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from radioplat.losses.logits import ce_tao, kl_tao
+from radioplat.losses.logits import ce_tao, kl_sigmoid, kl_tao
 
 STUDENT, TEACHER = torch.randn(2, 6, 11, generator=torch.Generator().manual_seed(0)).mul(4).unbind()
 
@@ -35,9 +35,17 @@ def test_ce_is_binary_against_the_softmax():
     )
 
 
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_kl_of_classes_that_exclude_nothing_is_bernoullis(temperature):
+    theirs, mine = (Bernoulli(logits=scores.double() / temperature) for scores in (TEACHER, STUDENT))
+    expected = temperature**2 * kl_divergence(theirs, mine).mean(-1)
+    torch.testing.assert_close(kl_sigmoid(STUDENT, TEACHER, temperature), expected.float())
+    assert (kl_sigmoid(TEACHER + 3, TEACHER) > 0.1).all()
+
+
 def test_extreme_scores_stay_finite():
     student = torch.tensor([[1e4, -1e4]], requires_grad=True)
-    for loss in (kl_tao, ce_tao):
+    for loss in (kl_tao, ce_tao, kl_sigmoid):
         value = loss(student, torch.tensor([[-1e4, 1e4]]))
         value.sum().backward()
         assert torch.isfinite(value).all() and torch.isfinite(student.grad).all()

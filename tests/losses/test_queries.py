@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radioplat.losses.queries import Answers, match_queries, sureness, taken
+from radioplat.losses.queries import Answers, Pairs, compared, match_queries, sureness, taken
 
 
 def answers(queries: int, seed: int, batch: int = 2, classes: int = 3) -> Answers:
@@ -80,3 +80,14 @@ def test_what_is_taken_has_its_gradient_and_sureness_none():
     sure = sureness(logits)
     assert not sure.requires_grad
     torch.testing.assert_close(sure, torch.tensor([[2.0, -1.0]]).sigmoid())
+
+
+def test_boxes_count_by_how_sure_the_teacher_is_and_logits_alike():
+    mine, theirs = answers(3, 1, 1), answers(4, 2, 1)
+    pairs = Pairs(torch.tensor([[0, 2]]), torch.tensor([[3, 1]]))
+    a, b, seen = compared("pred_boxes", mine, theirs, pairs)
+    assert torch.equal(a[0, :, 0], mine.boxes[0, [0, 2]]) and torch.equal(b[0, :, 0], theirs.boxes[0, [3, 1]])
+    assert torch.equal(seen[0, :, 0], theirs.logits[0, [3, 1]].sigmoid().amax(-1))
+    a, b, seen = compared("pred_logits", mine, theirs, pairs)
+    assert torch.equal(a[0, :, 0], mine.logits[0, [0, 2]]) and torch.equal(b[0, :, 0], theirs.logits[0, [3, 1]])
+    assert torch.equal(seen, torch.ones(1, 2, 1))
