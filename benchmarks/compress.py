@@ -9,16 +9,13 @@ tables of means and spreads over the seeds; the last line is one JSON object of 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.folder import kept_or_scratch
+from benchmarks.seeds import run_seeds
 from radioplat import terminal
 
 KINDS = ("student", "digits")  # the long ones first
@@ -34,37 +31,14 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that are started below
     kinds = [kind for kind in KINDS if given.only in (None, kind)]
-    with _folder(given.folder) as folder:
-        found = _run_all([(kind, seed) for kind in kinds for seed in range(given.seeds)], folder)
+    with kept_or_scratch(given.folder, "compress") as folder:
+        jobs = [(kind, seed) for kind in kinds for seed in range(given.seeds)]
+        found = run_seeds(_run, jobs, folder, AT_ONCE, first=_make_inputs if "student" in kinds else None)
     figures: dict[str, float] = {}
     for kind in reversed(kinds):
         runs = [found[kind, seed] for seed in range(given.seeds)]
         figures |= (_digits if kind == "digits" else _student)(runs)
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
-
-
-@contextlib.contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    """An absolute folder: the user's, or one that goes again."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="compress") as scratch:
-        yield Path(scratch)
-
-
-def _run_all(jobs: list[tuple[str, int]], folder: Path) -> dict[tuple[str, int], dict]:
-    """What each job found, in processes side by side."""
-    found = {}
-    with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), _all_to_stderr) as pool:
-        if any(kind == "student" for kind, _ in jobs):
-            pool.submit(_make_inputs, folder).result()
-        running = {pool.submit(_run, *job, folder): job for job in jobs}
-        for ended in as_completed(running):
-            found[running[ended]] = ended.result()
-            terminal.note(f"{len(found)} of {len(jobs)}: {running[ended]}")
-    return found
 
 
 def _make_inputs(folder: Path) -> None:
@@ -78,11 +52,6 @@ def _run(kind: str, seed: int, folder: Path) -> dict:
     from benchmarks.compress_student import run_student
 
     return run_digits(seed, folder) if kind == "digits" else run_student(seed, folder)
-
-
-def _all_to_stderr() -> None:
-    """What libraries print goes where progress goes."""
-    os.dup2(2, 1)
 
 
 def _digits(runs: list[dict[str, float]]) -> dict[str, float]:

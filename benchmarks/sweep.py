@@ -21,15 +21,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
 import psutil
 import yaml
 
+from benchmarks.folder import kept_or_scratch
 from radioplat import terminal
 from radioplat.quickstart.defaults import ROOT, SPEC, TEACHERS, ensure_inputs
 from radioplat.spec.load import to_yaml
@@ -68,7 +67,7 @@ def main() -> None:
     parser.add_argument("--lone", type=int, default=2, help="trials that are run on their own, too")
     parser.add_argument("--folder", type=Path, help="keep everything here, and go on from what is here")
     given = parser.parse_args()
-    with _folder(given.folder) as folder:
+    with kept_or_scratch(given.folder, "sweep") as folder:
         student = _student(folder)
         wall = _sweep(folder, student, given.trials)
         trials = read_trials(folder / "sweep" / "tune")
@@ -87,17 +86,6 @@ def main() -> None:
         "wall_ratio": wall / (count * mean(run["wall"] for run in lone)),
     }
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
-
-
-@contextlib.contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    """An absolute folder: the user's, or one that goes again."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="sweep") as scratch:
-        yield Path(scratch)
 
 
 def _student(folder: Path) -> Path:

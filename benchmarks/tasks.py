@@ -9,17 +9,14 @@ points, ``null`` for what is not measured.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.folder import kept_or_scratch
+from benchmarks.seeds import run_seeds
 from radioplat import terminal
 
 KINDS = {"classification": "benchmarks.tasks_classification"}  # modules with run(seed, folder) and gains(runs)
@@ -36,8 +33,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that are started below
     seeds = range(1, given.seeds + 1)
-    with _folder(given.folder) as folder:
-        found = _run_all([(kind, seed) for kind in given.only for seed in seeds], folder)
+    with kept_or_scratch(given.folder, "tasks") as folder:
+        found = run_seeds(_run, [(kind, seed) for kind in given.only for seed in seeds], folder, AT_ONCE)
     figures: dict[str, float | None] = dict.fromkeys(FIGURES)
     rows = []
     for kind in given.only:
@@ -52,35 +49,8 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-@contextlib.contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    """An absolute folder: the user's, or one that goes again."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="tasks") as scratch:
-        yield Path(scratch)
-
-
-def _run_all(jobs: list[tuple[str, int]], folder: Path) -> dict[tuple[str, int], dict[str, float]]:
-    """What each job found, in processes side by side."""
-    found = {}
-    with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), _all_to_stderr) as pool:
-        running = {pool.submit(_run, *job, folder): job for job in jobs}
-        for ended in as_completed(running):
-            found[running[ended]] = ended.result()
-            terminal.note(f"{len(found)} of {len(jobs)}: {' '.join(map(str, running[ended]))}")
-    return found
-
-
 def _run(kind: str, seed: int, folder: Path) -> dict[str, float]:
     return importlib.import_module(KINDS[kind]).run(seed, folder)
-
-
-def _all_to_stderr() -> None:
-    """What libraries print goes where progress goes."""
-    os.dup2(2, 1)
 
 
 def _spread(values: list[float]) -> list[str]:
