@@ -16,7 +16,7 @@ from radioplat.errors import SpecError
 from radioplat.models.heads import AttentionHead
 from radioplat.models.reshaping import Reshaping, difference, keep_children
 from radioplat.models.sparsity import Sparsity
-from radioplat.models.student import Student, build_backbone
+from radioplat.models.student import Student, StudentArchitecture, build_backbone
 from radioplat.spec.prune import PruneConfig, PrunePart, SparsityPattern
 
 FUSED = "fused_attn"  # a kernel that no trace sees into
@@ -69,7 +69,7 @@ def prune_and_tell(
     Raises:
         SpecError: the family cannot be pruned, a pattern names no layer, or nothing would be left.
     """
-    _check_plain(student)
+    require_plain(student.architecture)
     small = _copy(student)
     kept = drop_blocks(small, config.blocks, images) if config.blocks else {}
     return _pruned(student, small, kept, config, score.of(student, small), aim)
@@ -77,7 +77,7 @@ def prune_and_tell(
 
 def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
     """A copy of ``student`` that lost what :func:`prune_and_tell` took from another of its form with ``config``."""
-    _check_plain(student)
+    require_plain(student.architecture)
     small, plain = _copy(student), ChannelScore(PruneConfig())
     for name, indices in cuts.kept.items():
         keep_children(small.backbone.get_submodule(name), indices)
@@ -120,20 +120,25 @@ def _pruned(
         raise unsupported(student, f"what is left of it does not run ({error})") from error
 
 
-def _check_plain(student: Student) -> None:
-    if student.architecture.quantized is not None:
+def require_plain(architecture: StudentArchitecture) -> None:
+    """Raise what keeps a student of this form from being pruned, whatever its family.
+
+    Raises:
+        SpecError: it is quantized, of low rank, or holds 2:4 zeros.
+    """
+    if architecture.quantized is not None:
         raise SpecError(
             "a quantized student cannot be pruned",
             where="prune.checkpoint",
             hint="Take the checkpoint from before quantization: prune first, quantize second.",
         )
-    if student.architecture.low_rank:
+    if architecture.low_rank:
         raise SpecError(
             "a student of low rank cannot be pruned",
             where="prune.checkpoint",
             hint="Take the checkpoint from before its decomposition: prune first, low_rank second.",
         )
-    held = student.architecture.sparsity
+    held = architecture.sparsity
     if held is not None and held.pattern == SparsityPattern.two_of_four.value:
         raise SpecError(
             "cutting channels breaks the 2:4 zeros that this student has",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from radioplat.distill.accepts import TaskLine
 from radioplat.errors import Problem
 
 
@@ -38,10 +39,12 @@ class Plan:
     Attributes:
         problems: what must be mended; empty if the run can start.
         warnings: what is odd but runs.
+        tasks: which take the student that will be trained.
     """
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     models: list[ModelLine] = field(default_factory=list)
     sources: list[SourceLine] = field(default_factory=list)
+    tasks: list[TaskLine] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)

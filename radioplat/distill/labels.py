@@ -8,7 +8,7 @@ import numpy as np
 
 from radioplat.data.run_data import RunData
 from radioplat.errors import Problem
-from radioplat.models.student import StudentArchitecture, classes_differ
+from radioplat.models.student import classes_differ
 from radioplat.spec.distill import LabelForm
 from radioplat.spec.labels import label_weight
 from radioplat.spec.resolve import ResolvedTeacher
@@ -68,15 +68,6 @@ def highest_label(data: RunData) -> int:
     """Of all images, -1 where none has one."""
     blocks = (table["label"].to_numpy() for _, table in data.index.rows.blocks(["label"]))
     return max((int(np.max(block, initial=-1)) for block in blocks), default=-1)
-
-
-def downstream(architecture: StudentArchitecture, stride: int) -> str:
-    """Which tasks accept the student, in a line."""
-    own = f"classifies {architecture.num_classes} classes by itself" if architecture.num_classes else "a classifier"
-    return (
-        f"classification ({own}; `train` from its checkpoint), kNN and linear probe, "
-        f"segmentation by a linear decoder on its map of stride {stride}"
-    )
 
 
 def _beside_scores(

@@ -13,11 +13,12 @@ from radioplat.data.index import build_index
 from radioplat.data.remote import is_remote
 from radioplat.data.run_data import RunData
 from radioplat.data.shard_index import ShardIndex
+from radioplat.distill.accepts import accepted_tasks
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.design import Models, design_models
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
-from radioplat.distill.labels import downstream, label_problems
+from radioplat.distill.labels import label_problems
 from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
@@ -56,6 +57,7 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
         result.facts["evaluation"] = "; ".join(["kNN where there are labels, fidelity", *not_asked(spec)])
     if models is not None:
+        result.tasks = accepted_tasks(models.architecture)
         moves_found(spec, models, result)
         if spec.prune != PruneConfig():
             _prune(spec, models, result)
@@ -65,7 +67,6 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     if models is not None and data is not None:
         classes = models.architecture.num_classes
         result.problems += label_problems(spec, models.teachers, models.infos, data, classes)
-        result.facts["downstream"] = downstream(models.architecture, models.student_stride)
         if task == "distill" and spec.dataset.num_classes and not classes:
             result.warnings.append(
                 "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "

@@ -39,6 +39,10 @@ def show(found: Plan) -> None:
                 for s in found.sources
             ],
         )
+    if found.tasks:
+        words = {True: "yes", False: "no", None: "not tried"}
+        rows = [[line.task, words[line.accepted], line.detail] for line in found.tasks]
+        terminal.show_table("what takes the student", ["task", "", ""], rows)
     for name, fact in found.facts.items():
         terminal.say(f"{name}: {fact}")
     for warning in found.warnings:

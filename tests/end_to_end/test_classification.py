@@ -170,7 +170,7 @@ def test_held_out_images_that_are_not_there_are_told_before_the_first_step(make)
 def test_a_classifier_that_nothing_teaches_is_told(mixed):
     spec = mixed(alpha=0.0, teacher={"mode": "summary", "loss_type": "CS"})
     found = plan(load_spec(spec))
-    assert not found.problems and "a classifier; `train`" in found.facts["downstream"]
+    assert not found.problems and "a classifier by `train`" in found.tasks[0].detail
     assert any("the student gets no classifier" in warning for warning in found.warnings)
 
 
@@ -182,7 +182,7 @@ def test_the_example_has_no_contradictions(task):
 def test_plan_refuses_classes_that_are_not_the_same(mixed, make, teacher, images):
     spec = mixed(teacher={"mode": "logits"})
     found = plan(load_spec(spec))
-    assert not found.problems and "classifies 3 classes by itself" in found.facts["downstream"]
+    assert not found.problems and "classifies 3 classes by itself" in found.tasks[0].detail
     path = "distill.teacher[0].pretrained_teacher_model_path"
     spec["dataset"]["num_classes"] = 5
     (problem,) = plan(load_spec(spec)).problems
