@@ -14,7 +14,7 @@ from radioplat.spec.train import TrainConfig
 from radioplat.track.results import write_atomic
 
 SCORES = "validation.json"  # in a checkpoint's folder, written after it: what its validation found
-METRICS = ("accuracy/top1", "knn/top1")  # the first of them that was measured counts; the larger the better
+METRICS = ("mAP", "accuracy/top1", "knn/top1")  # the first of them that was measured counts; the larger the better
 
 
 class Standing(NamedTuple):

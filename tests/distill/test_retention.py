@@ -82,7 +82,7 @@ def test_on_the_disk(tmp_path):
 
 def test_a_classifier_is_judged_by_itself_and_not_by_its_neighbours(tmp_path):
     """kNN and the classifier disagree about which is best."""
-    assert METRICS == ("accuracy/top1", "knn/top1")
+    assert METRICS == ("mAP", "accuracy/top1", "knn/top1")
     for step, own, neighbours in ((2, 0.9, 0.1), (4, 0.5, 0.9), (6, 0.4, 0.8)):
         folder = tmp_path / f"model_epoch_{step:03d}"
         folder.mkdir()

@@ -8,6 +8,7 @@ import pytest
 
 from radioplat.errors import SpecError
 from radioplat.spec.check import check
+from radioplat.spec.check_checkpoints import checkpoint_problems
 from radioplat.spec.load import load_spec
 
 EXAMPLE = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
@@ -279,3 +280,10 @@ def test_policy_parameters_of_the_wrong_kind():
 )
 def test_checkpoints(overrides, wheres):
     assert [problem.where for problem in check(load_spec(EXAMPLE, overrides))] == wheres
+
+
+def test_the_best_of_a_detector_has_the_best_map():
+    asked = ["train.keep_last=2", "train.keep_best=1", "model.task=detection"]
+    held_out = "dataset.val_dataset.images_dir=x"
+    assert [p.where for p in checkpoint_problems(load_spec(EXAMPLE, asked))] == ["train.keep_best"]
+    assert list(checkpoint_problems(load_spec(EXAMPLE, [*asked, held_out]))) == []
