@@ -19,6 +19,7 @@ from radioplat.models.probe import probe
 from radioplat.models.quantization import Quantization
 from radioplat.models.start import known_architecture
 from radioplat.models.student import Student, StudentArchitecture
+from radioplat.spec.check_detection import detects
 from radioplat.spec.distill import Source
 from radioplat.spec.labels import classifies
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
@@ -67,8 +68,10 @@ def design_models(spec: Spec, task: str) -> Models:
             largest = max(size for size in (spec.dataset.img_size, *where_sized(spec)))
             infos |= describe_inside(teachers, bare, largest)
         problems += peer_problems(spec, teachers, infos)
-        architecture = _student_architecture(spec, task, [t for t in teachers if t.name in infos], infos)
-        architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
+        heads = [] if detects(spec) else [t for t in teachers if t.name in infos]
+        architecture = _student_architecture(spec, task, heads, infos)
+        if not detects(spec):
+            architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
         student = build_on_meta(architecture)
         problems += pattern_problems(student, spec.train.optim)
         stride = student.stride
@@ -95,7 +98,7 @@ def design_models(spec: Spec, task: str) -> Models:
     grids = {
         name: info.grid
         if name in whole
-        else tuple(min(finer[name] * mine, its) for mine, its in zip(own, info.grid, strict=True))
+        else tuple(min(finer.get(name, 1) * mine, its) for mine, its in zip(own, info.grid, strict=True))
         for name, info in infos.items()
     }
     parameters = sum(p.numel() for p in student.parameters())

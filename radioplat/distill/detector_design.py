@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from radioplat.distill.detect_module import DetectModule
+from radioplat.distill.detector_bindings import Widths, binding_widths
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.detector import DetectorArchitecture
 from radioplat.models.detector_file import is_detector, read_detector, read_detector_architecture
 from radioplat.models.detectors import AnyDetector, build_detector
 from radioplat.models.start import MODEL_PATH, start_student
 from radioplat.models.student import StudentArchitecture
+from radioplat.spec.distill import DistillConfig
 from radioplat.spec.model import DetectorConfig
+from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import student_sizes
+from radioplat.teachers.teacher import TeacherInfo
+
+# What of a detector is its decoder: layers, the heads that choose its queries, and its view of the encoder's maps.
+_DECODER = re.compile(
+    r"detr\.(model\.)?(decoder|enc_output|enc_score_head|enc_bbox_head|denoising_class_embed|decoder_input_proj"
+    r"|query_content|weight_embedding)\b"
+)
 
 
 def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Sequence[str]) -> DetectorArchitecture:
@@ -41,7 +53,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
     return architecture
 
 
-def start_detector(spec: Spec, architecture: DetectorArchitecture) -> AnyDetector:
+def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) -> AnyDetector:
     """A detector with its starting weights: seeded by ``train.seed``, then what the spec names as pretrained.
 
     A pretrained detector gives every tensor of the same name and shape: one of other classes all but those that score
@@ -58,23 +70,71 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture) -> AnyDetecto
     path = spec.train.pretrained_model_path
     if path and is_detector(path):
         take_matching(detector, path, MODEL_PATH)
+    if task == "distill" and spec.distill.decoder_from_teacher:
+        take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return detector
 
 
-def take_matching(detector: AnyDetector, path: str | Path, where: str, prefixes: tuple[str, ...] = ("",)) -> list[str]:
-    """Copy the tensors of the detector at ``path`` whose names (under ``prefixes``) and shapes ``detector`` has too.
+def take_decoder(detector: AnyDetector, path: str | Path) -> None:
+    """Give ``detector`` the decoder of the detector at ``path``.
 
-    Returns:
-        Names under ``prefixes`` that found no place or nothing to fill them.
+    Raises:
+        WeightsError: it cannot be read, or its decoder is another.
+    """
+    where = "distill.decoder_from_teacher"
+    _, theirs = read_detector(path, where)
+    mine = {n: t.shape for n, t in detector.state_dict().items() if _DECODER.match(n)}
+    given = {n: t for n, t in theirs.items() if _DECODER.match(n)}
+    differ = sorted({n for n, t in given.items() if mine.get(n) != t.shape} | (mine.keys() - given.keys()))
+    if differ:
+        name, shapes = differ[0], {n: t.shape for n, t in given.items()}
+        here, there = (tuple(of[name]) if name in of else "not" for of in (mine, shapes))
+        message = f"the teacher's decoder is another: {name} is {there} there and {here} here"
+        hint = "Take its kind, d_model, decoder_layers, num_queries and classes in model.detector, or set it to false."
+        raise WeightsError(message, where=where, hint=hint)
+    detector.load_state_dict(given, strict=False)
+
+
+def detector_widths(
+    spec: Spec, form: DetectorArchitecture, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo]
+) -> Widths:
+    """See :func:`binding_widths`; also sees that the teacher's decoder fits, where it is asked for.
+
+    Raises:
+        SpecError, WeightsError: bindings or the decoder do not fit.
+    """
+    if not teachers:
+        return {}
+    detector = build_detector(form)
+    if spec.distill.decoder_from_teacher:
+        take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
+    return binding_widths(detector, teachers, infos, spec.dataset.img_size)
+
+
+def detect_module(
+    detector: AnyDetector,
+    view: str,
+    teachers: Sequence[ResolvedTeacher],
+    widths: Widths,
+    config: DistillConfig,
+    seed: int,
+) -> DetectModule:
+    """The module of a run; projections are seeded, and so equal on every rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return DetectModule(detector, view, teachers, widths, config)
+
+
+def take_matching(detector: AnyDetector, path: str | Path, where: str) -> None:
+    """Copy the tensors of the detector at ``path`` whose names and shapes ``detector`` has too.
 
     Raises:
         WeightsError: it cannot be read, or not one of its tensors fits.
     """
     _, theirs = read_detector(path, where)
-    mine = {name: tensor for name, tensor in detector.state_dict().items() if name.startswith(prefixes)}
+    mine = detector.state_dict()
     fitting = {n: t for n, t in theirs.items() if n in mine and mine[n].shape == t.shape}
     if not any(tensor.ndim > 1 for tensor in fitting.values()):
         hint = "Take the same kind, width (d_model) and layers, in model.detector."
         raise WeightsError(f"nothing of {path} fits this detector", where=where, hint=hint)
     detector.load_state_dict(fitting, strict=False)
-    return sorted(mine.keys() - fitting.keys())

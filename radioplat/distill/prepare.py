@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from radioplat.data.box_table import BoxTable
@@ -18,7 +18,7 @@ from radioplat.data.scan import Scanner
 from radioplat.data.sources import list_shards
 from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
-from radioplat.distill.detector_design import detector_architecture, start_detector
+from radioplat.distill.detector_design import detector_architecture, detector_widths, start_detector
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.peers import Peer
@@ -50,6 +50,7 @@ class Run:
         student_view: name of the view the student sees.
         order_fields: what the order was made from.
         detector: what stands on the student, where a detector is trained.
+        binding_widths: of what its bindings compare, see :mod:`radioplat.distill.detector_bindings`.
         lease: which hold of the results folder the run writes under; see :mod:`radioplat.track.lease`.
     """
 
@@ -67,6 +68,7 @@ class Run:
     order_fields: dict[str, str]
     lease: str = ""
     detector: DetectorArchitecture | None = None
+    binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def asked(self) -> list[ResolvedTeacher]:
@@ -156,10 +158,11 @@ def prepare(
     if (classes or found) and (held_out.tar_data_sources or held_out.images_dir):
         list_shards(held_out, "dataset.val_dataset")  # it will be validated: a folder that is not there is told now
     steps = steps_per_epoch(spec, data)
-    detector = None
+    detector, widths = None, {}
     if found is not None:
         _require_same_classes(spec, found)
         detector = detector_architecture(spec, models.architecture, found.classes)
+        widths = detector_widths(spec, detector, models.teachers, models.infos)
     return Run(
         spec=spec,
         task=task,
@@ -174,6 +177,7 @@ def prepare(
         total_steps=total_steps(spec, steps),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
         detector=detector,
+        binding_widths=widths,
     ), data
 
 
@@ -206,7 +210,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
 def build_student(run: Run) -> Student | AnyDetector:
     """The student, or the detector on it, as it enters training; equal on every rank, because seeded."""
     if run.detector is not None:
-        detector = start_detector(run.spec, run.detector)
+        detector = start_detector(run.spec, run.detector, run.task)
         equip(detector.student, run.spec, run.task)
         return detector
     return equip(start_student(run.spec, run.architecture), run.spec, run.task)

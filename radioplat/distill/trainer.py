@@ -20,6 +20,7 @@ from radioplat.distill.average import AverageStudent
 from radioplat.distill.bad_samples import BadSamples
 from radioplat.distill.cost_meter import CostMeter
 from radioplat.distill.detect_module import DetectModule, count_boxes
+from radioplat.distill.detector_design import detect_module
 from radioplat.distill.ema import Ema
 from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.loss_state import LossState
@@ -79,7 +80,8 @@ class Trainer:
         self.module: DistillModule | ClassifyModule | DetectModule
         backbone = student.student if run.detector is not None else student
         if run.detector is not None:
-            self.module = DetectModule(student, view)
+            widths, seed = run.binding_widths, self.spec.train.seed
+            self.module = detect_module(student, view, run.teachers, widths, config, seed)
         elif distils:
             self.module = DistillModule(student, run.teachers, view, config, peers)
         else:

@@ -8,6 +8,7 @@ from radioplat.losses import feature, logits, relational, spatial
 from radioplat.losses.angle import Angle
 from radioplat.losses.criterion import BatchWise, Criterion, MapWise, OfBatch, OfMap, Pair, Pointwise
 from radioplat.losses.focal import Focal
+from radioplat.losses.phi_error import PhiError
 from radioplat.losses.tangent_sphere import TangentSphere
 from radioplat.spec.distill import DistillConfig, KLForm, LossType
 from radioplat.spec.resolve import Term
@@ -22,6 +23,7 @@ POINTWISE: dict[LossType, Pair] = {
     LossType.CS: feature.cosine,
     LossType.BALANCED: feature.balanced,
     LossType.dampened_mse: feature.dampened_mse,
+    LossType.IOU: feature.mse,  # where radioplat.losses.iou_mask says
 }
 OF_MAPS: dict[LossType, OfMap] = {
     LossType.gram: spatial.gram,
@@ -32,7 +34,8 @@ OF_BATCHES: dict[LossType, OfBatch] = {
     LossType.rkd_distance: relational.rkd_distance,
     LossType.rkd_angle: relational.rkd_angle,
 }
-RUNNING: dict[LossType, type[Angle] | type[TangentSphere]] = {
+RUNNING: dict[LossType, type[Angle] | type[TangentSphere] | type[PhiError]] = {
+    LossType.phi_s: PhiError,
     LossType.angle: Angle,
     LossType.tangent_sphere: TangentSphere,
 }

@@ -115,6 +115,7 @@ class Detector(nn.Module):
         self.detr = _build(architecture, self.pyramid, where)
         # What bindings name: these change nothing, and give what passes through them.
         self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
+        self.memory = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.queries, self.pred_logits, self.pred_boxes = nn.Identity(), nn.Identity(), nn.Identity()
 
     @property
@@ -157,6 +158,7 @@ class Detector(nn.Module):
         output = self(images, targets)
         queries = self.detr.config.num_queries  # the last: denoising puts its own before them
         self.queries(output.last_hidden_state[:, -queries:])
+        self._tap_memory(output.encoder_last_hidden_state, images)
         logits = self.pred_logits(output.logits[:, -queries:])
         boxes = self.pred_boxes(output.pred_boxes[:, -queries:])
         if targets is None:
@@ -167,6 +169,16 @@ class Detector(nn.Module):
             # Nothing is denoised where nothing is there; ranks that see objects wait for its gradient all the same.
             losses["loss_bbox"] = losses["loss_bbox"] + 0 * noised.weight.sum()
         return Outputs(logits, boxes, losses)
+
+    def _tap_memory(self, memory: list[torch.Tensor] | torch.Tensor, images: torch.Tensor) -> None:
+        """Show the encoder's maps, ``[B, D, h, w]``; DINO's are tokens, level after level."""
+        if isinstance(memory, torch.Tensor):
+            height, width = images.shape[-2:]
+            shapes = [(height // stride, width // stride) for stride in self.pyramid.strides]
+            tokens = memory[:, : sum(h * w for h, w in shapes)].split([h * w for h, w in shapes], 1)
+            memory = [t.transpose(1, 2).unflatten(2, shape) for t, shape in zip(tokens, shapes, strict=True)]
+        for tap, level in zip(self.memory, memory, strict=True):
+            tap(level)
 
     @torch.no_grad()
     def detect(self, images: torch.Tensor, most: int | None = None) -> list[Found]:

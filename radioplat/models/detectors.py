@@ -21,8 +21,8 @@ DETECTORS = {
 
 class AnyDetector(Protocol):
     """A module that finds objects. What bindings compare are outputs of its submodules; those of every detector are
-    ``srcs.0``, ``srcs.1``, ... (the backbone's maps, ``[B, C, h, w]``), ``queries`` ``[B, Q, D]``, ``pred_logits``
-    ``[B, Q, C]`` and ``pred_boxes`` ``[B, Q, 4]`` of the last layer.
+    ``srcs.0``, ``srcs.1``, ... (the backbone's maps, ``[B, C, h, w]``), ``memory.0``, ... (the encoder's), ``queries``
+    ``[B, Q, D]``, ``pred_logits`` ``[B, Q, C]`` and ``pred_boxes`` ``[B, Q, 4]`` of the last layer.
 
     Attributes:
         architecture: has ``to_json``, ``from_json``, ``student``, ``num_classes`` and ``kind``.

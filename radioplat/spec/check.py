@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from radioplat.errors import Problem
 from radioplat.spec.check_checkpoints import checkpoint_problems
-from radioplat.spec.check_detection import detection_problems, detects
+from radioplat.spec.check_detection import detection_problems, detector_teaching_problems, detects
 from radioplat.spec.check_evaluate import evaluation_problems
 from radioplat.spec.check_export import chained_export_problems
 from radioplat.spec.check_losses import loss_problems
@@ -51,6 +51,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
     ]
     if task == "distill":
         problems += [*_teachers(spec), *scheme_problems(spec), *loss_problems(spec), *_bindings(spec)]
+        problems += detector_teaching_problems(spec)
         problems += upsampled_teachers(spec)
         problems += [*partition_problems(spec), *_chain(spec)]
         problems += [*stage_problems(spec), *mosaic_problems(spec), *target_norm_problems(spec)]

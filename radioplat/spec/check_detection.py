@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.distill import DistillConfig, LossType, TeacherConfig
 from radioplat.spec.model import DetectorConfig, ModelTask
 from radioplat.spec.root import Spec
 from radioplat.spec.train import Precision
@@ -19,10 +20,6 @@ def detects(spec: Spec) -> bool:
 
 def detection_problems(spec: Spec) -> Iterator[Problem]:
     """What does not go together with ``model.task``."""
-    for i, teacher in enumerate(spec.distill.teacher):
-        if teacher.model.task is not ModelTask.features or teacher.model.detector != DetectorConfig():
-            where = f"distill.teacher[{i}].model"
-            yield Problem("a teacher's checkpoint knows what it is", where, "Leave task and detector out there.")
     if not detects(spec):
         yield from _without_effect(spec)
         return
@@ -43,6 +40,45 @@ def detection_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem("ZeRO-3 cuts up weights that a detector's layers share", "train.zero_stage", hint)
     if spec.train.compile:
         yield Problem("a backbone in a detector is not compiled", "train.compile", "Set it to false.")
+
+
+def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
+    """What does not go together where one detector teaches another, or fields for that where none does."""
+    distill, default = spec.distill, DistillConfig()
+    if not detects(spec):
+        for name in ("box_loss_weight", "decoder_from_teacher"):
+            if getattr(distill, name) != getattr(default, name):
+                hint = "Set model.task: detection, or leave it out."
+                yield Problem("no detector is trained", f"distill.{name}", hint)
+        for i, binding in enumerate(distill.bindings):
+            if binding.criterion in (LossType.IOU, LossType.phi_s):
+                where = f"distill.bindings[{i}].criterion"
+                yield Problem("it compares detectors", where, "Take another loss, or set model.task: detection.")
+        return
+    if not distill.bindings:
+        hint = "Name modules of both, as srcs.0 or queries."
+        yield Problem("a detector is taught by bindings", "distill.bindings", hint)
+    for name in _OF_FEATURES:
+        if getattr(distill, name) != getattr(default, name):
+            hint = "Leave it at its default: a detector learns by bindings and boxes."
+            yield Problem("it has no effect on a detector", f"distill.{name}", hint)
+    if not distill.box_loss_weight >= 0:
+        yield Problem(f"must be a number from 0, not {distill.box_loss_weight}", "distill.box_loss_weight")
+    plain = TeacherConfig()
+    for i, teacher in enumerate(distill.teacher):
+        for name in _OF_TEACHERS:
+            if getattr(teacher, name) != getattr(plain, name):
+                where = f"distill.teacher[{i}].{name}"
+                yield Problem("it has no effect where a detector teaches", where, "Leave it at its default.")
+
+
+_OF_FEATURES = (
+    "scheme", "mesa", "alpha", "label_form", "balance", "teacher_drop_prob", "vitdet", "target_norm", "loss_type",
+    "mode", "loss_lambda", "then",
+)  # fmt: skip
+_OF_TEACHERS = (
+    "source", "ensemble", "loss_type", "loss_lambda", "mode", "extra_losses", "adaptor", "mosaic", "spatial_norm_type",
+)  # fmt: skip
 
 
 def _without_effect(spec: Spec) -> Iterator[Problem]:

@@ -30,6 +30,9 @@ class LossType(str, Enum):
     rkd_angle = "rkd_angle"
     angle = "angle"
     tangent_sphere = "tangent_sphere"
+    # of bindings between detectors
+    phi_s = "phi_s"
+    IOU = "IOU"
 
 
 class Mode(str, Enum):
@@ -282,6 +285,10 @@ class DistillConfig:
     mlp_num_inner: int = 0
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
     bindings: list[BindingConfig] = field(default_factory=list)
+    # (+) with model.task: detection: what multiplies the detector's own losses beside the bindings, and whether its
+    # decoder starts with the (first) teacher's weights
+    box_loss_weight: float = 1.0
+    decoder_from_teacher: bool = False
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
     # (+) who sees which share of every global batch; a teacher that none names sees everything

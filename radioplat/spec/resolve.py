@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.distill import (
     AverageView,
+    BindingConfig,
     DistillConfig,
     LossType,
     Mode,
@@ -18,7 +19,7 @@ from radioplat.spec.distill import (
     TargetNormType,
     TeacherConfig,
 )
-from radioplat.spec.model import BackboneConfig
+from radioplat.spec.model import BackboneConfig, ModelTask
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import sizes_seen_with, student_sizes, views_differ
 from radioplat.spec.upsampling import FACTORS, FEATSHARP
@@ -83,6 +84,8 @@ class Term:
         return f"{self.kind}_{self.loss.value}" if self.extra else self.kind
 
 
+# Of a detector: what has a row for each query.
+QUERY_MODULES = ("queries", "pred_logits", "pred_boxes")
 MODULE = "module:"  # before the name of a module of the teacher, among what is wanted of it
 
 
@@ -93,6 +96,7 @@ class Bound:
     Attributes:
         name: of the student's projection where the widths differ, and of the term: ``binding_0``.
         where: its field path, ``distill.bindings[0]``.
+        beside: other modules of the teacher that the comparison looks at.
     """
 
     name: str
@@ -101,6 +105,12 @@ class Bound:
     student_module: str
     loss: LossType
     weight: float
+    beside: tuple[str, ...] = ()
+
+    @property
+    def teacher_modules(self) -> tuple[str, ...]:
+        """Everything of the teacher that it needs."""
+        return (self.teacher_module, *self.beside)
 
     @property
     def key(self) -> str:
@@ -192,12 +202,12 @@ class ResolvedTeacher:
     @property
     def wanted(self) -> frozenset[str]:
         """What its losses need: of summary, spatial and logits, and modules by ``MODULE`` and their name."""
-        return frozenset(term.kind for term in self.terms) | {bound.key for bound in self.bindings}
+        return frozenset(term.kind for term in self.terms) | {MODULE + name for name in self.modules}
 
     @property
     def modules(self) -> list[str]:
         """Names of the modules whose outputs its losses need."""
-        return sorted({bound.teacher_module for bound in self.bindings})
+        return sorted({name for bound in self.bindings for name in bound.teacher_modules})
 
     @property
     def norms(self) -> dict[str, TargetNormType]:
@@ -261,13 +271,14 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     loss = teacher.loss_type or common.loss_type
     mode = teacher.mode or common.mode
     if mode is Mode.auto:
-        mode = _AUTO[loss]
+        mode = _AUTO.get(loss, Mode.spatial)
     match = teacher.match_student_resolution
     if match is None:
         match = teacher.input_size is None
     upsampled = teacher.adaptor == FEATSHARP and teacher.do_upsample and teacher.upsample_factor in FACTORS
     own_size = teacher.input_size or spec.dataset.img_size
     inside = teacher.source is not Source.weights
+    detects = spec.model.task is ModelTask.detection
     one = teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path
     return ResolvedTeacher(
         name=name,
@@ -275,8 +286,10 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         backbone=teacher.model.backbone,
         weights=teacher.ensemble[0] if teacher.ensemble else one,
         mode=mode,
-        # What lies deeper in the student teaches by bindings alone.
-        terms=() if teacher.source is Source.deeper else _terms(teacher, loss, mode, f"distill.teacher[{index}]"),
+        # What lies deeper in the student, and a detector, teach by bindings alone.
+        terms=()
+        if teacher.source is Source.deeper or detects
+        else _terms(teacher, loss, mode, f"distill.teacher[{index}]"),
         loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
         input_size=spec.dataset.img_size if match else own_size,
         patch_size=teacher.patch_size,
@@ -290,7 +303,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
         mosaic=max(1, teacher.mosaic),
         own_view=_own_view(spec, teacher, name),
-        bindings=_bindings(common, name),
+        bindings=_bindings(common, name, detects),
         spatial_num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
         spatial_version=teacher.spatial_mlp_version,
         head_upsample=teacher.fd_upsample_factor,
@@ -305,7 +318,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     )
 
 
-def _bindings(distill: DistillConfig, teacher: str) -> tuple[Bound, ...]:
+def _bindings(distill: DistillConfig, teacher: str, detection: bool) -> tuple[Bound, ...]:
     alone = len(distill.teacher) == 1
     return tuple(
         Bound(
@@ -315,10 +328,17 @@ def _bindings(distill: DistillConfig, teacher: str) -> tuple[Bound, ...]:
             binding.student_module_name,
             binding.criterion,
             binding.weight,
+            _beside(binding) if detection else (),
         )
         for i, binding in enumerate(distill.bindings)
         if binding.teacher == teacher or (binding.teacher is None and alone)
     )
+
+
+def _beside(binding: BindingConfig) -> tuple[str, ...]:
+    if binding.criterion is LossType.IOU:
+        return ("memory.0", *QUERY_MODULES)
+    return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
 
 
 def _terms(teacher: TeacherConfig, loss: LossType, mode: Mode, where: str) -> tuple[Term, ...]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.capture import captured, find_module
 from radioplat.models.features import Features
 from radioplat.models.fold import fold_batch_norm
 from radioplat.models.probe import probe
@@ -143,7 +143,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         type(model).kind,
         model.wants,
         {
-            MODULE + name: tuple(as_features(output, (rows, columns)).shape[1:])
+            MODULE + name: tuple(model.as_named(output, (rows, columns)).shape[1:])
             for name, output in outputs.items()
         },
         model.class_names,
@@ -196,6 +196,8 @@ class FrozenTeacher(nn.Module):
         self.modules_wanted = teacher.modules
         self.model = model.eval() if self.modules_wanted else _folded(model.eval(), teacher.input_size)
         self.dtype = compute_dtype(teacher.service.precision, torch.device(device))
+        if model.in_fp32 and teacher.service.precision is TeacherPrecision.auto:
+            self.dtype = torch.float32
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
         self.model.requires_grad_(False).eval().to(self.dtype)
@@ -255,7 +257,7 @@ class FrozenTeacher(nn.Module):
             features = self._backbone(normalised, wanted)
         height, width = normalised.shape[-2:]
         grid = height // self.model.stride, width // self.model.stride
-        features.named |= {MODULE + name: as_features(output, grid) for name, output in outputs.items()}
+        features.named |= {MODULE + name: self.model.as_named(output, grid) for name, output in outputs.items()}
         return features
 
     def _backbone(self, normalised: torch.Tensor, wanted: frozenset[str]) -> Features:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from radioplat.distill.detect_module import DetectModule, count_boxes, shown, target_of
+from radioplat.distill.detect_module import DetectModule, count_boxes, rows_shown, target_of
 from radioplat.distill.module import MicroBatch
 from radioplat.models.detector import Detector, DetectorArchitecture
 from radioplat.models.student import StudentArchitecture
@@ -83,5 +83,6 @@ def test_targets_are_shares_of_the_view_without_crowds(module):
     target = target_of(BOXES[0], (64, 128))
     assert target["class_labels"].tolist() == [1, 0]
     torch.testing.assert_close(target["boxes"][0], torch.tensor([12 / 128, 17 / 64, 16 / 128, 26 / 64]))
-    images, boxes, counted = shown(micro((0, 2), [1.0, 1.0]), "64")
-    assert counted and [len(b) for b in boxes] == [3, 0] and len(images) == 2
+    assert rows_shown(torch.tensor([0.0, 1, 0, 1]))[0].tolist() == [1, 3]
+    rows, counted = rows_shown(torch.zeros(2))
+    assert rows.tolist() == [0] and not counted

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import radioplat
 from benchmarks.composites import CLASSES, write_set
 from radioplat.data.ledger import effective, read_consumed
-from radioplat.errors import RadioplatError, SpecError
+from radioplat.distill.detector_design import take_decoder
+from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.evaluate.run import evaluate
 from radioplat.models.detector_file import load_detector
 
@@ -72,6 +74,57 @@ def test_a_detector_is_trained_resumed_and_evaluated(spec, tmp_path):
     found = evaluate(spec)
     assert found.result.images == 8 and found.report.exists()
     assert found.result.kpi()["mAP"] == pytest.approx(kpi[-1]["mAP"])
+
+
+@pytest.fixture(scope="module")
+def teacher(sets, tmp_path_factory):
+    """Of two steps."""
+    images, file = sets["train"]
+    return radioplat.train(
+        {
+            "results_dir": str(tmp_path_factory.mktemp("teacher")),
+            "model": {"task": "detection", "backbone": {"type": "resnet10t"}, "detector": {"options": OPTIONS}},
+            "dataset": {
+                "img_size": 64,
+                "batch_size": 2,
+                "workers": 1,
+                "train_dataset": {"images_dir": str(images), "coco": str(file)},
+            },
+            "train": {"max_steps": 2},
+            "cluster": {"mode": "local"},
+        }
+    ).checkpoint
+
+
+def test_a_detector_is_distilled_and_resumed(spec, teacher, tmp_path):
+    names = (("srcs.1", "L2"), ("srcs.0", "IOU"), ("memory.2", "phi_s"), ("queries", "L2"))
+    bindings = [dict(teacher_module_name=n, student_module_name=n, criterion=c, weight=1.0) for n, c in names]
+    spec["distill"] = {"teacher": {"pretrained_teacher_model_path": str(teacher)}, "bindings": bindings}
+    spec["model"]["backbone"]["kwargs"] = {"channels": [16, 24, 32, 48]}  # other widths: projections, which train too
+    spec["model"]["detector"]["kind"] = "rtdetr_v2"
+    spec["distill"]["decoder_from_teacher"] = True
+    whole = radioplat.distill(spec)
+    steps = [r["kpi"] for r in map(json.loads, open(whole.folder / "status.json")) if "loss" in r.get("kpi", {})]
+    assert len(steps) == 4 and all(f"loss/teacher/binding_{i}" in steps[0] for i in range(4))
+    halted = {**spec, "results_dir": str(tmp_path / "halted")}
+    radioplat.distill(halted, ["train.max_steps=2"])
+    again = radioplat.distill(halted)
+    assert again.resumed_from == 2
+    a, b = (load_detector(r.checkpoint, ema=False).state_dict() for r in (whole, again))
+    apart = {name: (a[name].float() - b[name].float()).abs().max().item() for name in a}
+    assert max(apart.values()) < 1e-5, apart
+    with pytest.raises(WeightsError, match="the teacher's decoder is another"):
+        radioplat.distill(halted, ["model.detector.kind=rtdetr_v2", "model.detector.options.d_model=32"])
+
+
+def test_the_decoder_is_the_teachers(teacher, spec):
+    detector, theirs = load_detector(teacher), load_detector(teacher).state_dict()
+    for parameter in detector.parameters():
+        parameter.data.zero_()
+    take_decoder(detector, teacher)
+    mine = detector.state_dict()
+    assert all(torch.equal(mine[n], t) for n, t in theirs.items() if n.startswith("detr.model.decoder."))
+    assert not next(detector.student.parameters()).any()
 
 
 @pytest.mark.parametrize(

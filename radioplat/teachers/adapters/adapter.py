@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models.capture import as_features
 from radioplat.models.features import Features
 from radioplat.models.weights import fit, read_weights
 from radioplat.spec.resolve import ResolvedTeacher
@@ -46,12 +47,14 @@ class Adapter(nn.Module):
         logits_dim: classes of its classifier, 0 for none.
         class_names: of its classifier, in their order; empty where they are not known.
         wants: see :class:`Wants`.
+        in_fp32: whether it computes in fp32 where the spec leaves the precision open.
         version: goes up when the answers of this kind change for the same weights: kept features then count no more.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
     structure_without_weights: ClassVar[bool] = True
+    in_fp32: ClassVar[bool] = False
     stride: int
     needs_multiple: bool = False
     multiple: int = 0
@@ -94,6 +97,10 @@ class Adapter(nn.Module):
         """The tensors of the teacher's file by the names of :attr:`target`."""
         where = weights_field(teacher)
         return fit(self.target, read_weights(weights_of(teacher), where), weights_of(teacher), where)
+
+    def as_named(self, output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """A module's output as bindings compare it; ``grid`` is of the model's own map."""
+        return as_features(output, grid)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
         """Normalised ``[B, 3, H, W]`` to what is wanted of summary ``[B, D]``, spatial ``[B, h, w, D]``, logits."""

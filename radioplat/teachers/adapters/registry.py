@@ -9,6 +9,7 @@ from pathlib import Path
 
 from radioplat.errors import SpecError
 from radioplat.models.checkpoint import is_checkpoint
+from radioplat.models.detector_file import is_detector
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import Adapter
 
@@ -16,6 +17,7 @@ _ROOM = "radioplat.teachers.adapters"
 # kind -> module and class; imported when a spec names one.
 ADAPTERS = {
     "radioplat": ("checkpoint", "CheckpointTeacher"),
+    "detector": ("detector", "DetectorTeacher"),
     "torchscript": ("torchscript", "TorchScriptTeacher"),
     "class": ("own_class", "OwnClassTeacher"),
     "hf": ("hf", "HfTeacher"),
@@ -47,6 +49,8 @@ def kind_of(teacher: ResolvedTeacher) -> str:
     path, name = Path(teacher.weights or ""), teacher.backbone.type
     if teacher.weights and is_checkpoint(path):
         return "radioplat"
+    if teacher.weights and is_detector(path):
+        return "detector"
     if not name and (path / "config.json").is_file() and teacher.weights:
         return "radio" if _is_radio_folder(path) else "hf"
     if not name:

@@ -1,0 +1,119 @@
+"""Distillation of an RT-DETR on generated composites (:mod:`benchmarks.composites`); mAP elsewhere.
+
+Every detector is trained by ``radioplat train`` or ``radioplat distill`` as a user would, on the same images, and
+judged by ``radioplat evaluate``:
+
+- ``teacher``: an RT-DETRv2 on a ResNet-18, on the boxes, ``TEACHER_STEPS`` steps.
+- ``labels alone``: the student, on a ResNet-10, ``STEPS`` steps.
+- ``distilled``: the same student, start of the backbone, images, boxes and steps; beside the boxes it learns the
+  teacher's maps (``BINDINGS``), and it begins with the teacher's decoder.
+- ``distilled, own decoder``: the same without the teacher's decoder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import radioplat
+from benchmarks.composites import write_set
+from radioplat.evaluate.run import evaluate
+from radioplat.spec.load import load_spec
+from radioplat.track.results import write_atomic
+
+ALONE, OWN, DISTILLED = "labels alone", "distilled, own decoder", "distilled"
+TEACHER, STUDENT = "resnet18", "resnet10t"
+IMAGES, HELD_OUT, SIDE, BATCH = 400, 150, 64, 16
+TEACHER_STEPS, STEPS = 300, 120
+LR = 1e-3
+OPTIONS = {
+    "d_model": 64,
+    "encoder_hidden_dim": 64,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "decoder_layers": 2,
+    "num_queries": 30,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_denoising": 20,
+    "hidden_expansion": 0.5,
+}
+BINDINGS = [
+    {"teacher_module_name": name, "student_module_name": name, "criterion": loss, "weight": 1.0}
+    for name, loss in (("srcs.1", "phi_s"), ("srcs.2", "phi_s"), ("memory.0", "IOU"), ("memory.1", "L2"))
+]
+
+
+def run(seed: int, folder: Path) -> dict[str, float]:
+    """mAP of each detector on held-out images, in percent; what is below ``folder`` is not measured again."""
+    home = folder / f"detection_{seed}"
+    done = home / "figures.json"
+    if done.exists():
+        return json.loads(done.read_text())
+    for name, count in (("train", IMAGES), ("val", HELD_OUT)):
+        if not (home / name / "annotations.json").exists():
+            write_set(home / name, count, name == "val", SIDE, seed)
+    found = {}
+    weights = str(home / "teacher" / "train" / "model_latest")
+    for name, task, backbone, steps in (
+        ("teacher", "train", TEACHER, TEACHER_STEPS),
+        (ALONE, "train", STUDENT, STEPS),
+        (DISTILLED, "distill", STUDENT, STEPS),
+        (OWN, "distill", STUDENT, STEPS),
+    ):
+        spec = _spec(home, name.replace(",", "").replace(" ", "_"), backbone, seed, steps)
+        if task == "distill":
+            teacher = {"name": "teacher", "pretrained_teacher_model_path": weights}
+            spec["distill"] = {"teacher": [teacher], "bindings": BINDINGS, "decoder_from_teacher": name == DISTILLED}
+        result = getattr(radioplat, task)(spec, say=lambda line: None)
+        judged = evaluate(load_spec(spec, (f"evaluate.checkpoint={result.checkpoint}",)))
+        found[name] = 100 * judged.result.kpi().get("mAP", 0.0)
+    write_atomic(done, json.dumps(found, indent=1))
+    return found
+
+
+def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
+    """``rtdetr_gain`` of each seed, in points of mAP."""
+    return {"rtdetr_gain": [run[DISTILLED] - run[ALONE] for run in runs]}
+
+
+def _spec(home: Path, name: str, backbone: str, seed: int, steps: int) -> dict[str, Any]:
+    splits = {
+        f"{split}_dataset": {"images_dir": str(home / split / "images"), "coco": str(home / split / "annotations.json")}
+        for split in ("train", "val")
+    }
+    splits["train_dataset"]["seed"] = seed
+    return {
+        "results_dir": str(home / name),
+        "model": {
+            "task": "detection",
+            "backbone": {"type": backbone},
+            "detector": {"kind": "rtdetr_v2", "options": OPTIONS},
+        },
+        "dataset": {
+            "img_size": SIDE,
+            "batch_size": BATCH,
+            "workers": 1,
+            "augmentation": {"random_crop": {"scale_range": [0.6, 1.0]}},
+            **splits,
+        },
+        "train": {
+            "seed": seed,
+            "precision": "fp32",
+            "max_steps": steps,
+            "num_epochs": steps,
+            "validation_interval": 10 * steps,
+            "checkpoint_interval": 50,
+            "checkpoint_interval_unit": "step",
+            "optim": {"lr": LR, "policy": "cosine"},
+        },
+        "cluster": {"mode": "local"},
+    }
+
+
+if __name__ == "__main__":
+    import sys
+
+    folder = Path(sys.argv[1])
+    print(json.dumps(run(int(sys.argv[2]), folder)))

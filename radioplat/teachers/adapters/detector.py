@@ -1,0 +1,71 @@
+"""A detector that radioplat trained, as a teacher: bindings ask for outputs of its modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radioplat.models.detector_file import load_detector, read_detector, read_detector_architecture
+from radioplat.models.detectors import AnyDetector, build_detector
+from radioplat.models.features import Features
+from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
+
+
+class DetectorTeacher(Adapter):
+    """The checkpoint of a detector. Its map is the coarsest of its backbone's, its summary the mean of that."""
+
+    kind = "detector"
+    structure_without_weights = False  # transformers computes with values while it builds
+    in_fp32 = True
+    needs_multiple = True
+
+    def __init__(self, detector: AnyDetector) -> None:
+        super().__init__()
+        self.detector = detector.eval()
+        form = detector.architecture
+        self.stride, self.class_names = detector.stride, form.class_names
+        student = form.student
+        self.wants = Wants(student.mean, student.std, student.img_size, "mean of the coarsest map")
+        self._plain()
+
+    @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> DetectorTeacher:
+        """See :class:`Adapter`."""
+        where = weights_field(teacher)
+        return cls(build_detector(read_detector_architecture(teacher.weights or "", where), where))
+
+    def load(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        self.detector = load_detector(teacher.weights or "", weights_field(teacher))
+        self._plain()
+
+    def check(self, teacher: ResolvedTeacher) -> None:
+        """See :class:`Adapter`."""
+        read_detector(teacher.weights or "", weights_field(teacher))
+
+    @property
+    def target(self) -> nn.Module:
+        """The detector, whose modules bindings name."""
+        return self.detector
+
+    def as_named(self, output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """Maps with channels last; queries ``[B, Q, D]`` as they are."""
+        return output.permute(0, 2, 3, 1) if output.ndim == 4 else output
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
+        """See :class:`Adapter`."""
+        maps: list[torch.Tensor] = []
+        hook = self.detector.srcs[-1].register_forward_hook(lambda module, given, output: maps.append(output))
+        try:
+            self.detector.outputs(images)
+        finally:
+            hook.remove()
+        spatial = maps[0].permute(0, 2, 3, 1)
+        summary = spatial.mean((1, 2)) if "summary" in wanted else None
+        return Features(summary, spatial if "spatial" in wanted else None)
+
+    def _plain(self) -> None:
+        """Images come normalised already."""
+        self.detector.student.mean.zero_()
+        self.detector.student.std.fill_(1)
