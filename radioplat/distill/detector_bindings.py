@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from radioplat.errors import Problem, SpecError
+from radioplat.losses.criterion import Pointwise
 from radioplat.losses.grid import Overlap, on_common_grid
 from radioplat.losses.iou_mask import object_mask
-from radioplat.losses.queries import Answers, match_queries, sureness, taken
+from radioplat.losses.logits import kl_sigmoid
+from radioplat.losses.queries import TAPS, Answers, compared, match_queries, sureness, taken
 from radioplat.losses.reduce import living, to_grid, weighted_mean
 from radioplat.losses.registry import RUNNING, criterion
 from radioplat.models.capture import captured, find_module
@@ -39,7 +41,9 @@ class DetectorBindings(nn.Module):
         self.criteria, self.projections = nn.ModuleDict(), nn.ModuleDict()
         for bound in teacher.bindings:
             mine, theirs = widths[f"{teacher.name}/{bound.name}"]
-            self.criteria[bound.name] = criterion(Term("module", bound.loss, bound.weight, bound.where), theirs, config)
+            term = Term("module", bound.loss, bound.weight, bound.where)
+            scores = bound.loss is LossType.KL and bound.teacher_module == "pred_logits"
+            self.criteria[bound.name] = Pointwise(kl_sigmoid) if scores else criterion(term, theirs, config)
             if mine != theirs:
                 self.projections[bound.name] = nn.Linear(mine, theirs)
 
@@ -83,11 +87,13 @@ class DetectorBindings(nn.Module):
     def _queries(self, bound: Bound, mine, theirs, truth, overlap):
         own, other = (Answers(of["pred_logits"], of["pred_boxes"]) for of in (mine, theirs))
         pairs = match_queries(own, other)
+        if bound.teacher_module in TAPS:
+            return compared(bound.teacher_module, own, other, pairs)
         student = taken(mine[bound.student_module].float(), pairs.mine)
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
-        sure = sureness(other.logits).gather(1, pairs.theirs)[..., None]
-        return student, taken(theirs[bound.teacher_module], pairs.theirs), sure
+        told = taken(theirs[bound.teacher_module], pairs.theirs)
+        return student, told, sureness(taken(other.logits, pairs.theirs))
 
 
 def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:

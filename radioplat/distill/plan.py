@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from radioplat.compress.rehearsal import rehearse
+from radioplat.data.detection_split import read_split
 from radioplat.data.index import build_index
 from radioplat.data.remote import is_remote
 from radioplat.data.run_data import RunData
@@ -16,6 +17,7 @@ from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.accepts import accepted_tasks
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.design import Models, design_models
+from radioplat.distill.detector_design import detector_architecture, detector_widths
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import label_problems
@@ -30,6 +32,7 @@ from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.needs import missing, not_asked
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
+from radioplat.spec.check_detection import detects
 from radioplat.spec.check_prune import prune_problems
 from radioplat.spec.cluster import TeacherServiceConfig
 from radioplat.spec.prune import PruneConfig
@@ -52,10 +55,12 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     models = _models(spec, task, result)
     data = _data(spec, result)
     held_out = _validation(spec, data, result)
-    if held_out is not None:
+    if held_out is not None and not detects(spec):
         architecture = models.architecture if models else None
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
         result.facts["evaluation"] = "; ".join(["kNN where there are labels, fidelity", *not_asked(spec)])
+    if detects(spec) and models is not None:
+        _detector(spec, models, result)
     if models is not None:
         result.tasks = accepted_tasks(models.architecture)
         moves_found(spec, models, result)
@@ -75,6 +80,21 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     result.problems += unreachable(spec, task)
     result.problems = list(dict.fromkeys(result.problems))
     return result
+
+
+def _detector(spec: Spec, models: Models, result: Plan) -> None:
+    """Annotations, the detector, and what binds it to its teachers."""
+    held_out = spec.dataset.val_dataset
+    try:
+        found = read_split(spec.dataset.train_dataset, spec.dataset.classes, "dataset.train_dataset")
+        result.facts["objects"] = str(found)
+        if held_out.images_dir or held_out.tar_data_sources:
+            split = read_split(held_out, found.classes, "dataset.val_dataset")
+            result.facts["held-out objects"] = str(split)
+        form = detector_architecture(spec, models.architecture, found.classes)
+        detector_widths(spec, form, models.teachers, models.infos)
+    except RadioplatError as error:
+        result.problems += error.problems
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:

@@ -66,7 +66,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
     """
     adapter = adapter_class(teacher)
     backbone = dataclasses.asdict(teacher.backbone) | {"pretrained_backbone_path": None}  # its bytes are in `weights`
-    libraries = ("timm", "transformers") if adapter.kind == "hf" else ("timm",)
+    libraries = ("timm", "transformers") if adapter.kind in ("hf", "detector") else ("timm",)
     parts = {
         "path": _PATH,
         "weights": weights,

@@ -11,9 +11,11 @@ import radioplat
 from benchmarks.composites import CLASSES, write_set
 from radioplat.data.ledger import effective, read_consumed
 from radioplat.distill.detector_design import take_decoder
+from radioplat.distill.plan import plan
 from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.evaluate.run import evaluate
 from radioplat.models.detector_file import load_detector
+from radioplat.spec.load import load_spec
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")
@@ -115,6 +117,14 @@ def test_a_detector_is_distilled_and_resumed(spec, teacher, tmp_path):
     assert max(apart.values()) < 1e-5, apart
     with pytest.raises(WeightsError, match="the teacher's decoder is another"):
         radioplat.distill(halted, ["model.detector.kind=rtdetr_v2", "model.detector.options.d_model=32"])
+
+
+def test_plan_reads_annotations_and_bindings(spec, teacher):
+    binding = dict(teacher_module_name="srcs.1", student_module_name="srcs.9", criterion="L2")
+    spec["distill"] = {"teacher": {"pretrained_teacher_model_path": str(teacher)}, "bindings": [binding]}
+    found = plan(load_spec(spec))
+    assert ["srcs.9" in str(problem) for problem in found.problems] == [True]
+    assert "8 images" in found.facts["objects"] and "8 images" in found.facts["held-out objects"]
 
 
 def test_the_decoder_is_the_teachers(teacher, spec):
