@@ -401,6 +401,7 @@ def guarded(action: Callable[[], object]) -> int:
         terminal.show_error(RadioplatError(f"{error.strerror}", where=str(error.filename or "disk"), hint=hint))
         return 1
     except Stopped as stopped:
+        terminal.note(f"exit status {stopped.code}: {stopped}")
         return stopped.code
     except KeyboardInterrupt:
         terminal.note("interrupted; run the same command again to go on from the last checkpoint")

@@ -15,6 +15,7 @@ from radioplat.chain.measure import measure, measuring_spec
 from radioplat.chain.record import Entry, Record
 from radioplat.chain.relax import milder
 from radioplat.chain.stages import run_stage, student_outcome
+from radioplat.distill.stop import heeding_sigterm
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
@@ -74,6 +75,7 @@ def compress(
         SpecError: the stages cannot stand in this order, or a stage's fields contradict each other.
         GateFailed: too little was kept, and there is no (further) milder setting.
         RadioplatError: as a stage's task does.
+        Stopped: SIGTERM came; a stage that trains has saved.
     """
     spec = load_spec(spec, overrides)
     if problems := list(compress_problems(spec)):
@@ -81,7 +83,7 @@ def compress(
     groups = groups_of(spec.compress)
     check_chain(spec, [step for group in groups for step in group.steps])
     folder = TaskFolder(spec.results_dir, "compress")
-    with Lease(folder.path, say):
+    with heeding_sigterm(), Lease(folder.path, say):
         chain = _Chain(spec, folder.path, say)
         return keep_diary(folder, "compress", to_yaml(spec), lambda: chain.run(groups), _kpi)
 

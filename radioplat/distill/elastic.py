@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 import uuid
 from collections import Counter
@@ -50,6 +51,7 @@ SHUTDOWN_TIMEOUT = ("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "3")
 _NOTICE_S = 45.0  # how long a cluster may take to see that a node is gone
 _SETTLE_S = 3.0  # how long freed resources may take to be seen
 _STOPPED = ("stopped", "SIGTERM")  # cause and detail
+_ABORT_S = 5.0  # after Ctrl-C
 _IDLE_S = 0.25  # between looks while nothing runs; Ray Train's loop does not pause by itself
 
 
@@ -80,6 +82,20 @@ class ElasticTrainer(TorchTrainer):
             return super().fit()
         finally:
             self._told.unlink(missing_ok=True)
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """Ctrl-C ends the run. Ray Train's handler asks the controller and waits for it, for ever while that waits for
+        room; one that does not answer is killed, and its workers end with it."""
+
+        def interrupt(number: int, frame: Any) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                ray.get(controller.abort.remote(), timeout=_ABORT_S)
+            except ray.exceptions.RayError:  # it has ended, or does not answer
+                ray.kill(controller)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
         named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others, self._told)

@@ -2,12 +2,13 @@
 
 What a scheduler sends before it takes a machine away. The first one is heeded: before the first step, where nothing is
 to be saved, the command leaves at once; later its workers are asked to pause, as for a node that is to go. The second
-one ends the process as any other.
+one ends the process as any other. Where no signal comes, in a trial of a sweep, :func:`leave` says the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -58,6 +59,19 @@ def passing_on(action: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _passed_on.remove(action)
+
+
+def leave() -> None:
+    """As SIGTERM, from any thread: the run of this process saves and raises :class:`Stopped`; where nothing is to be
+    saved, the process ends here with that exit status."""
+    global _asked
+    _asked = True
+    try:
+        if not _passed_on:
+            raise Stopped
+        _passed_on[-1]()
+    except Stopped as stopped:
+        os._exit(stopped.code)
 
 
 def _handle(number: int, frame: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from radioplat.errors import Stopped
 from radioplat.track.results import TaskFolder
 from radioplat.track.status import Status, StatusLog
 
@@ -20,13 +21,16 @@ def keep_diary(
 ) -> Result:
     """Run ``action`` as ``task``: STARTED before it, SUCCESS with ``kpi`` or FAILURE with the reason after it.
 
-    Whatever ``action`` raises is raised on.
+    To be told to stop is no failure, as for a run. Whatever ``action`` raises is raised on.
     """
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} starts", Status.STARTED)
         folder.write_experiment(spec_yaml)
         try:
             result = action()
+        except Stopped as stopped:
+            status.write(f"{task} was {stopped}", verbosity="WARNING")
+            raise
         except BaseException as error:
             status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")
             raise

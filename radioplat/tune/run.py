@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radioplat.distill.cluster import attached, teacher_gpus, wants_ray
-from radioplat.distill.stop import heeding_sigterm, listen
+from radioplat.distill.stop import heeding_sigterm, listen, passing_on
 from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.cluster import ClusterMode
 from radioplat.spec.load import to_yaml
@@ -25,6 +25,7 @@ from radioplat.track.diary import keep_diary
 from radioplat.track.lease import Lease
 from radioplat.track.results import TaskFolder, write_atomic
 from radioplat.tune.draw import drawn
+from radioplat.tune.leaving import told_file
 from radioplat.tune.plan import FOLDER, Plan, make_plan, nested, trial_spec
 from radioplat.tune.record import State, TrialRecord, read_trials
 from radioplat.tune.space import Algorithm, SchedulerType
@@ -67,7 +68,7 @@ def tune(
     Raises:
         SpecError: the spec or the space is wrong.
         RadioplatError: no trial came to its end.
-        Stopped: SIGTERM came; the same command goes on.
+        Stopped: SIGTERM came, and trials that train have saved; the same command goes on.
     """
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)
@@ -127,7 +128,8 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
     from radioplat.tune.trial import run_trial
 
     start, space = secrets.token_hex(3), plan.space
-    budget = Budget(plan, spent)
+    told = told_file(plan.home, start)
+    budget = Budget(plan, spent, told)
     held = (space.resources.cpus, _gpus(plan, gpus))
     inside = nested(trial_spec(plan, TrialRecord(0, {})))
     home = plan.home
@@ -160,10 +162,14 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
         ),
     )
     try:
-        tuner.fit()
-    except SystemExit as ended:  # Ray's answer to SIGTERM; trials go on from their checkpoints
+        with passing_on(told.touch):
+            tuner.fit()
+        if budget.told:
+            raise Stopped
+    except SystemExit as ended:  # Ray's own answer to SIGTERM
         raise Stopped from ended
     finally:
+        told.unlink(missing_ok=True)
         write_atomic(home / CLOCK, json.dumps({"seconds": budget.seconds}))
     return budget.over
 
@@ -225,6 +231,8 @@ def _cluster(plan: Plan) -> Iterator[bool]:
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    # Ctrl-C ends the sweep; Ray Tune would only end its round, as if all trials had run.
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
     # While a trial trains it tells losses; Optuna's objectives come at its end.
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     asked = plan.common

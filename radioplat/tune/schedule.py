@@ -113,15 +113,26 @@ def optuna_search(plan: Plan, unfinished: list[TrialRecord]) -> OptunaSearch:
 
 
 class Budget(Stopper):
-    """Ends the sweep when its hours or its money are used up, those of earlier starts among them.
+    """Ends the sweep when its hours or its money, with those of earlier starts, are used up, or it was told to stop.
 
     Args:
         spent_s: seconds of earlier starts.
+        told: a file that is there once it is to stop.
+
+    Attributes:
+        running: Ray's names of the trials that have a process.
     """
 
-    def __init__(self, plan: Plan, spent_s: float) -> None:
-        self._plan, self._begin = plan, time.monotonic() - spent_s
+    def __init__(self, plan: Plan, spent_s: float, told: Path | None = None) -> None:
+        self._plan, self._begin, self._told = plan, time.monotonic() - spent_s, told
         self._looked, self.over = 0.0, ""
+        self.running: set[str] = set()
+        self._awaited: set[str] | None = None  # of those, the ones that ran when it was told
+
+    @property
+    def told(self) -> bool:
+        """Whether the sweep was told to stop: its trials save and end."""
+        return self._told is not None and self._told.exists()
 
     @property
     def seconds(self) -> float:
@@ -133,7 +144,10 @@ class Budget(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Whether it is used up; ``over`` then says what."""
+        """Whether it is used up; ``over`` then says what. Or whether all that were told to stop have ended."""
+        if self.told:
+            self._awaited = self.running.copy() if self._awaited is None else self._awaited & self.running
+            return not self._awaited
         asked = self._plan.space.budget
         if asked.hours is not None and self.seconds > asked.hours * 3600:
             self.over = f"budget.hours={asked.hours:g}"
@@ -150,13 +164,21 @@ class Watch(Callback):
     def __init__(self, plan: Plan, start: str, budget: Budget) -> None:
         self._plan, self._start, self._budget = plan, start, budget
 
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """It has a process."""
+        self._budget.running.add(trial.trial_id)
+
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """A trial that ended before its task did was ended by the scheduler, or by the budget and goes on later."""
-        if not self._budget.over:
+        self._budget.running.discard(trial.trial_id)
+        if not self._budget.over and not self._budget.told:
             self._mark(trial.trial_id, State.stopped, "")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Ray gives it up."""
+        self._budget.running.discard(trial.trial_id)
+        if self._budget.told:
+            return
         error = trial.get_error() or RuntimeError("it failed")
         self._mark(trial.trial_id, State.failed, str(error).strip().splitlines()[-1])
 

@@ -17,7 +17,7 @@ from radioplat.distill.low_rank import low_rank
 from radioplat.distill.prune import prune
 from radioplat.distill.quantize import quantize
 from radioplat.distill.run import distill, train
-from radioplat.errors import RadioplatError
+from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.root import Spec
 from radioplat.terminal import note
 from radioplat.track.lease import LeaseTaken
@@ -26,6 +26,7 @@ from radioplat.track.teacher_cost import Bill, Prices
 from radioplat.track.wandb import WandbRun
 from radioplat.tune.draw import decoded
 from radioplat.tune.judge import judge
+from radioplat.tune.leaving import Lookout
 from radioplat.tune.plan import Plan, trial_spec
 from radioplat.tune.record import State, TrialRecord, claim
 from radioplat.tune.space import Algorithm, SchedulerType, TuneTask
@@ -44,6 +45,10 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
     """
     from ray import tune
 
+    lookout = Lookout(home, start)
+    if lookout.told:
+        tune.report({"step": 0})
+        return
     plan = Plan.read(home)
     os.chdir(plan.cwd if Path(plan.cwd).is_dir() else home)
     owner = f"{start}/{tune.get_context().get_trial_id()}"
@@ -65,8 +70,15 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
     reporter = _Reporter(plan, record, price_of)
     try:
         spec = trial_spec(plan, record)
-        checkpoint = _when_free(lambda: _TASKS[plan.space.task](spec, reporter))
-        record.metrics = judge(spec, checkpoint, Path(spec.results_dir), set(plan.space.modes))
+        with lookout.heeded():
+            checkpoint = _when_free(lambda: _TASKS[plan.space.task](spec, reporter))
+            record.metrics = judge(spec, checkpoint, Path(spec.results_dir), set(plan.space.modes))
+    except Stopped:
+        reporter.settle()
+        if lookout.going:
+            lookout.end_process()
+        tune.report({"trial": record.number, "step": record.step})
+        return
     except RadioplatError as error:  # another start would only meet it again, so Ray hears of no failure
         record.state, record.reason = State.failed, str(error)
         reporter.settle()

@@ -4,9 +4,10 @@
   helm-chart/kuberay-operator/crds).
 - ``compute_instance.json.gz``: an instance of Compute Engine, of the discovery document compute.v1.json in
   google-api-python-client 2.202.0 (googleapiclient/discovery_cache/documents).
+- ``kubernetes_job.json.gz``: ``V1Job.model_json_schema()`` of the Python client of Kubernetes, 37.0.2.
 
-Both are under the Apache licence, 2.0. ``python -m tests.clusters.published FOLDER`` writes those anew whose sources
-lie in the folder.
+All are under the Apache licence, 2.0. ``python -m tests.clusters.published FOLDER`` writes those anew whose sources lie
+in the folder, the last one as v1_job.json.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import yaml
 
 HERE = Path(__file__).parent
 CRDS = {"RayCluster": "ray.io_rayclusters", "RayJob": "ray.io_rayjobs"}
-COMPUTE = "compute_instance"
+COMPUTE, JOB = "compute_instance", "kubernetes_job"
+_INNER = ("items", "additionalProperties")
 _EITHER, _OPEN = "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"
 
 
@@ -38,6 +40,7 @@ def schemas() -> dict[str, dict]:
     for each in found.values():
         each["properties"]["metadata"] = {"type": "object", "required": ["name"]}
         each["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    found["Job"] = _read(JOB)
     return {kind: closed(each) for kind, each in found.items()}
 
 
@@ -53,7 +56,7 @@ def closed(schema: Any) -> Any:
         return schema
     if schema.get(_EITHER):
         return {"type": ["integer", "string"]}
-    found = schema | {name: closed(schema[name]) for name in ("items", "additionalProperties") if name in schema}
+    found = schema | {name: closed(schema[name]) for name in _INNER if name in schema}
     if "properties" in schema:
         found["properties"] = {name: closed(inner) for name, inner in schema["properties"].items()}
         if "additionalProperties" not in schema and not schema.get(_OPEN):
@@ -64,9 +67,13 @@ def closed(schema: Any) -> Any:
 def stripped(schema: dict) -> dict:
     """What a validation needs."""
     found = {name: schema[name] for name in ("type", "required", "enum", _EITHER, _OPEN) if name in schema}
-    found |= {name: stripped(schema[name]) for name in ("items", "additionalProperties") if name in schema}
+    found |= {name: stripped(schema[name]) for name in _INNER if isinstance(schema.get(name), dict)}
     if "$ref" in schema:
-        found["$ref"] = f"#/$defs/{schema['$ref']}"
+        found["$ref"] = f"#/$defs/{schema['$ref'].rpartition('/')[2]}"
+    if "anyOf" in schema:
+        found["anyOf"] = [stripped(inner) for inner in schema["anyOf"]]
+    if schema.get("additionalProperties") is False:
+        found["additionalProperties"] = False
     if schema.get("format") in ("int64", "uint64") and schema["type"] == "string":  # JSON's numbers are doubles
         found["type"] = ["string", "integer"]
     if "properties" in schema:
@@ -104,6 +111,9 @@ def main(folder: Path) -> None:
     if (source := folder / "compute.v1.json").exists():
         found = _reachable(json.loads(source.read_text())["schemas"], "Instance")
         _write(COMPUTE, {"$ref": "#/$defs/Instance", "$defs": found})
+    if (source := folder / "v1_job.json").exists():
+        tree = json.loads(source.read_text())
+        _write(JOB, stripped(tree) | {"$defs": {name: stripped(inner) for name, inner in tree["$defs"].items()}})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
@@ -12,7 +13,7 @@ import yaml
 from tests.clusters.published import schemas
 from tests.clusters.test_launcher import check_no_secrets
 
-FILES = ("raycluster", "rayjob", "storage")
+FILES = ("raycluster", "rayjob", "job", "storage")
 
 
 @pytest.fixture(params=FILES)
@@ -59,6 +60,25 @@ def test_the_job_runs_on_the_same_cluster(clusters, cluster):
     job = yaml.safe_load((clusters / "kuberay" / "rayjob.yaml").read_text())["spec"]
     assert job["rayClusterSpec"] == cluster
     assert job["shutdownAfterJobFinishes"] and job["backoffLimit"] > 0
+
+
+def test_a_job_tells_exit_statuses_apart(clusters, cluster):
+    tree = yaml.safe_load((clusters / "kuberay" / "job.yaml").read_text())
+    rules = tree["spec"]["podFailurePolicy"]["rules"]
+    acts = {code: rule["action"] for rule in rules if "onExitCodes" in rule for code in rule["onExitCodes"]["values"]}
+    assert acts == {os.EX_TEMPFAIL: "Ignore", 1: "FailJob", 2: "FailJob", 130: "FailJob"}
+    pod = tree["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Never", "Kubernetes wants it for a podFailurePolicy"
+    (container,) = pod["containers"]
+    secrets = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if "valueFrom" in entry]
+    assert secrets == [{"name": cluster["authOptions"]["secretName"], "key": "auth_token"}]
+    assert container["image"] == cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["image"]
+    for slip in (
+        {"podFailurePolicy": {"rules": [{"onExitCodes": {"values": [1]}, "acton": "Ignore"}]}},
+        {"backofLimit": 1},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(tree | {"spec": tree["spec"] | slip}, schemas()["Job"])
 
 
 def groups(cluster: dict) -> dict[str, dict]:

@@ -20,6 +20,7 @@ from radioplat.distill.diagnose import diagnose
 from radioplat.distill.prove import prove_run
 from radioplat.nodes.training import training_workers
 from radioplat.track.attempts import Attempts
+from radioplat.track.status import read_status
 
 pytestmark = pytest.mark.timeout(180)
 JOB = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "radio_distill.py"), "-e"]
@@ -132,8 +133,10 @@ def test_on_ray(start, tmp_path, ray_environment):
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_a_node_goes_and_there_is_no_other(start, tmp_path, ray_environment):
-    """Its worker saves and leaves, `nodes drain --wait` sees it go, and the run that waits for room is told to stop."""
+@pytest.mark.parametrize(("told", "status"), [(signal.SIGTERM, os.EX_TEMPFAIL), (signal.SIGINT, 130)])
+def test_a_node_goes_and_there_is_no_other(start, tmp_path, ray_environment, told, status):
+    """Its worker saves and leaves, `nodes drain --wait` sees it go, and the run that waits for room is told to stop, or
+    interrupted."""
     folder, said = tmp_path / "run" / "distill", tmp_path / "said"
     quick = {k: v for k, v in ray_environment.items() if k.startswith(("RAY", "TMP", "OMP"))}
     quick |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1", "RADIOPLAT_LOCAL_FOLDER": f"/tmp/rps-{os.getpid()}"}
@@ -154,11 +157,39 @@ def test_a_node_goes_and_there_is_no_other(start, tmp_path, ray_environment):
         wait_for(lambda: ends(folder) == ["drained"], "it did not leave")
         (checkpoint,) = folder.glob("model_epoch_*")
         assert int(checkpoint.name.rpartition("_")[2]) == max(read_consumed(folder / "ledger")["step"].to_pylist()) + 1
-        assert run.poll() is None, "it waits for room"
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(60) == os.EX_TEMPFAIL, said.read_text()
+        wait_for(lambda: "waiting for room" in said.read_text(), "it does not wait for room")
+        assert run.poll() is None
+        run.send_signal(told)
+        assert run.wait(60) == status, said.read_text()
     finally:
         subprocess.run([*script, "down"], env=os.environ | quick, check=False)
+
+
+@pytest.mark.proof
+def test_a_stage_of_a_chain(inputs, tmp_path):
+    """The stage saves, the chain ends with 75, and the same command goes on in the stage."""
+    spec = tiny_spec(inputs, tmp_path / "run", 3000, (1, 1), checkpoint_interval=NEVER)
+    spec["cluster"]["mode"] = "local"
+    make_inputs(tmp_path / "held_out")
+    spec["dataset"]["val_dataset"] = {"tar_data_sources": [{"root_dir": str(tmp_path / "held_out" / "shards")}]}
+    spec["compress"] = {"stages": ["distill", "export"]}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    command = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "compress.py"), "-e", tmp_path / "spec.yaml"]
+    chain, said = tmp_path / "run" / "compress", tmp_path / "said"
+    folder = chain / "01_distill" / "distill"
+    with open(said, "w") as out, subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True) as process:
+        wait_for(lambda: steps_of(folder) >= 3 or process.poll() is not None, "no step")
+        assert process.poll() is None, said.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == os.EX_TEMPFAIL, said.read_text()
+    (checkpoint,) = folder.glob("model_epoch_*")
+    done = int(checkpoint.name.rpartition("_")[2])
+    last = read_status(chain / "status.json")[-1]
+    assert "told to stop" in last["message"] and last["status"] == "RUNNING"
+    again = [*command, f"train.max_steps={done + 2}"]
+    ended = subprocess.run(again, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert list(chain.rglob("*.onnx"))
 
 
 def training_node(environment: dict[str, str]) -> str:

@@ -1,0 +1,121 @@
+"""A sweep that is told to stop: trials that train save, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from radioplat.data.ledger import read_consumed
+from radioplat.distill.checkpoint import newest
+from radioplat.track.attempts import Attempts
+from radioplat.track.status import read_status
+from radioplat.tune.record import State, read_trials
+
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+NEVER = 100_000  # steps between checkpoints that fall due by themselves
+SPACE = {
+    "task": "distill",
+    "parameters": {"train.optim.lr": {"grid": [1e-3, 3e-3, 1e-4]}},
+    "objectives": [{"metric": "fidelity"}, {"metric": "macs", "mode": "min"}],
+    "search": {"algorithm": "grid"},
+    "share_teachers": False,
+    "concurrent": 2,
+    "max_failures": 1,
+}
+
+
+@pytest.fixture
+def start(make_spec, tmp_path, ray_environment):
+    """start(steps, **environment): the sweep's command."""
+    spec = make_spec(tmp_path)
+    spec["distill"]["teacher"] = spec["distill"]["teacher"][1:]
+    del spec["teachers"]["lite0"]
+    spec["train"] |= {"checkpoint_interval": NEVER, "num_epochs": NEVER}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    begun = []
+
+    def run(steps: int, **environment: str) -> subprocess.Popen:
+        (tmp_path / "space.yaml").write_text(yaml.safe_dump(SPACE))
+        command = [sys.executable, str(ROOT / "jobs" / "sweep.py"), "-e", str(tmp_path / "spec.yaml")]
+        command += [f"train.max_steps={steps}"]
+        with open(tmp_path / "said", "a") as said:
+            begun.append(
+                subprocess.Popen(
+                    [*command, "--space", str(tmp_path / "space.yaml")],
+                    env=ray_environment | {"PYTHONPATH": str(ROOT)} | environment,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                )
+            )
+        return begun[-1]
+
+    yield run
+    for process in begun:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+def wait_for(condition, process: subprocess.Popen, folder: Path, seconds: float = 150.0) -> None:
+    """Until ``condition()``, while the sweep runs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None, (folder / "said").read_text()
+        time.sleep(0.1)
+
+
+def steps_of(trial: Path) -> list[int]:
+    """The steps that a trial's ``status.json`` tells of, over all its starts."""
+    file = trial / "distill" / "status.json"
+    return [line["step"] for line in read_status(file) if "max_step" in line] if file.exists() else []
+
+
+def saved(trial: Path) -> int:
+    """The step of its one checkpoint, which is the last that it took."""
+    assert len(list((trial / "distill").glob("model_epoch_*"))) == 1
+    step = newest(trial / "distill")[1].global_step
+    assert step == max(read_consumed(trial / "distill" / "ledger")["step"].to_pylist()) + 1
+    return step
+
+
+def test_sigterm(start, tmp_path):
+    home = tmp_path / "tune"
+    trials = [home / f"trial_{number:04d}" for number in range(2)]
+    process = start(NEVER)
+    wait_for(lambda: all(len(steps_of(trial)) >= 3 for trial in trials), process, tmp_path)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(90) == os.EX_TEMPFAIL, (tmp_path / "said").read_text()
+    assert time.monotonic() - begin < 60
+    done = [saved(trial) for trial in trials]
+    records = read_trials(home)
+    assert [r.state for r in records] == [State.running] * 2, "the third has not begun"
+    assert not list(home.glob(".stop.*"))
+    last = read_status(home / "status.json")[-1]
+    assert "told to stop" in last["message"] and last["status"] == "RUNNING"
+
+    again = start(max(done) + 2)
+    assert again.wait(240) == 0, (tmp_path / "said").read_text()
+    assert [r.state for r in read_trials(home)] == [State.done] * 3
+    for trial, step in zip(trials, done, strict=True):
+        assert steps_of(trial) == list(range(1, max(done) + 3)), "each step once"
+        assert [e.cause for e in Attempts(trial / "distill").read() if e.event == "end"] == ["stopped", "done"]
+        assert step >= 3
+
+
+def test_interrupt(start, tmp_path):
+    process = start(NEVER)
+    wait_for(lambda: len(steps_of(tmp_path / "tune" / "trial_0000")) >= 3, process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130, (tmp_path / "said").read_text()
