@@ -15,7 +15,8 @@ from radioplat.spec.resolve import Term
 
 NAN = float("nan")
 B, H, W, D = 5, 3, 4, 6
-CASES = [(kind, loss) for kind, losses in _FIT.items() for loss in losses]
+OF_BINDINGS = (LossType.phi_s, LossType.IOU)  # of a detector's maps, which are compared as they are
+CASES = [(kind, loss) for kind, losses in _FIT.items() for loss in losses] + [("spatial", x) for x in OF_BINDINGS]
 
 
 def each(cases: list[tuple[str, LossType]]):
