@@ -99,4 +99,5 @@ def test_it_is_no_failure_that_a_stage_might_handle(capsys):
             raise RadioplatError("handled") from error
 
     assert "told to stop" in str(Stopped())  # in the diary of a task around it
-    assert guarded(told_to_stop) == 75 and not capsys.readouterr().err
+    assert guarded(told_to_stop) == 75
+    assert capsys.readouterr().err == f"exit status 75: {Stopped()}\n", "what a scheduler's log keeps"

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from radioplat.cli import main
 from radioplat.errors import SpecError, WeightsError
-from radioplat.spec.resolve import MODULE
+from radioplat.spec.distill import LossType
+from radioplat.spec.resolve import MODULE, Bound
 from radioplat.teachers.cache_key import teacher_key, weights_hash
 from radioplat.teachers.pool import fingerprint
 from radioplat.teachers.runner import TeacherRunner
@@ -70,21 +71,13 @@ def test_two_members_are_their_mean(make, files):
 
 
 def test_outputs_of_modules_are_averaged_too(make, files):
+    bound = Bound("binding_0", "distill.bindings[0]", "blocks.2", "blocks.2", LossType.L2, 1.0)
+
     def said(*paths):
-        teacher = dataclasses.replace(make(*paths), bindings=(_Bound("blocks.2"),))
+        teacher = dataclasses.replace(make(*paths), bindings=(bound,))
         return FrozenTeacher(teacher)(pixels(), teacher.wanted).named[MODULE + "blocks.2"].float()
 
     torch.testing.assert_close(said(*files[:2]), (said(files[0]) + said(files[1])) / 2, rtol=2e-2, atol=2e-2)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Bound:
-    teacher_module: str
-    where: str = "distill.bindings[0]"
-
-    @property
-    def key(self) -> str:
-        return MODULE + self.teacher_module
 
 
 def test_normalisation_reaches_all_members(make, files):
