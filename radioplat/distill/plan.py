@@ -29,7 +29,7 @@ from radioplat.distill.quantized_design import count_quantizers
 from radioplat.distill.stages import total_steps
 from radioplat.distill.student_design import build_on_meta
 from radioplat.errors import DataError, Problem, RadioplatError
-from radioplat.evaluate.needs import missing, not_asked
+from radioplat.evaluate.needs import masks_found, missing, not_asked
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.check_detection import detects
@@ -58,7 +58,8 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     if held_out is not None and not detects(spec):
         architecture = models.architecture if models else None
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
-        result.facts["evaluation"] = "; ".join(["kNN where there are labels, fidelity", *not_asked(spec)])
+        told = ["kNN where there are labels, fidelity", *masks_found(spec), *not_asked(spec)]
+        result.facts["evaluation"] = "; ".join(told)
     if detects(spec) and models is not None:
         _detector(spec, models, result)
     if models is not None:

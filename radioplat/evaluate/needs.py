@@ -8,7 +8,7 @@ import torch
 
 from radioplat.data.shard_index import ShardIndex
 from radioplat.errors import Problem, RadioplatError
-from radioplat.evaluate.mask_sources import find_samples
+from radioplat.evaluate.mask_sources import find_samples, left_out
 from radioplat.evaluate.zero_shot import text_width
 from radioplat.models.probe import probe
 from radioplat.models.student import Student, StudentArchitecture, classes_differ
@@ -116,6 +116,21 @@ def _masks(spec: Spec) -> Iterator[Problem]:
                 find_samples(config, f"evaluate.{name}")
         except RadioplatError as error:
             yield from error.problems
+
+
+def masks_found(spec: Spec) -> list[str]:
+    """A line for each decoder that is asked for and can be had: on how many images, and what is left out of them."""
+    lines = []
+    for name, config in (("segmentation", spec.evaluate.segmentation), ("change", spec.evaluate.change)):
+        if not config.wanted:
+            continue
+        try:
+            found = find_samples(config, f"evaluate.{name}")
+        except RadioplatError:
+            continue  # named by `missing`
+        told = f"; left out {left_out(found.faults)}" if found.faults.counts else ""
+        lines.append(f"{name}: {len(found.training)} training and {len(found.held_out)} held-out masks{told}")
+    return lines
 
 
 def _zero_shot(spec: Spec, architecture: StudentArchitecture | None, val: ShardIndex | None) -> Iterator[Problem]:

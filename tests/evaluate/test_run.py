@@ -254,6 +254,8 @@ def test_a_good_spec_passes_and_says_what_it_will_measure(base, tmp_path):
     assert not found.problems
     assert "give evaluate.resolutions" in found.facts["evaluation"]
     assert "linear_probe" not in found.facts["evaluation"]
+    assert "segmentation: 9 training and 3 held-out masks; change: 8 training" in found.facts["evaluation"]
+    assert "left out 1 no_mask (007)" in found.facts["evaluation"]
 
 
 FIELDS = {
