@@ -98,7 +98,8 @@ def chain(make_spec, tmp_path_factory):
         results,
         {
             "distill": {"then": then},
-            "wandb": {"enable": True, "mode": "offline", "project": "tests"},
+            "wandb": {"enable": True, "mode": "offline", "project": "tests", "sync_tensorboard": True},
+            "train": {"tensorboard": {"enabled": True}},
             "encryption_key": OTHER_KEY,
             "gen_trt_engine": {"tensorrt": {"compute_capabilities": ["SM89"]}},
         },
@@ -177,6 +178,13 @@ def test_wandb_offline_run_of_a_real_run(chain):
             "seconds/teacher/vit",
         ):
             assert row[name] == pytest.approx(metrics[name]), name
+
+
+def test_event_files_lie_beside_it_and_in_it(chain):
+    folder = chain[0].folder
+    (ours,) = (folder / "tensorboard").glob("*tfevents*")
+    (kept,) = folder.glob("wandb/offline-run-*/files/tensorboard/*tfevents*")
+    assert kept.read_bytes() == ours.read_bytes() and ours.stat().st_size > 1000
 
 
 def test_wandb_has_the_pictures_and_what_was_made_of_what(chain):

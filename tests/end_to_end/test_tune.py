@@ -14,6 +14,7 @@ import pytest
 import ray
 import yaml
 
+from radioplat.cli import main
 from radioplat.spec.check import check
 from radioplat.spec.load import load_spec
 from radioplat.track.status import read_status
@@ -21,6 +22,9 @@ from radioplat.track.teacher_cost import Bill
 from radioplat.tune.record import State, read_trials
 from radioplat.tune.run import tune
 from radioplat.tune.show import show
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from wandb_files import artifacts, history, records, run_files
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
@@ -121,8 +125,30 @@ def test_what_the_sweep_leaves(gone_on, killed):
     assert check(best) == [] and best.train.max_steps is None
     assert best.train.optim.lr in (1e-3, 3e-3)
     assert "trial_0001" in (home / "report.html").read_text() and (home / "pareto.png").stat().st_size > 5000
-    runs = [*home.glob("trial_*/distill/wandb/offline-run-*"), *home.glob("wandb/offline-run-*")]
-    assert len(runs) >= 3
+    assert main(["distill", "-e", str(home / "best.yaml")]) == 0
+    assert read_status(killed / "best" / "distill" / "status.json")[-1]["status"] == "SUCCESS"
+
+
+def test_a_run_per_trial_in_the_group_of_the_sweep(gone_on, killed):
+    """Training, evaluation and objectives of a trial are one W&B run, and so are those of its starts."""
+    report, _, _ = gone_on
+    home, group = killed / "tune", report.plan.name
+    places = {record.name: f"{record.name}/**" for record in report.trials} | {"sweep": "."}
+    ids, logged, made = {}, {}, {}
+    for name, place in places.items():
+        files = [f for folder in home.glob(place) if (folder / "wandb").is_dir() for f in run_files(folder)]
+        runs = [r.run for file in files for r in records(file) if r.HasField("run")]
+        assert {(run.run_group, run.display_name) for run in runs} == {(group, name)}
+        (ids[name],) = {run.run_id for run in runs}
+        logged[name] = {key for file in files for row in history(file) for key in row}
+        made[name] = [a for file in files for a in artifacts(file)]
+    assert len(set(ids.values())) == 3
+    for record in report.trials:
+        assert {"loss", "objective/fidelity", "objective/macs"} <= logged[record.name]
+        assert any("evaluate/pca" in key for key in logged[record.name])
+        assert record.student.endswith(tuple(a[4]["path"].rpartition("/")[2] for a in made[record.name]))
+    (best,) = made["sweep"]
+    assert best[3] and best[2] in {a[2] for record in report.trials for a in made[record.name]}
 
 
 def test_another_space_is_refused(gone_on, killed):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
 
+import psutil
 import pytest
 import ray
 
@@ -81,6 +85,37 @@ def test_pbt_clones_weights(base, cluster, tmp_path):
     last = home / "trial_0000" / f"clone_{len(clone.clones)}" / "distill"
     assert read_status(last / "status.json")[-1]["status"] == "SUCCESS"
     assert load_spec(last / "experiment.yaml").train.optim.lr == clone.values[LR]
+
+
+@pytest.mark.proof
+def test_a_trial_whose_process_dies_goes_on(base, cluster, tmp_path):
+    """From its checkpoint, in a new process; the other trial never hears of it."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        folder = tmp_path / "tune" / "trial_0000" / "distill"
+        until = time.monotonic() + 200
+        while not list(folder.glob("model_epoch_*")) and time.monotonic() < until:
+            time.sleep(0.02)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any(str(folder) in file.path for file in process.open_files()):
+                    process.kill()
+                    killed.append(process.pid)
+
+    watcher = threading.Thread(target=kill, daemon=True)
+    watcher.start()
+    said = space(120, parameters={LR: {"grid": [1e-3, 3e-3]}}, max_failures=2, first_alone=False)
+    report = tune(base | {"results_dir": str(tmp_path)}, (), said)
+    watcher.join(10)
+    first, second = report.trials
+    assert killed and [r.state for r in report.trials] == [State.done] * 2
+    assert (first.starts, second.starts) == (2, 1)
+    lines = read_status(tmp_path / "tune" / "trial_0000" / "distill" / "status.json")
+    again = next(line["message"] for line in lines if ": goes on from model_epoch" in line["message"])
+    begun = int(again.partition(" at step ")[2].partition(" of ")[0])
+    steps = [line["step"] for line in lines if "max_step" in line]
+    assert begun >= 5 and steps[begun - 120 :] == list(range(begun + 1, 121))
 
 
 @pytest.mark.proof
