@@ -112,6 +112,8 @@ def _common(folder: Path) -> list[str]:
             f"distill.teacher[{i}].pretrained_teacher_model_path={inputs / 'weights' / name}.safetensors"
             for i, name in enumerate(TEACHERS)
         ),
+        # Less than a core would make a teacher of a pool give way to the student, and its clock run meanwhile.
+        *(f"teachers.{name}.num_cpus=1" for name in ("lite0", "lite2")),
         "cluster.mode=local",
         "train.num_gpus=1",
         "train.zero_stage=0",

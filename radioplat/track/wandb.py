@@ -198,8 +198,7 @@ class WandbRun:
             job_type=self._job,
             tags=list(config.tags) or None,
             id=run_id,
-            # Offline fragments of one id are joined by `wandb sync`; wandb warns if asked to resume offline.
-            resume=None if mode == "offline" else "allow",
+            resume="allow",  # offline, too: `wandb sync` then joins the parts of one id and overwrites none
             dir=str(run_dir),
             mode=mode,
             config=spec,

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from radioplat.spec.wandb import WandbConfig
+from radioplat.track.wandb import WandbRun
+from radioplat.track.wandb_product import Product
+
 sys.path.insert(0, str(Path(__file__).parent))
 from wandb_server import WandbServer
 
@@ -49,14 +53,18 @@ def server():
     server.close()
 
 
-def training(server, tmp_path, word, finish_s=4):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {
+def environment_of(server, tmp_path):
+    return {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {
         "WANDB_API_KEY": KEY,
         "WANDB_BASE_URL": server.url,
         "NETRC": str(tmp_path / "netrc"),
         "PYTHONPATH": str(ROOT),
         **{name: str(tmp_path / name) for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")},
     }
+
+
+def training(server, tmp_path, word, finish_s=4):
+    environment = environment_of(server, tmp_path)
     command = [sys.executable, "-c", TRAINING, str(tmp_path), word, str(finish_s)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -79,6 +87,29 @@ def test_what_arrives(server, tmp_path):
     assert rows == [(step, 1 / (step + 1)) for step in range(40)]
     assert "the server does not" not in said and KEY not in said
     assert (tmp_path / "wandb_run_id").read_text().strip() == name
+
+
+def test_parts_that_were_kept_offline_are_joined(server, tmp_path):
+    """Two starts of a run, the second from an earlier checkpoint; then what it made and of what."""
+    student = tmp_path / "model"
+    student.mkdir()
+    (student / "student.safetensors").write_bytes(b"weights")
+    config = WandbConfig(enable=True, mode="offline")
+    for steps in ((1, 2, 3), (2, 3)):
+        with WandbRun(config, tmp_path) as run:
+            for step in steps:
+                run.log(step, {"loss": 1 / step})
+            run.used(Product(student, "checkpoint"))
+        time.sleep(1.1)  # W&B names the folder by the second
+    parts = sorted(str(path) for path in tmp_path.glob("wandb/offline-run-*"))
+    command = [str(Path(sys.executable).with_name("wandb")), "sync", *parts]
+    subprocess.run(
+        command, env=environment_of(server, tmp_path), check=True, timeout=60, capture_output=True, cwd=tmp_path
+    )
+    rows = [(row["global_step"], row["loss"]) for row in server.rows[run.id]]
+    assert rows == [(1, 1.0), (2, 1 / 2), (3, 1 / 3), (2, 1 / 2), (3, 1 / 3)]
+    used = [values["input"]["artifactID"] for text, values in server.asked if "useArtifact(" in text]
+    assert len(used) == 2 and len(set(used)) == 1
 
 
 @pytest.mark.parametrize(
