@@ -19,7 +19,10 @@ from benchmarks.folder import kept_or_scratch
 from benchmarks.seeds import run_seeds
 from radioplat import terminal
 
-KINDS = {"classification": "benchmarks.tasks_classification"}  # modules with run(seed, folder) and gains(runs)
+KINDS = {  # modules with run(seed, folder) and gains(runs)
+    "classification": "benchmarks.tasks_classification",
+    "dino": "benchmarks.tasks_dino",
+}
 FIGURES = ("cls_gain", "rtdetr_gain", "dino_gain", "det_ptq_drop", "det_qat_drop")
 AT_ONCE = 2
 

@@ -25,6 +25,7 @@ from radioplat.distill.peers import Peer
 from radioplat.distill.run_views import run_views
 from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.distill.student_design import equip
+from radioplat.distill.told import told_problems
 from radioplat.errors import SpecError
 from radioplat.models.detector import DetectorArchitecture
 from radioplat.models.detectors import AnyDetector
@@ -162,6 +163,8 @@ def prepare(
     if found is not None:
         _require_same_classes(spec, found)
         detector = detector_architecture(spec, models.architecture, found.classes)
+        if problems := list(told_problems(spec)) if models.teachers else []:
+            raise SpecError(*problems)
         widths = detector_widths(spec, detector, models.teachers, models.infos)
     return Run(
         spec=spec,

@@ -85,6 +85,9 @@ def _without_effect(spec: Spec) -> Iterator[Problem]:
     hint = "Set model.task: detection, or leave it out."
     if spec.model.detector != DetectorConfig():
         yield Problem("no detector is trained", "model.detector", hint)
+    for i, teacher in enumerate(spec.distill.teacher):
+        if teacher.model.task is not ModelTask.features or teacher.model.detector != DetectorConfig():
+            yield Problem("no detector is trained", f"distill.teacher[{i}].model", hint)
     if spec.dataset.classes:
         yield Problem("no detector is trained", "dataset.classes", hint)
     for name in _SPLITS:
