@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -83,16 +84,32 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def all_bound(file):
+    """A module with all bindings, and what :func:`taught` gives beside it."""
+    return taught(file, *((*case, 0.0) for case in CASES))
+
+
+def weighing(module, case, weight):
+    """A copy in which ``case`` alone has a weight; its place among the bindings."""
+    module, place = copy.deepcopy(module), CASES.index(case)
+    (teacher,) = module.teachers
+    bindings = [dataclasses.replace(b, weight=weight if i == place else 0.0) for i, b in enumerate(teacher.bindings)]
+    module.teachers = [dataclasses.replace(teacher, bindings=tuple(bindings))]
+    return module, place
+
+
 @pytest.mark.parametrize("case", CASES[:-1], ids="-".join)  # boxes move slowly: see DINO's
-def test_a_binding_alone_closes_its_gap(file, case):
-    module, batch, teacher = taught(file, (*case, 1.0))
+def test_a_binding_alone_closes_its_gap(all_bound, case):
+    module, batch, teacher = all_bound
+    module, place = weighing(module, case, 1.0)
     module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0)
     gaps = []
     for _ in range(8):
         torch.manual_seed(0)
         found = module(batch)
-        assert torch.equal(found["loss"], found[f"loss/{teacher.name}/binding_0"])
+        assert torch.equal(found["loss"], found[f"loss/{teacher.name}/binding_{place}"])
         gaps.append(found["loss"].item())
         optimizer.zero_grad()
         found["loss"].backward()
@@ -101,12 +118,11 @@ def test_a_binding_alone_closes_its_gap(file, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_the_gradient_is_the_weight_times_its_own(file, case):
+def test_the_gradient_is_the_weight_times_its_own(all_bound, case):
+    whole, batch, _ = all_bound
     gradients = []
     for weight in (1.0, 0.25):
-        module, batch, _ = taught(file, (*case, weight))
-        torch.manual_seed(0)
-        module.peers.load_state_dict({n: torch.full_like(t, 0.1) for n, t in module.peers.state_dict().items()})
+        module, _ = weighing(whole, case, weight)
         module.eval()(batch)["loss"].backward()
         found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         gradients.append({name: gradient.clone() for name, gradient in found.items() if gradient.any()})
@@ -138,9 +154,11 @@ def test_images_without_objects_are_taught_by_maps_and_masked_out_of_iou(file):
     assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
 
 
-def test_samples_without_weight_may_be_anything(file):
-    module, batch, teacher = taught(file, *((*case, 1.0) for case in CASES))
-    module.eval()
+def test_samples_without_weight_may_be_anything(all_bound):
+    module, batch, teacher = all_bound
+    module = copy.deepcopy(module).eval()
+    bindings = tuple(dataclasses.replace(bound, weight=1.0) for bound in teacher.bindings)
+    module.teachers = [dataclasses.replace(teacher, bindings=bindings)]
     first = dataclasses.replace(batch, weight=torch.tensor([1.0, 0.0]))
     told = {name: value.clone() for name, value in batch.targets[teacher.name].named.items()}
     for value in told.values():
