@@ -1,4 +1,4 @@
-"""What a file of ours takes and gives: one size of images, or any; features by name."""
+"""What a file of ours takes and gives: one size of images, or any; features, or what a detector says, by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from radioplat.errors import EngineError
 from radioplat.evaluate.subject import KINDS
+from radioplat.export.flat_detector import BOXES
 from radioplat.export.flat_student import LOGITS
 from radioplat.models.features import Features
 
@@ -16,7 +17,8 @@ _HINT = "Export the student by `radioplat export`."
 
 
 class FileInterface:
-    """Outputs ``summary``, ``spatial``, for a classifier ``logits``, and ``<teacher>.<kind>`` for each head.
+    """Outputs ``summary``, ``spatial``, for a classifier ``logits``, and ``<teacher>.<kind>`` for each head; of a
+    detector ``logits`` and ``pred_boxes``.
 
     Args:
         outputs: shape by name; an open side is its name.
@@ -26,15 +28,19 @@ class FileInterface:
     Attributes:
         outputs: those that are looked at, in order.
         spoken: width by teacher and kind.
+        detects: whether it is a detector's.
+        num_classes: of a detector.
 
     Raises:
-        EngineError: a summary or a map is missing.
+        EngineError: a summary or a map is missing, or of a detector the logits.
     """
 
     def __init__(self, outputs: Mapping[str, Sequence[int | str]], sides: Sequence[int | str], where: str) -> None:
         self._where = where
         self._sides = [side for side in sides if isinstance(side, int) and side > 0]
-        if missing := [kind for kind in KINDS if kind not in outputs]:
+        self.detects = BOXES in outputs
+        needed = (LOGITS, BOXES) if self.detects else KINDS
+        if missing := [name for name in needed if name not in outputs]:
             told = ", ".join(outputs) or "none"
             raise EngineError(f"it lacks the outputs {', '.join(missing)}; it has {told}", where=where, hint=_HINT)
         self.spoken: dict[tuple[str, str], int] = {}
@@ -44,7 +50,9 @@ class FileInterface:
             if teacher and kind in KINDS and isinstance(width, int):
                 self.spoken[teacher, kind] = width
         logits = [LOGITS] if LOGITS in outputs else []
-        self.outputs = [*KINDS, *logits, *(f"{teacher}.{kind}" for teacher, kind in self.spoken)]
+        heads = [f"{teacher}.{kind}" for teacher, kind in self.spoken]
+        self.num_classes = int(outputs[LOGITS][-1]) if self.detects else 0
+        self.outputs = [LOGITS, BOXES] if self.detects else [*KINDS, *logits, *heads]
 
     def size_for(self, asked: int | None, usual: int) -> int:
         """Pixels a side of the images that it is shown: the file's own; ``asked``, else ``usual``, if it takes any.
@@ -64,4 +72,4 @@ class FileInterface:
     def features(self, found: Mapping[str, np.ndarray], device: str) -> Features:
         """What was computed, fp32; all but the summary and the map is in ``named``."""
         own = {name: torch.from_numpy(np.ascontiguousarray(found[name])).float().to(device) for name in self.outputs}
-        return Features(own.pop("summary"), own.pop("spatial"), own)
+        return Features(own.pop("summary", None), own.pop("spatial", None), own)

@@ -34,6 +34,7 @@ class DetectionResult:
         images: how many were judged.
         unreadable: how many were left out, by reason.
         truth, found: of each image, in its pixels.
+        pictures: the images.
     """
 
     coco: CocoResult
@@ -43,6 +44,7 @@ class DetectionResult:
     unreadable: dict[str, int] = field(default_factory=dict)
     truth: list[Boxes] = field(default_factory=list, repr=False)
     found: list[Detections] = field(default_factory=list, repr=False)
+    pictures: list[Picture] = field(default_factory=list, repr=False)
 
     def kpi(self) -> dict[str, float]:
         """By name: mAP, mAP50, mAP75, VOC's mean, and mAP of each class; what has no object is left out."""
@@ -69,7 +71,7 @@ def judge(
 
     An image that proves unreadable is left out and counted.
     """
-    truth, found = [], []
+    truth, found, judged = [], [], list[Picture]()
     unreadable: Counter[str] = Counter()
     for pictures, pixels in _batches(split.pictures, size, batch_size, threads, max_pixels, unreadable):
         for picture, boxes in zip(pictures, detect(torch.from_numpy(pixels)), strict=True):
@@ -78,9 +80,10 @@ def judge(
                 Detections.of(boxes.xyxy.cpu().numpy() * back, boxes.labels.cpu().numpy(), boxes.scores.cpu().numpy())
             )
             truth.append(picture.boxes)
+            judged.append(picture)
     count = len(split.classes)
     coco, voc = coco_metrics(truth, found, count), voc_ap(truth, found, count)
-    return DetectionResult(coco, voc, split.classes, len(truth), dict(unreadable), truth, found)
+    return DetectionResult(coco, voc, split.classes, len(truth), dict(unreadable), truth, found, judged)
 
 
 def look_at(picture: Picture, size: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:

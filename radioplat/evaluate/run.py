@@ -13,7 +13,9 @@ import torch
 
 from radioplat.cores import torch_beside, torch_callers
 from radioplat.errors import EngineError, SpecError
+from radioplat.evaluate.detector_models import finds_boxes
 from radioplat.evaluate.detector_run import DetectorReport, evaluate_detector
+from radioplat.evaluate.detectors_run import DetectorsReport, evaluate_detectors
 from radioplat.evaluate.downstream import decode_maps
 from radioplat.evaluate.fidelity import FidelityResult
 from radioplat.evaluate.images import open_images
@@ -63,7 +65,7 @@ class EvaluateResult:
 
 def evaluate(
     spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
-) -> EvaluateResult | DetectorReport:
+) -> EvaluateResult | DetectorReport | DetectorsReport:
     """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student or detector there is.
 
     Images are those of ``dataset.val_dataset``; those of ``dataset.train_dataset`` are the bank.
@@ -80,6 +82,8 @@ def evaluate(
     if problems := list(evaluation_problems(spec)):
         raise SpecError(*problems)
     path = None
+    if any(finds_boxes(model.path) for model in spec.evaluate.models):
+        return evaluate_detectors(spec)
     if not spec.evaluate.models:
         path = find_checkpoint(spec, spec.evaluate.checkpoint, "evaluate.checkpoint").resolve()
         if is_detector(path):

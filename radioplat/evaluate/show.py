@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from radioplat import terminal
 from radioplat.evaluate.detector_run import DetectorReport, tables
+from radioplat.evaluate.detectors_run import DetectorsReport, side_tables
+from radioplat.evaluate.detectors_run import remarks as remarks_on_detectors
 from radioplat.evaluate.run import EvaluateResult
 from radioplat.evaluate.side_by_side import models_table, remarks
 from radioplat.evaluate.tables import all_tables, change_table, segmentation_table
 from radioplat.track.report import show_cell
 
 
-def show(result: EvaluateResult | DetectorReport) -> None:
+def show(result: EvaluateResult | DetectorReport | DetectorsReport) -> None:
     """Print the tables of the report; of several models the one that has them side by side."""
-    if isinstance(result, DetectorReport):
-        for table in tables(result.result):
+    if isinstance(result, (DetectorReport, DetectorsReport)):
+        several = isinstance(result, DetectorsReport)
+        for table in side_tables(result) if several else tables(result.result):
             rows = [[show_cell(c) for c in row] for row in table.rows]
             terminal.show_table(table.title, list(table.columns), rows, table.note)
-        terminal.say(f"annotations: {result.faults}")
+        for line in remarks_on_detectors(result) if several else [f"annotations: {result.faults}"]:
+            terminal.say(line)
         terminal.say(f"report: {result.report}")
         return
     if result.models:

@@ -51,7 +51,7 @@ def _class_ap(images: list[tuple[Boxes, Detections]], label: int, iou: float, av
         mine = detections.labels == label
         positives += int((~objects.crowd).sum())
         scores.append(detections.scores[mine])
-        verdicts.append(_verdicts(objects, detections.xyxy[mine], detections.scores[mine], iou))
+        verdicts.append(class_verdicts(objects, detections.xyxy[mine], detections.scores[mine], iou))
     if not positives:
         return None
     score, verdict = np.concatenate(scores), np.concatenate(verdicts)
@@ -61,7 +61,7 @@ def _class_ap(images: list[tuple[Boxes, Detections]], label: int, iou: float, av
     return average(right / positives, right / np.arange(1, len(verdict) + 1))
 
 
-def _verdicts(objects: Boxes, xyxy: np.ndarray, scores: np.ndarray, iou: float) -> np.ndarray:
+def class_verdicts(objects: Boxes, xyxy: np.ndarray, scores: np.ndarray, iou: float) -> np.ndarray:
     """int ``[N]`` for the detections of one class in one image: 1 right, 0 wrong, -1 neither."""
     verdict = np.zeros(len(xyxy), np.int64)
     if not len(objects) or not len(xyxy):

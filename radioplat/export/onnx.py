@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 
 from radioplat.errors import EngineError
+from radioplat.export.flat_detector import FlatDetector, as_wanted, is_detector_module
 from radioplat.export.flat_student import Exportable, FlatStudent, trace
 from radioplat.export.fold_resizes import fold_resizes
 from radioplat.export.onnx_check import Agreement, compare_with_torch
@@ -32,6 +33,7 @@ from radioplat.export.qdq.report import (
     write_beside,
 )
 from radioplat.export.resolution import name_sides, step_of, tried_sizes
+from radioplat.models.detectors import AnyDetector
 from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.quantizer import in_float
 
@@ -76,7 +78,7 @@ class OnnxReport:
 
 
 def export_onnx(
-    student: Exportable,
+    student: Exportable | AnyDetector,
     path: str | Path,
     *,
     height: int,
@@ -95,7 +97,8 @@ def export_onnx(
 
     The input is ``images``, float32 ``[B, 3, height, width]`` in [0, 1]. The outputs, float32, are ``summary``
     ``[B, D]`` and ``spatial`` ``[B, h, w, D]``, of a classifier ``logits`` ``[B, C]``, then ``<adaptor>.summary`` and
-    ``<adaptor>.spatial``, each where the student has it.
+    ``<adaptor>.spatial``, each where the student has it; of a detector ``logits`` ``[B, Q, C]`` and ``pred_boxes``
+    ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image, in the order of its queries.
 
     Args:
         batch_size: a fixed batch, or -1 for a dynamic one.
@@ -113,7 +116,9 @@ def export_onnx(
             be written, or one that onnxruntime does not compute as torch does.
     """
     path = Path(path)
-    module = FlatStudent(student, _known(adaptors, student.head_names))
+    detects = is_detector_module(student)
+    _known(adaptors, [] if detects else student.head_names)
+    module = FlatDetector(student) if detects else FlatStudent(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
     opset, notes = _choose_opset(opset, data_type, module.formats)
     step = step_of(student) if dynamic_resolution else 0
@@ -139,7 +144,8 @@ def export_onnx(
 
         def check(file: Path) -> Agreement:
             batches = (1, 3) if batch_size <= 0 else (batch_size,)
-            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes)
+            order = dict(noise=module.noise, as_wanted=as_wanted) if isinstance(module, FlatDetector) else {}
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **order)
 
         agreement = check(written)
         _judge(agreement, path, bool(ranges))
@@ -168,12 +174,11 @@ def export_onnx(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _known(adaptors: Sequence[str], names: Sequence[str]) -> list[str]:
+def _known(adaptors: Sequence[str], names: Sequence[str]) -> None:
     for name in adaptors:
         if name not in names:
             valid = f"Valid: {', '.join(names)}." if names else "This student has no heads."
             raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
-    return list(dict.fromkeys(adaptors))
 
 
 def _choose_opset(asked: int, data_type: str, formats: Sequence[NumberFormat]) -> tuple[int, list[str]]:

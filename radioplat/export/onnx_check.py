@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +31,19 @@ class Agreement:
     min_cosine: float = 1.0
 
 
+Noise = Callable[[int, int, int, torch.Generator], torch.Tensor]
+Arrays = dict[str, np.ndarray]
+
+
 def compare_with_torch(
-    path: Path, module: nn.Module, outputs: Sequence[str], *, batches: Sequence[int], sizes: Sequence[tuple[int, int]]
+    path: Path,
+    module: nn.Module,
+    outputs: Sequence[str],
+    *,
+    batches: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    noise: Noise | None = None,
+    as_wanted: Callable[[Arrays, Arrays], Arrays] | None = None,
 ) -> Agreement:
     """Run a file on onnxruntime and ``module`` on torch, both in fp32 on the CPU, on the same noise images.
 
@@ -41,6 +52,8 @@ def compare_with_torch(
         module: gives a tuple of float32 tensors, one for each name in ``outputs``.
         batches: the batch sizes to try; each sees other images.
         sizes: height and width in pixels, each tried with each batch size.
+        noise: draws images, from their number, height and width; by default each value evenly in [0, 1].
+        as_wanted: given what torch says and what the file says, puts the latter in the order of the former.
 
     Raises:
         EngineError: onnxruntime refuses the file, or torch or the file gives a number that is not finite.
@@ -49,7 +62,7 @@ def compare_with_torch(
     generator = torch.Generator().manual_seed(0)
     worst = Agreement(0.0, -1.0, "")
     for batch, (height, width) in itertools.product(batches, sizes):
-        images = torch.rand(batch, 3, height, width, generator=generator)
+        images = (noise or _noise)(batch, height, width, generator)
         with torch.no_grad():
             wanted = [tensor.numpy() for tensor in module(images)]
         try:
@@ -57,9 +70,16 @@ def compare_with_torch(
         except Exception as error:  # its classes share no base but Exception
             problem = f"onnxruntime cannot run the file on {batch} images of {height} x {width}: {_line(error)}"
             raise EngineError(problem, where="export") from error
+        if as_wanted is not None:
+            told, said = (dict(zip(outputs, arrays, strict=True)) for arrays in (wanted, got))
+            got = list(as_wanted(told, said).values())
         for name, a, b in zip(outputs, wanted, got, strict=True):
             worst = _worse(worst, _difference(name, a, b))
     return worst
+
+
+def _noise(count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=generator)
 
 
 def _difference(name: str, wanted: np.ndarray, got: np.ndarray) -> Agreement:

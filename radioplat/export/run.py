@@ -8,10 +8,11 @@ from pathlib import Path
 
 from radioplat.errors import EngineError, SpecError
 from radioplat.export.beside import find_needs, write_beside
+from radioplat.export.detector import export_detector, float_type_of
 from radioplat.export.engines.build import EngineReport, build_engine
-from radioplat.export.engines.onnx_input import QUANTIZED
 from radioplat.export.onnx import OnnxReport, export_onnx
 from radioplat.export.weights import NAMES, WeightsReport, export_weights
+from radioplat.models.detector_file import is_detector
 from radioplat.models.quantizer import in_float
 from radioplat.spec.check_export import export_problems
 from radioplat.spec.load import to_yaml
@@ -26,7 +27,7 @@ LATEST = "model_latest"
 
 
 def export(spec: Spec) -> OnnxReport | WeightsReport:
-    """Task ``export``: the trained student of ``export.checkpoint`` as ``export.format`` says.
+    """Task ``export``: the trained student or detector of ``export.checkpoint`` as ``export.format`` says.
 
     Raises:
         SpecError: fields of ``export`` contradict each other.
@@ -49,6 +50,8 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
     asked = spec.export
     _check_channels(asked.input_channel, "export")
     path = find_checkpoint(spec, asked.checkpoint, "export.checkpoint")
+    if is_detector(path):
+        return export_detector(spec, path, onnx_file(spec))
     student = load_student(path, "export.checkpoint", asked.use_ema)
     if asked.format is not ExportFormat.onnx:
         size = student.architecture.img_size
@@ -72,17 +75,12 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             dynamic_resolution=asked.dynamic_resolution,
             opset=asked.opset_version,
             adaptors=asked.adaptors,
-            data_type=asked.data_type or _float_type(spec.gen_trt_engine.tensorrt.data_type),
+            data_type=float_type_of(spec),
             stored_weights=asked.stored_weights,
             float_path=needs.floats,
             verbose=asked.verbose,
         )
     return dataclasses.replace(report, beside=write_beside(spec, student, report, needs))
-
-
-def _float_type(data_type: str) -> str:
-    """What the layers of an engine compute in that are not quantized."""
-    return "fp32" if data_type.strip().lower() in QUANTIZED else data_type
 
 
 def gen_trt_engine(spec: Spec) -> EngineReport:

@@ -164,7 +164,7 @@ class Dino(nn.Module):
         tokens = self._tokens(maps)
         memory = self._encode(tokens)
         proposals = self._select(memory, tokens.shapes)
-        content = self.query_content.weight.expand(len(memory), -1, -1)
+        content = self.query_content.weight.expand(memory.shape[0], -1, -1)
         boxes, mask, noised = proposals.boxes.detach(), None, None
         if labels is not None and self.training:
             content, boxes, mask, noised = self._with_noised(content, boxes, labels)
@@ -202,7 +202,7 @@ class Dino(nn.Module):
         return Tokens(values, torch.cat(positions, 1), shapes, sizes, starts)
 
     def _encode(self, tokens: Tokens) -> torch.Tensor:
-        whole = tokens.values.new_ones(len(tokens.values), len(tokens.shapes), 2)  # no image is padded
+        whole = tokens.values.new_ones(tokens.values.shape[0], len(tokens.shapes), 2)  # no image is padded
         return self.encoder(
             inputs_embeds=tokens.values,
             spatial_position_embeddings=tokens.positions,
@@ -215,7 +215,7 @@ class Dino(nn.Module):
         known = self.enc_output(memory)
         logits = self.enc_score_head(known)
         best = logits.amax(-1).topk(self.config.num_queries, 1).indices[..., None]
-        start = _grid(shapes, memory.device).expand(len(memory), -1, -1)
+        start = _grid(shapes, memory.device).expand(memory.shape[0], -1, -1)
         known = known.gather(1, best.expand(-1, -1, known.shape[-1]))
         moved = self.enc_bbox_head(known).float() + start.gather(1, best.expand(-1, -1, 4))
         return Proposals(logits.gather(1, best.expand(-1, -1, logits.shape[-1])).float(), moved.clamp(-_FAR, _FAR))

@@ -33,7 +33,7 @@ class EvaluateConfig:
     # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
     use_ema: bool | None = None
     baseline: bool = True  # (+) evaluate the untrained student beside the trained one
-    pictures: int = 4  # (+) images shown in the PCA pictures
+    pictures: int = 4  # (+) images shown in the PCA pictures; of detectors with their boxes
     cka_rows: int = 1024  # (+) vectors that linear CKA compares; 0: no CKA
     # (+) sizes in pixels at which the student is judged beside its own: fidelity, and whether its features agree
     resolutions: list[int] = field(default_factory=list)
