@@ -23,6 +23,8 @@ from radioplat.models.quantizer import quantizers
 from radioplat.spec.evaluation import JudgedModel, JudgedPrecision
 from radioplat.spec.root import Spec
 
+_MOST = 100  # boxes of an image, as many as COCO's protocol looks at; a file does not know its detector's num_select
+
 
 @dataclass(frozen=True)
 class DetectorModel:
@@ -134,7 +136,7 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> D
 
     def detect(images: torch.Tensor) -> list[Found]:
         """What torch finds."""
-        return detector.detect(images.to(device))
+        return detector.detect(images.to(device), _MOST)
 
     return DetectorModel(
         name=asked.name,
@@ -153,7 +155,7 @@ def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel | Engin
     def detect(images: torch.Tensor) -> list[Found]:
         """What the file finds."""
         said = file.encode(images).named
-        return best_boxes(said[LOGITS], said[BOXES], images.shape[-2:])
+        return best_boxes(said[LOGITS], said[BOXES], images.shape[-2:], _MOST)
 
     return DetectorModel(
         name=asked.name,
