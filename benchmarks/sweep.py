@@ -4,12 +4,12 @@
 two teachers on its corpora, and quantized and trained on by each trial (``SPACE`` below; the views are deterministic).
 The sweep's trials share one pool of teachers, one shard index and one feature cache, which the first trial fills; the
 time to fill it counts. It is killed with SIGKILL once half of the trials are done, and goes on by the same command.
-Then the first ``--lone`` trials' specs run as ``radioplat quantize`` runs them, each with an empty cache of its own and
-all cores; their mean stands for all eight. The trials' judgement is in neither. With ``--folder`` what is there is not
-done again.
+Then the first ``--lone`` trials' specs run as ``radioplat quantize`` runs them, each with an empty cache of its own, as
+the trials do: two at a time, a core each. Their mean stands for all eight. The trials' judgement is in neither. With
+``--folder`` what is there is not done again.
 
 The last line is one JSON object: ``teacher_time_ratio`` and ``wall_ratio``, the sweep's seconds (all starts, with the
-start of Ray) over those of as many lone runs.
+start of Ray) over those of as many lone runs, two at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 
@@ -37,6 +38,7 @@ from radioplat.track.teacher_cost import Bill
 from radioplat.tune.plan import Plan, trial_spec
 from radioplat.tune.record import State, TrialRecord, read_trials
 
+AT_ONCE = 2  # trials, and lone runs; a core each
 BASE_STEPS, STEPS, STEPS_PER_EPOCH = 100, 60, 125  # of 16 images
 
 
@@ -51,12 +53,11 @@ def space(trials: int) -> dict:
             "quantize.algorithm": {"choice": ["minmax", "percentile", "mse"]},
             "quantize.per_channel": {"choice": [True, False]},
             "quantize.layers": {"choice": [[], [{"module_name": "*mlp*", "weights": {"dtype": "int4"}}], floats]},
-            "quantize.default_layer_dtype": {"choice": ["int8"]},
         },
         "objectives": [{"metric": "fidelity", "mode": "max"}, {"metric": "bytes", "mode": "min"}],
         "search": {"algorithm": "optuna"},
         "budget": {"trials": trials},
-        "concurrent": 2,
+        "concurrent": AT_ONCE,
     }
 
 
@@ -71,20 +72,18 @@ def main() -> None:
         student = _student(folder)
         wall = _sweep(folder, student, given.trials)
         trials = read_trials(folder / "sweep" / "tune")
-        lone = [_alone(folder, record) for record in trials[: given.lone]]
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            lone = list(threads.map(lambda record: _alone(folder, record), trials[: given.lone]))
     for run in lone:
         terminal.say(f"a lone run: {run['wall']:.1f} s, teachers {run['teachers']:.1f} s")
-    teachers = sum(record.teacher_seconds for record in trials)
-    count = len(trials)
+    teachers, count = sum(record.teacher_seconds for record in trials), len(trials)
+    theirs = count * mean(run["teachers"] for run in lone)
+    their_wall = count * mean(run["wall"] for run in lone) / AT_ONCE
     terminal.say(
-        f"the sweep: {count} trials in {wall:.0f} s, teachers {teachers:.1f} s; {count} lone runs at the mean of "
-        f"{len(lone)}: {count * mean(run['wall'] for run in lone):.0f} s, "
-        f"teachers {count * mean(run['teachers'] for run in lone):.1f} s"
+        f"the sweep: {count} trials in {wall:.0f} s, teachers {teachers:.1f} s; {count} lone runs, {AT_ONCE} at a "
+        f"time, at the mean of {len(lone)}: {their_wall:.0f} s, teachers {theirs:.1f} s"
     )
-    figures = {
-        "teacher_time_ratio": teachers / (count * mean(run["teachers"] for run in lone)),
-        "wall_ratio": wall / (count * mean(run["wall"] for run in lone)),
-    }
+    figures = {"teacher_time_ratio": teachers / theirs, "wall_ratio": wall / their_wall}
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 
@@ -158,7 +157,7 @@ def _done(home: Path) -> list[TrialRecord]:
 
 
 def _alone(folder: Path, record: TrialRecord) -> dict[str, float]:
-    """What a trial's own spec takes by itself: no pool, an index and an empty cache of its own."""
+    """What a trial's own spec takes without the others: no pool, an index and an empty cache of its own."""
     home = folder / "lone" / record.name
     done = home / "figures.json"
     if done.exists():
@@ -172,7 +171,8 @@ def _alone(folder: Path, record: TrialRecord) -> dict[str, float]:
     file.write_text(to_yaml(spec))
     begin = time.monotonic()
     command = [sys.executable, "-m", "radioplat.cli", "quantize", "-e", str(file)]
-    subprocess.run(command, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+    environment = _environment() | {"OMP_NUM_THREADS": "1"}  # as a trial has
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     bill = Bill.read(home / "qat")
     assert bill is not None
     found = {"wall": time.monotonic() - begin, "teachers": sum(cost.seconds for cost in bill.teachers.values())}
