@@ -53,6 +53,7 @@ def space(trials: int) -> dict:
             "quantize.algorithm": {"choice": ["minmax", "percentile", "mse"]},
             "quantize.per_channel": {"choice": [True, False]},
             "quantize.layers": {"choice": [[], [{"module_name": "*mlp*", "weights": {"dtype": "int4"}}], floats]},
+            "quantize.default_layer_dtype": {"choice": ["int8"]},  # of the best one in full, too
         },
         "objectives": [{"metric": "fidelity", "mode": "max"}, {"metric": "bytes", "mode": "min"}],
         "search": {"algorithm": "optuna"},
