@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +38,21 @@ class Group:
     members: tp.dependency.Group
 
 
-def trace(student: Student) -> tp.DependencyGraph:
-    """Which channels hang together, backbone and heads.
+@dataclass(frozen=True)
+class Readers:
+    """Layers outside a student that read what is inside its backbone, and lose inputs with it.
+
+    Attributes:
+        layers: those.
+        read: images to what they say.
+    """
+
+    layers: list[nn.Module]
+    read: Callable[[torch.Tensor], list[torch.Tensor]]
+
+
+def trace(student: Student, readers: Readers | None = None) -> tp.DependencyGraph:
+    """Which channels hang together, backbone and heads, and ``readers`` of it.
 
     Raises:
         SpecError: the backbone does things that cannot be followed.
@@ -49,12 +62,18 @@ def trace(student: Student) -> tp.DependencyGraph:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it found parameters of no layer, which is well
-            return tp.DependencyGraph().build_dependency(_Traced(student), image)
+            return tp.DependencyGraph().build_dependency(_Traced(student, readers), image)
     except Exception as error:  # torch-pruning's own, of many kinds
         raise unsupported(student, f"its channels cannot be followed ({error})") from error
 
 
-def groups_of(student: Student, graph: tp.DependencyGraph, config: PruneConfig, score: ChannelScore) -> Iterator[Group]:
+def groups_of(
+    student: Student,
+    graph: tp.DependencyGraph,
+    config: PruneConfig,
+    score: ChannelScore,
+    readers: Readers | None = None,
+) -> Iterator[Group]:
     """The groups that ``config`` allows to be cut, in the model's order.
 
     Raises:
@@ -67,6 +86,7 @@ def groups_of(student: Student, graph: tp.DependencyGraph, config: PruneConfig, 
     left = [m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in config.exclude)]
     left += [m for m in student.modules() if isinstance(m, nn.Conv2d) and 1 < m.groups < m.in_channels]
     left += [m for m in student.modules() if m not in names]
+    left += [m for layer in (readers.layers if readers else ()) for m in layer.modules()]
     blocks, layers = blocks_of(student.backbone), attentions(student.backbone)
     heads = {layer.qkv: layer.num_heads for layer in layers}
     for members in graph.get_all_groups(ignored_layers=left):
@@ -111,9 +131,10 @@ def chosen(groups: list[Group], config: PruneConfig, stays: Mapping[str, int] | 
 class _Traced(nn.Module):
     """All that a student says of images, so that heads are seen to read what the backbone makes."""
 
-    def __init__(self, student: Student) -> None:
+    def __init__(self, student: Student, readers: Readers | None) -> None:
         super().__init__()
-        self.student = student
+        self.student, self.readers = student, readers
+        self.beside = nn.ModuleList(readers.layers if readers else ())
 
     def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Everything that is not None; maps as one row of positions, for a view of four dimensions would be followed
@@ -130,6 +151,8 @@ class _Traced(nn.Module):
                 found.append(head.spatial.mlp(head.spatial.blocks(row)))
             elif head.spatial is not None:
                 found.append(head.spatial(row))
+        if self.readers is not None:
+            found += self.readers.read(images)
         return [tensor for tensor in found if tensor is not None]
 
 

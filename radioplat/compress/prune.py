@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from radioplat.compress.depth import drop_blocks
-from radioplat.compress.groups import chosen, groups_of, trace, unsupported
+from radioplat.compress.groups import Readers, chosen, groups_of, trace, unsupported
 from radioplat.compress.parts import attentions
 from radioplat.compress.scores import ChannelScore
 from radioplat.errors import SpecError
@@ -72,7 +72,7 @@ def prune_and_tell(
     require_plain(student.architecture)
     small = _copy(student)
     kept = drop_blocks(small, config.blocks, images) if config.blocks else {}
-    return _pruned(student, small, kept, config, score.of(student, small), aim)
+    return cut_channels(student, small, kept, config, score.of(student, small), aim)
 
 
 def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
@@ -81,7 +81,7 @@ def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
     small, plain = _copy(student), ChannelScore(PruneConfig())
     for name, indices in cuts.kept.items():
         keep_children(small.backbone.get_submodule(name), indices)
-    return _pruned(student, small, cuts.kept, config, plain, cuts)[0]
+    return cut_channels(student, small, cuts.kept, config, plain, cuts)[0]
 
 
 def _copy(student: Student) -> Student:
@@ -93,24 +93,27 @@ def _copy(student: Student) -> Student:
     return small
 
 
-def _pruned(
+def cut_channels(
     student: Student,
     small: Student,
     kept: dict[str, list[int]],
     config: PruneConfig,
     score: ChannelScore,
     told: Aim | Cuts | None,
+    readers: Readers | None = None,
 ) -> tuple[Student, Cuts]:
     """``small``, a copy without the blocks that went, with channels cut; and what went.
 
     Args:
+        score: of ``small``'s parameters.
         told: which units go, or how many; None for as many as ``config`` says.
+        readers: of ``small``'s backbone, cut in place.
     """
     fused = [m for m in small.modules() if getattr(m, FUSED, False)]
     for module in fused:
         setattr(module, FUSED, False)
     try:
-        units, sizes = _cut(small, config, score, told, _all_kept(student, kept))
+        units, sizes = _cut(small, config, score, told, _all_kept(student, kept), readers)
         for module in fused:
             setattr(module, FUSED, True)
         _settle(small)
@@ -148,7 +151,12 @@ def require_plain(architecture: StudentArchitecture) -> None:
 
 
 def _cut(
-    student: Student, config: PruneConfig, score: ChannelScore, told: Aim | Cuts | None, kept: dict[str, list[int]]
+    student: Student,
+    config: PruneConfig,
+    score: ChannelScore,
+    told: Aim | Cuts | None,
+    kept: dict[str, list[int]],
+    readers: Readers | None,
 ) -> tuple[list[list[int]], dict[str, int]]:
     """Take units out of ``student``, in place; returns what went, by group, and :attr:`Cuts.sizes`."""
     if not config.cut:
@@ -159,8 +167,8 @@ def _cut(
             where="prune.parts",
             hint="Leave width out, or train heads of spatial_mlp_version: v2.",
         )
-    graph = trace(student)
-    groups = list(groups_of(student, graph, config, score))
+    graph = trace(student, readers)
+    groups = list(groups_of(student, graph, config, score, readers))
     if not groups:
         raise SpecError(
             "nothing of this backbone can be pruned so",

@@ -1,4 +1,4 @@
-"""One cut: a student made smaller once, by the weights that it has and the data of its run."""
+"""One cut: a student or detector made smaller once, by the weights that it has and the data of its run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import torch
 from radioplat.compress.budget import within_budget
 from radioplat.compress.cost import Cost, cost_of
 from radioplat.compress.prune import Aim, Cuts, prune_and_tell
+from radioplat.compress.prune_detector import prune_detector
 from radioplat.compress.scores import ChannelScore
 from radioplat.compress.sparsify import Sparsified, sparsify
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.score_pass import first_batches, score_student
 from radioplat.errors import SpecError
 from radioplat.models.checkpoint import load_student
+from radioplat.models.detector import Detector
+from radioplat.models.detector_file import is_detector, load_detector
 from radioplat.models.student import Student
 from radioplat.spec.prune import PruneConfig, PruneMode
 from radioplat.spec.root import Spec
@@ -34,7 +37,7 @@ class Cut:
         before, after: what the backbone took and takes; zeros count like any number.
     """
 
-    student: Student
+    student: Student | Detector
     config: PruneConfig
     cuts: Cuts | None
     sparse: Sparsified | None
@@ -43,7 +46,7 @@ class Cut:
 
 
 def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Aim | None = None) -> Cut:
-    """Cut the student of ``checkpoint`` as ``config`` says, which takes the place of ``spec.prune``.
+    """Cut the student or detector of ``checkpoint`` as ``config`` says, which takes the place of ``spec.prune``.
 
     Args:
         folder: where the index of the data lies that scores are taken on.
@@ -53,6 +56,8 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         SpecError: the backbone cannot be pruned so.
         WeightsError: the checkpoint cannot be read.
     """
+    if is_detector(checkpoint):
+        return _cut_detector(config, checkpoint)
     student, score = load_student(checkpoint, "prune.checkpoint"), ChannelScore(config, spec.train.seed)
     images = None
     goes = bool(config.cut or config.blocks)
@@ -84,6 +89,26 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small, sparse = sparsify(small, config.sparsity)
     after = cost_of(small.backbone, small.architecture.img_size, timed)
     return Cut(small, config, found.get(config.amount), sparse, before, after)
+
+
+def _cut_detector(config: PruneConfig, checkpoint: Path) -> Cut:
+    detector, timed = load_detector(checkpoint, "prune.checkpoint"), config.budget.latency is not None
+    before = cost_of(detector.student.backbone, detector.architecture.student.img_size, timed)
+    found: dict[float, tuple[Detector, Cuts]] = {}
+
+    def smaller(asked: PruneConfig) -> Student:
+        """The backbone of a pruned copy."""
+        found[asked.amount] = prune_detector(detector, asked)
+        return found[asked.amount][0].student
+
+    if any(share is not None for share in vars(config.budget).values()):
+        _, config = within_budget(detector.student, config, smaller)
+    else:
+        smaller(config)
+        _check_something_stays(config, found[config.amount][1])
+    small, cuts = found[config.amount]
+    after = cost_of(small.student.backbone, small.architecture.student.img_size, timed)
+    return Cut(small, config, cuts, None, before, after)
 
 
 def _check_something_stays(config: PruneConfig, cuts: Cuts) -> None:

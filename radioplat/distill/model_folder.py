@@ -11,13 +11,15 @@ from typing import Any
 
 from radioplat.errors import SpecError
 from radioplat.models.checkpoint import save_student
+from radioplat.models.detector import Detector
+from radioplat.models.detector_file import save_detector
 from radioplat.models.student import Student
 from radioplat.track.results import write_atomic
 
 PLAN = "plan.json"
 
 
-def write_model(student: Student, path: Path, report: str, facts: Mapping[str, Any]) -> None:
+def write_model(student: Student | Detector, path: Path, report: str, facts: Mapping[str, Any]) -> None:
     """Save ``student`` as ``path``, aside and then renamed: what bears the name is whole.
 
     Args:
@@ -26,7 +28,10 @@ def write_model(student: Student, path: Path, report: str, facts: Mapping[str, A
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_student(student, student.state_dict(), aside)
+    if isinstance(student, Detector):
+        save_detector(student, aside)
+    else:
+        save_student(student, student.state_dict(), aside)
     (aside / report).write_text(json.dumps(facts, indent=1, default=str))
     shutil.rmtree(path, ignore_errors=True)
     os.rename(aside, path)

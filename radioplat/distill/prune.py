@@ -1,4 +1,4 @@
-"""The task ``prune``: a trained student made smaller, as a checkpoint that trains on, is evaluated and exported."""
+"""The task ``prune``: a trained student or detector made smaller: it trains on, is evaluated and exported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from radioplat.distill.prune_rounds import PRUNED, REPORT, Round, prune_in_round
 from radioplat.errors import SpecError
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student, read_architecture
-from radioplat.spec.check_prune import prune_problems
+from radioplat.models.detector_file import is_detector
+from radioplat.spec.check_prune import detector_prune_problems, prune_problems
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.prune import PruneScore
 from radioplat.spec.root import Spec
@@ -31,7 +32,8 @@ class PruneReport:
     """What pruning left.
 
     Attributes:
-        path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
+        path: a checkpoint folder; ``radioplat.load_student``, of a detector ``load_detector``, opens it, and a spec's
+            ``pretrained_model_path`` names it.
         amount: share of each layer's channels that was to go, as asked, or as the budget found it; 0 where none was.
         before, after: what the backbone takes; zeros count like any number.
         sparse: which weights are zero, where that was asked for.
@@ -52,7 +54,7 @@ class PruneReport:
 def prune(
     spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
 ) -> PruneReport:
-    """Prune ``prune.checkpoint``, by default the latest student there is, and train it on where the spec asks for it.
+    """Prune ``prune.checkpoint``, by default the latest there is, and train it on where the spec asks for it.
 
     Args:
         say: called with each line of the training for the user; default: print to stderr.
@@ -74,6 +76,8 @@ def prune(
 def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
     asked, target = spec.prune, folder / PRUNED
     checkpoint = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
+    if is_detector(checkpoint) and (problems := list(detector_prune_problems(asked))):
+        raise SpecError(*problems)
     gradients = asked.score in (PruneScore.taylor, PruneScore.hessian)
     if asked.retrain.wanted or asked.blocks or gradients:
         rehearse(read_architecture(checkpoint, "prune.checkpoint"), asked)  # before what takes its time
