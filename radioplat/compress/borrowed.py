@@ -10,13 +10,16 @@ from radioplat.models.quantizer import quantizers
 from radioplat.spec.quantize import Calibrator, QuantizeConfig
 
 
-def borrow_scales(student: nn.Module, asked: QuantizeConfig, show: Callable[[nn.Module], None]) -> None:
+def borrow_scales(
+    student: nn.Module, asked: QuantizeConfig, show: Callable[[nn.Module], None], kept: tuple[str, ...] = ()
+) -> None:
     """Replace the scales of ``student`` by those that ``quantize.backend`` finds; the native one keeps them.
 
     A quantizer that the toolkit does not know, and one that saw zeros alone, keeps the scale it has.
 
     Args:
         show: sends the calibration images through a student that it is given.
+        kept: how the names of quantizers begin that have their scale already.
 
     Raises:
         SpecError: the toolkit is not installed, or cannot do what is asked.
@@ -34,5 +37,5 @@ def borrow_scales(student: nn.Module, asked: QuantizeConfig, show: Callable[[nn.
         return
     own = quantizers(student)
     for name, amax in found.items():
-        if amax.max() > 0:
+        if amax.max() > 0 and not name.startswith(kept):
             own[name].set_amax(amax.to(own[name].scale.device))

@@ -20,22 +20,26 @@ WEIGHT = "weight_quantizer"
 
 
 @torch.no_grad()
-def calibrate(student: nn.Module, asked: QuantizeConfig, run: Callable[[], None]) -> list[str]:
+def calibrate(
+    student: nn.Module, asked: QuantizeConfig, run: Callable[[], None], kept: tuple[str, ...] = ()
+) -> list[str]:
     """Give every quantizer of ``student`` its scale, measured while nothing is rounded; names of those that saw nothing
     but zeros.
 
     Args:
         run: sends the calibration images through the student, the same each time.
+        kept: how the names of quantizers begin that have their scale already; these round meanwhile.
 
     Raises:
         WeightsError: a layer's input is not finite.
     """
-    calibrate_weights(student, asked)
-    found = {n: q for n, q in quantizers(student).items() if not n.endswith(WEIGHT)}
+    new = {n: q for n, q in quantizers(student).items() if not n.startswith(kept)}
+    calibrate_weights(student, new, asked)
+    found = {n: q for n, q in new.items() if not n.endswith(WEIGHT)}
     if not found:
         return []
     seen = {name: Magnitudes() for name in found}
-    with in_float(student):
+    with in_float(*new.values()):
         with _watching(found, {n: m.look for n, m in seen.items()}):
             run()
         for name, magnitudes in seen.items():
@@ -50,9 +54,9 @@ def calibrate(student: nn.Module, asked: QuantizeConfig, run: Callable[[], None]
     return [name for name, magnitudes in seen.items() if magnitudes.amax == 0]
 
 
-def calibrate_weights(student: nn.Module, asked: QuantizeConfig) -> None:
-    """Give every weight quantizer its scales: the largest magnitudes, or with ``mse`` those that lose least."""
-    for name, quantizer in quantizers(student).items():
+def calibrate_weights(student: nn.Module, found: dict[str, Quantizer], asked: QuantizeConfig) -> None:
+    """Give the weight quantizers in ``found`` scales: of the largest magnitudes, or with ``mse`` what loses least."""
+    for name, quantizer in found.items():
         if name.endswith(WEIGHT):
             weight = student.get_submodule(name.rpartition(".")[0]).weight
             per_channel = quantizer.axis != -1

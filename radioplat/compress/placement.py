@@ -3,6 +3,10 @@
 Weights per output channel, activations at the input of each convolution and linear layer, and so nothing between a
 convolution, its bias and its ReLU; the identity branch of blocks whose addition is fused into a convolution.
 Normalization layers, attention's own products and everything that is a regression or a classification stay float.
+
+In a detector so do the last layers of its heads for classes and boxes, the layers that say where deformable attention
+looks (an offset of a pixel is little beside the range of all of them), and the layer that boxes, which are shares of
+the image, enter the decoder by.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from radioplat.errors import Problem, SpecError
+from radioplat.models.detector import Detector
 from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.quantization import LayerFormats, Quantization
 from radioplat.models.quantized_layers import can_be_quantized
@@ -24,11 +29,12 @@ from radioplat.spec.quantize import QuantizeConfig
 KINDS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
 
 
-def place(student: Student, asked: QuantizeConfig, used: set[str]) -> Quantization:
+def place(student: Student | Detector, asked: QuantizeConfig, used: set[str]) -> Quantization:
     """What of ``student`` is quantized, and of the rest why not.
 
     Args:
-        student: its BatchNorms folded.
+        student: its BatchNorms folded. What has quantizers already is left as it is, and not named: a detector's
+            backbone may.
         used: names of the layers that an image runs through; others are read in ways that no quantizer sees.
 
     Raises:
@@ -38,9 +44,11 @@ def place(student: Student, asked: QuantizeConfig, used: set[str]) -> Quantizati
         raise SpecError(*problems)
     layers: dict[str, LayerFormats] = {}
     skipped: dict[str, str] = {}
-    last = _last_layers(student)
+    detects = isinstance(student, Detector)
+    last = _last_of_detector(student) if detects else _last_layers(student)
+    settled = "student." if detects and student.architecture.student.quantized is not None else "\0"
     for name, layer in student.named_modules():
-        if not isinstance(layer, KINDS):
+        if not isinstance(layer, KINDS) or name.startswith(settled):
             continue
         rule = next((r for r in reversed(asked.layers) if _meets(student, name, r.module_name)), None)
         weights, activations = formats_of(asked, rule)
@@ -66,12 +74,14 @@ def place(student: Student, asked: QuantizeConfig, used: set[str]) -> Quantizati
         why = "; ".join(sorted(set(skipped.values()))[:3])
         raise SpecError(f"nothing is left to quantize ({why})", where="quantize.layers", hint=hint)
     residuals = dict(_residuals(student, asked, layers))
-    relu6 = [n for n, m in student.backbone.named_modules(prefix="backbone") if type(m) is nn.ReLU]
-    return Quantization(layers, residuals, [], relu6 if asked.relu6 else [], skipped)
+    whole = "student.backbone" if detects else "backbone"
+    relu6 = [n for n, m in student.get_submodule(whole).named_modules(prefix=whole) if type(m) is nn.ReLU]
+    relu6 = [n for n in relu6 if asked.relu6 and not n.startswith(settled)]
+    return Quantization(layers, residuals, [], relu6, skipped)
 
 
 def _residuals(
-    student: Student, asked: QuantizeConfig, layers: dict[str, LayerFormats]
+    student: Student | Detector, asked: QuantizeConfig, layers: dict[str, LayerFormats]
 ) -> Iterator[tuple[str, NumberFormat]]:
     """Blocks, and the format of their identity branch: that of the activations of the convolution it is added to."""
     for name, block in student.named_modules():
@@ -104,13 +114,43 @@ def _last_layers(student: Student) -> dict[str, str]:
     return found
 
 
-def _names(student: Student, name: str) -> list[str]:
-    """What a pattern may call a module: whole, or as the backbone, or timm, calls it."""
-    prefixes = ("backbone.model.", "backbone.") if student.backbone.target is not student.backbone else ("backbone.",)
+# In transformers' detectors: what stays float whole, and the heads whose last layer does.
+_WHOLE = {
+    "class_embed": "a classifier",
+    "enc_score_head": "a classifier",
+    "sampling_offsets": "says where attention looks",
+}
+_BOXES = ("bbox_embed", "enc_bbox_head")
+
+
+def _last_of_detector(detector: Detector) -> dict[str, str]:
+    """As :func:`_last_layers`."""
+    found = {}
+    for name, _ in detector.detr.named_modules(prefix="detr"):
+        parts = name.split(".")
+        told = next((_WHOLE[part] for part in parts if part in _WHOLE), None)
+        if told is not None:
+            found[name] = told
+        boxes, _, number = name.rpartition(".layers.")
+        if number.isdigit() and any(part in _BOXES for part in parts):
+            if int(number) == len(detector.get_submodule(f"{boxes}.layers")) - 1:
+                found[name] = "a regression"
+        if name.endswith("query_pos_head.layers.0"):
+            found[name] = "takes boxes"
+    return found
+
+
+def _names(student: Student | Detector, name: str) -> list[str]:
+    """What a pattern may call a module: whole, or as the backbone, timm, or a detector in transformers, calls it."""
+    detects = isinstance(student, Detector)
+    inner = student.student if detects else student
+    prefixes = ["backbone.model.", "backbone."] if inner.backbone.target is not inner.backbone else ["backbone."]
+    if detects:
+        prefixes = [*(f"student.{p}" for p in prefixes), "student.", "detr.model.", "detr."]
     return [name, *[name.removeprefix(p) for p in prefixes if name.startswith(p)]]
 
 
-def _meets(student: Student, name: str, pattern: str) -> bool:
+def _meets(student: Student | Detector, name: str, pattern: str) -> bool:
     """Whether ``pattern`` is of the layer, of a module around it, or of its class."""
     layer = student.get_submodule(name)
     classes = [k.__name__ for k in type(layer).__mro__ if issubclass(k, nn.Module) and k is not nn.Module]
@@ -124,7 +164,7 @@ def _around(name: str) -> list[str]:
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def _pattern_problems(student: Student, asked: QuantizeConfig) -> Iterator[Problem]:
+def _pattern_problems(student: Student | Detector, asked: QuantizeConfig) -> Iterator[Problem]:
     names = [name for name, module in student.named_modules() if isinstance(module, KINDS)]
     patterns = [(f"quantize.layers[{i}].module_name", rule.module_name) for i, rule in enumerate(asked.layers)]
     patterns += [(f"quantize.skip_names[{i}]", pattern) for i, pattern in enumerate(asked.skip_names)]

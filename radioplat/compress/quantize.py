@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from radioplat.compress.borrowed import borrow_scales
 from radioplat.compress.calibrate import calibrate
@@ -28,6 +30,7 @@ class Quantized:
 
     Attributes:
         student: on the CPU, in evaluation mode; its architecture says what is quantized.
+        folded: BatchNorms that went into the convolution before them.
         equalized: pairs of layers whose weights were balanced.
         idle: quantizers that saw nothing but zeros; their scale is 1 over the format's highest value.
         unfolded: quantized convolutions with the BatchNorm that stays behind them: folding changed what is said.
@@ -36,6 +39,7 @@ class Quantized:
     """
 
     student: Student
+    folded: int = 0
     equalized: list[tuple[str, str]] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     unfolded: list[tuple[str, str]] = field(default_factory=list)
@@ -67,13 +71,13 @@ def quantize_student(
     noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
     before = copy.deepcopy(student)
     student.backbone, folded = fold_pairs(student.backbone, noise)
-    how = place(student, asked, used_layers(student, noise))
+    how = place(student, asked, used_layers(student, lambda: _say(student, noise.clamp(0, 1))))
     how = replace(how, folded=[[f"backbone.{conv}", f"backbone.{norm}"] for conv, norm in folded])
     behind = [(f"backbone.{conv}", f"backbone.{norm}") for conv, norm in following_norms(student.backbone, noise)]
     unfolded = [(conv, norm) for conv, norm in behind if conv in how.layers]
     pairs = equalize(student.backbone, noise) if asked.equalize else []
     made = Student(replace(student.architecture, quantized=how)).eval().to(device)
-    _load(made, student)
+    load_folded(made, student)
 
     def show(student: Student) -> None:
         for images in batches:
@@ -83,7 +87,7 @@ def quantize_student(
     borrow_scales(made, asked, show)
     cosine = _likeness(made, before, batches, device)
     equalized = [(f"backbone.{a}", f"backbone.{b}") for a, b in pairs]
-    return Quantized(made.cpu(), equalized, idle, unfolded, cosine)
+    return Quantized(made.cpu(), len(folded), equalized, idle, unfolded, cosine)
 
 
 def _likeness(
@@ -100,12 +104,12 @@ def _likeness(
     return {kind: float(torch.cat(parts).mean()) for kind, parts in found.items()}
 
 
-def used_layers(student: Student, noise: torch.Tensor) -> set[str]:
-    """Names of the modules that are called when an image, and then each head, is computed."""
+def used_layers(student: nn.Module, run: Callable[[], object]) -> set[str]:
+    """Names of the modules of ``student`` that are called by ``run``."""
     called: set[str] = set()
     handles = [m.register_forward_pre_hook(lambda *_, name=n: called.add(name)) for n, m in student.named_modules()]
     try:
-        _say(student, noise.clamp(0, 1))
+        run()
     finally:
         for handle in handles:
             handle.remove()
@@ -121,6 +125,7 @@ def _say(student: Student, images: torch.Tensor) -> Features:
     return features
 
 
-def _load(made: Student, folded: Student) -> None:
+def load_folded(made: nn.Module, folded: nn.Module) -> None:
+    """Give ``made``, which has quantizers, the weights of ``folded``, which has none of them."""
     missing, unexpected = made.load_state_dict(folded.state_dict(), strict=False)
     assert not unexpected and all(name.endswith("quantizer.scale") for name in missing), (missing, unexpected)

@@ -52,6 +52,7 @@ class GrainReader:
         equivariance: how the views of one image lie to each other.
         boxes: of the objects; every view then carries those that it shows, and without a random crop shows the whole
             image, stretched.
+        whole: evaluation views show the whole image, stretched, not its centred square.
     """
 
     def __init__(
@@ -68,13 +69,14 @@ class GrainReader:
         reject_uniform: bool = False,
         equivariance: Equivariance = Equivariance.none,
         boxes: BoxTable | None = None,
+        whole: bool = False,
     ) -> None:
         self.index, self.order, self.views = index, order, list(views)
         self.batch_size, self.max_pixels = batch_size, max_pixels
         self.read_timeout_s, self.verify_hashes, self.reject_uniform = read_timeout_s, verify_hashes, reject_uniform
         self.boxes = boxes
         self.recipe = Recipe(self.views, augmentation, seed, equivariance, whole=boxes is not None)
-        self._still = Recipe(self.views, None, seed)
+        self._still = Recipe(self.views, None, seed, whole=whole)
         self._fetch = Fetcher(index, read_timeout_s)
 
     def careful(self) -> GrainReader:

@@ -17,8 +17,13 @@ from radioplat.errors import DataError
 from radioplat.spec.root import Spec
 
 
-def sample_images(spec: Spec, sizes: set[int], count: int, name: str = "train") -> dict[int, np.ndarray]:
+def sample_images(
+    spec: Spec, sizes: set[int], count: int, name: str = "train", whole: bool = False
+) -> dict[int, np.ndarray]:
     """Up to ``count`` images of split ``name``, the same at each size: uint8 ``[N, 3, size, size]`` by size.
+
+    Args:
+        whole: all of an image, stretched, as detectors see it; else its centred square.
 
     Raises:
         DataError: the split cannot be read, or holds no image that can be decoded.
@@ -29,7 +34,7 @@ def sample_images(spec: Spec, sizes: set[int], count: int, name: str = "train") 
     index = build_index(split, where, index_dir, max_pixels=dataset.max_pixels)
     rows = at_most(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
     views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-    reader = GrainReader(index, None, views, None, split.seed, 16, dataset.max_pixels)
+    reader = GrainReader(index, None, views, None, split.seed, 16, dataset.max_pixels, whole=whole)
     batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())
     alive = [batch.weight > 0 for batch in batches]
     if not any(a.any() for a in alive):

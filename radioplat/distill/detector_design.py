@@ -10,6 +10,7 @@ import torch
 
 from radioplat.distill.detect_module import DetectModule
 from radioplat.distill.detector_bindings import Widths, binding_widths
+from radioplat.distill.parameter_groups import is_scale
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.detector import DetectorArchitecture
 from radioplat.models.detector_file import is_detector, read_detector, read_detector_architecture
@@ -37,10 +38,17 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
         SpecError: it cannot be built, or does not take images of the run's sizes.
     """
     config, path = spec.model.detector, spec.train.pretrained_model_path
-    if config == DetectorConfig() and path and is_detector(path):
-        known = read_detector_architecture(path, MODEL_PATH)
-        config = DetectorConfig(known.kind, known.options)
-    architecture = DetectorArchitecture(backbone, len(classes), config.kind, dict(config.options), tuple(classes))
+    known = read_detector_architecture(path, MODEL_PATH) if path and is_detector(path) else None
+    quantized = None if known is None else known.quantized
+    if known is not None:
+        theirs = DetectorConfig(known.kind, known.options)
+        config = theirs if config == DetectorConfig() else config
+        if quantized is not None and config != theirs:
+            hint = "Leave model.detector out: the checkpoint says what it is."
+            raise SpecError(f"the quantized detector in {path} is another", where="model.detector", hint=hint)
+    architecture = DetectorArchitecture(
+        backbone, len(classes), config.kind, dict(config.options), tuple(classes), quantized
+    )
     detector = build_detector(architecture)
     for size in dict.fromkeys((spec.dataset.img_size, *(s for s, _ in student_sizes(spec)))):
         where = "dataset.img_size" if size == spec.dataset.img_size else "dataset.augmentation.multi_scales"
@@ -69,7 +77,10 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
     detector.student.load_state_dict(student.fold().state_dict())
     path = spec.train.pretrained_model_path
     if path and is_detector(path):
-        take_matching(detector, path, MODEL_PATH)
+        left = take_matching(detector, path, MODEL_PATH)
+        if strange := [name for name in left if is_scale(name)]:
+            hint = "Leave model.backbone and model.detector out: the checkpoint says what they are."
+            raise SpecError(f"the quantizers of {path} do not fit: {strange[0]}", where=MODEL_PATH, hint=hint)
     if task == "distill" and spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return detector
@@ -125,8 +136,11 @@ def detect_module(
         return DetectModule(detector, view, teachers, widths, config)
 
 
-def take_matching(detector: AnyDetector, path: str | Path, where: str) -> None:
+def take_matching(detector: AnyDetector, path: str | Path, where: str) -> list[str]:
     """Copy the tensors of the detector at ``path`` whose names and shapes ``detector`` has too.
+
+    Returns:
+        Names of those of ``detector`` that nothing filled.
 
     Raises:
         WeightsError: it cannot be read, or not one of its tensors fits.
@@ -138,3 +152,4 @@ def take_matching(detector: AnyDetector, path: str | Path, where: str) -> None:
         hint = "Take the same kind, width (d_model) and layers, in model.detector."
         raise WeightsError(f"nothing of {path} fits this detector", where=where, hint=hint)
     detector.load_state_dict(fitting, strict=False)
+    return sorted(mine.keys() - fitting.keys())

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.distill.follow import Callback
-from radioplat.distill.quantize import MODEL, REPORT, QuantizeReport, layer_reports, post_train
+from radioplat.distill.quantize import MODEL, REPORT, QuantizeReport, layer_reports, load_quantizable, post_train
 from radioplat.distill.run import RunResult, run_task
 from radioplat.errors import Problem, SpecError
 from radioplat.export.run import find_checkpoint
-from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, load_student
+from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
+from radioplat.models.detector_file import DETECTOR_FILE, is_detector
 from radioplat.spec.check import check
+from radioplat.spec.check_detection import detects
 from radioplat.spec.check_quantize import calibration_split
 from radioplat.spec.root import Spec
 from radioplat.track.results import TaskFolder, write_atomic
@@ -47,6 +49,9 @@ def quantize_and_train(
     if problems := check(changed, task):
         raise SpecError(*problems)
     made_of = _made_of(spec)
+    if is_detector(made_of["checkpoint"]) is not detects(spec):
+        kind, task = ("no detector", "features") if detects(spec) else ("a detector", "detection")
+        raise SpecError(f"{made_of['checkpoint']} is {kind}", where="model.task", hint=f"Set it to {task}.")
     report = _done(start, made_of, begun=bool(home.checkpoints()))
     if report is None:
         report = post_train(spec, folder)
@@ -85,7 +90,9 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
     )
     if spec.distill.stages:
         notes.append("distill.stages are left out: all teachers teach from the first step on")
-    distill = dataclasses.replace(spec.distill, stages=[], then=[], results_dir=str(folder))
+    if spec.distill.decoder_from_teacher:
+        notes.append("distill.decoder_from_teacher is left out: the quantized detector has a decoder of its own")
+    distill = dataclasses.replace(spec.distill, stages=[], then=[], results_dir=str(folder), decoder_from_teacher=False)
     model = dataclasses.replace(spec.model, backbone=backbone)
     return dataclasses.replace(spec, model=model, train=train, distill=distill), notes
 
@@ -94,7 +101,7 @@ def _made_of(spec: Spec) -> dict[str, Any]:
     """What the quantized student follows from, as JSON holds it."""
     asked = spec.quantize
     path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
-    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE, EMA_FILE)]
+    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE, EMA_FILE)]
     digests = {file.name: _digest(file) for file in files if file.is_file()}
     fields = dataclasses.asdict(asked)
     for name in ("results_dir", "device", "qat", "checkpoint", "model_path"):
@@ -141,5 +148,5 @@ def _done(start: Path, made_of: dict[str, Any], begun: bool) -> QuantizeReport |
     if changed:
         return None
     said = json.loads((start / REPORT).read_text())
-    said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(load_student(start))}
+    said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(load_quantizable(start))}
     return QuantizeReport(**said)

@@ -12,13 +12,16 @@ from pathlib import Path
 import torch
 
 from radioplat import terminal
-from radioplat.compress.quantize import quantize_student
+from radioplat.compress.quantize import Quantized, quantize_student
+from radioplat.compress.quantize_detector import BACKBONE, QuantizedDetector, quantize_detector
 from radioplat.data.sample_images import sample_images
 from radioplat.distill.follow import Callback
 from radioplat.distill.run import RunResult
 from radioplat.errors import SpecError
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import load_student, save_student
+from radioplat.models.detector import Detector
+from radioplat.models.detector_file import is_detector, load_detector, save_detector
 from radioplat.models.quantizer import quantizers
 from radioplat.models.student import Student
 from radioplat.spec.check_quantize import calibration_split, quantize_problems
@@ -73,7 +76,8 @@ class QuantizeReport:
             With backend modelopt.onnx an ONNX file.
         skipped: linear layers and convolutions that stay float, and why.
         images: how many the ranges were measured on.
-        cosine: mean over them of what the student says and said before, by ``summary`` and ``spatial``.
+        cosine: mean over them of what the student says and said before, by ``summary`` and ``spatial``; of a detector
+            by ``maps`` and ``memory``.
         folded: BatchNorms that went into the convolution before them.
         equalized: pairs of layers whose weights were balanced.
         notes: what else should be known, a sentence each.
@@ -140,10 +144,17 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     """Post-training quantization with the project's own quantizers."""
     asked = spec.quantize
     path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
-    student = load_student(path, "quantize.checkpoint")
+    model = load_quantizable(path, "quantize.checkpoint")
     device, notes = _device(asked.device)
-    batches = calibration_images(spec, student.architecture.img_size)
-    done = quantize_student(student, asked, batches, device)
+    done: Quantized | QuantizedDetector
+    if isinstance(model, Detector):
+        batches = calibration_images(spec, model.architecture.student.img_size, whole=True)
+        done = quantize_detector(model, asked, batches, device)
+        made: Student | Detector = done.detector
+    else:
+        batches = calibration_images(spec, model.architecture.img_size)
+        done = quantize_student(model, asked, batches, device)
+        made = done.student
     notes += [f"{name} saw nothing but zeros" for name in done.idle]
     notes += [
         f"BatchNorm {norm} stays behind the quantized {conv}, and costs a pass of its own: folded, outputs differed"
@@ -151,20 +162,36 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     ]
     if asked.equalize and not done.equalized:
         notes.append("quantize.equalize found no two layers with nothing but a ReLU between them")
-    how = done.student.architecture.quantized
     report = QuantizeReport(
         folder.path / MODEL,
         path,
-        layer_reports(done.student),
-        how.skipped,
+        layer_reports(made),
+        skipped_layers(made),
         sum(len(images) for images in batches),
         done.cosine,
-        len(how.folded),
+        done.folded,
         len(done.equalized),
         notes,
     )
-    write_quantized(done.student, report)
+    write_quantized(made, report)
     return report
+
+
+def load_quantizable(path: Path, where: str = "") -> Student | Detector:
+    """The student or detector in ``path``.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    return load_detector(path, where) if is_detector(path) else load_student(path, where)
+
+
+def skipped_layers(model: Student | Detector) -> dict[str, str]:
+    """Linear layers and convolutions of a quantized model that stay float, and why."""
+    form = model.architecture
+    if isinstance(model, Student):
+        return form.quantized.skipped
+    return {f"{BACKBONE}{n}": why for n, why in form.student.quantized.skipped.items()} | form.quantized.skipped
 
 
 def quantized_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
@@ -183,18 +210,19 @@ BACKENDS: dict[str, Callable[[Spec, TaskFolder], QuantizeReport]] = {
 }
 
 
-def calibration_images(spec: Spec, size: int) -> list[torch.Tensor]:
-    """Batches uint8 ``[B, 3, size, size]`` of whole images (no augmentation), from the calibration split, else train.
+def calibration_images(spec: Spec, size: int, whole: bool = False) -> list[torch.Tensor]:
+    """Batches uint8 ``[B, 3, size, size]`` without augmentation, from the calibration split, else train; ``whole`` as
+    :func:`radioplat.data.sample_images.sample_images` takes it.
 
     Raises:
         DataError: the split holds no image that can be decoded.
     """
     asked, split = spec.quantize, calibration_split(spec)
-    found = sample_images(spec, {size}, asked.calibration_batches * spec.dataset.batch_size, split)[size]
+    found = sample_images(spec, {size}, asked.calibration_batches * spec.dataset.batch_size, split, whole)[size]
     return list(torch.from_numpy(found).split(spec.dataset.batch_size))
 
 
-def layer_reports(student: Student) -> list[LayerReport]:
+def layer_reports(student: Student | Detector) -> list[LayerReport]:
     """Every quantized layer and residual branch, in the model's order."""
     found = []
     for name, quantizer in quantizers(student).items():
@@ -212,12 +240,15 @@ def layer_reports(student: Student) -> list[LayerReport]:
     return found
 
 
-def write_quantized(student: Student, report: QuantizeReport) -> None:
+def write_quantized(student: Student | Detector, report: QuantizeReport) -> None:
     """Write ``report.path``, aside and then renamed: what bears the name is whole."""
     aside = report.path.with_name(f".{report.path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_student(student, student.state_dict(), aside)
+    if isinstance(student, Detector):
+        save_detector(student, aside)
+    else:
+        save_student(student, student.state_dict(), aside)
     text = {**asdict(report), "path": str(report.path), "checkpoint": str(report.checkpoint)}
     (aside / REPORT).write_text(json.dumps(text, indent=1))
     shutil.rmtree(report.path, ignore_errors=True)

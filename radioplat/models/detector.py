@@ -14,6 +14,7 @@ from torchvision.ops import box_convert
 
 from radioplat.errors import SpecError
 from radioplat.models.pyramid import Pyramid
+from radioplat.models.quantization import Quantization, quantize_modules
 from radioplat.models.student import Student, StudentArchitecture
 
 _PRIOR = 0.01  # what a class is given at the start: nearly nothing is an object (Lin et al. 2017, section 4.1)
@@ -38,6 +39,8 @@ class DetectorArchitecture:
             ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
             ``DinoConfig``.
         class_names: by label; empty where they are not known.
+        quantized: which layers have quantizers, and BatchNorm folded, of all but the backbone; that is the student's
+            own ``quantized``. None for none.
     """
 
     student: StudentArchitecture
@@ -45,17 +48,18 @@ class DetectorArchitecture:
     kind: str = "rtdetr_v2"
     options: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    quantized: Quantization | None = None
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "student"}
-        return json.dumps(own | {"student": asdict(self.student)}, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> DetectorArchitecture:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
         student = StudentArchitecture.from_json(json.dumps(raw["student"]))
+        raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
         return cls(**{**raw, "student": student, "class_names": tuple(raw.get("class_names", ()))})
 
 
@@ -113,6 +117,13 @@ class Detector(nn.Module):
         self.student = Student(architecture.student)
         self.pyramid = Pyramid(self.student.backbone)
         self.detr = _build(architecture, self.pyramid, where)
+        if architecture.quantized is not None:
+            try:
+                quantize_modules(self, architecture.quantized)
+            except (AttributeError, TypeError) as error:
+                message = f"the quantizers of the pretrained detector do not fit this one ({error})"
+                hint = "Start from a checkpoint of the same detector, or quantize this one anew."
+                raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
         # What bindings name: these change nothing, and give what passes through them.
         self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.memory = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
@@ -208,9 +219,10 @@ def best_boxes(logits: torch.Tensor, boxes: torch.Tensor, size: tuple[int, int],
 
 
 def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **options: Any) -> Detector:
-    """A new detector whose backbone has the weights of ``student``, heads and classifier left behind."""
+    """A new detector whose backbone has the weights and quantizers of ``student``, heads and classifier left behind."""
     plain = student.fold()
-    bare = replace(plain.architecture, heads=(), num_classes=0)
+    quantized = plain.architecture.quantized and plain.architecture.quantized.without_heads()
+    bare = replace(plain.architecture, heads=(), num_classes=0, quantized=quantized)
     detector = Detector(DetectorArchitecture(bare, num_classes, kind, options))
     own = detector.student.state_dict()
     detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -24,8 +25,14 @@ def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
 
 
 @torch.no_grad()
-def fold_pairs(model: nn.Module, example: torch.Tensor) -> tuple[nn.Module, list[tuple[str, str]]]:
-    """As :func:`fold_batch_norm`, with the names of the convolutions and BatchNorms that became one."""
+def fold_pairs(
+    model: nn.Module, example: torch.Tensor, say: Callable[[nn.Module], Sequence[torch.Tensor]] | None = None
+) -> tuple[nn.Module, list[tuple[str, str]]]:
+    """As :func:`fold_batch_norm`, with the names of the convolutions and BatchNorms that became one.
+
+    Args:
+        say: of a model what must not change, where that is not all that ``model(example)`` gives.
+    """
     every = following_norms(model, example)
     pairs = [(c, n) for c, n in every if sum(c == other for other, _ in every) == 1]
     if not pairs:
@@ -35,7 +42,8 @@ def fold_pairs(model: nn.Module, example: torch.Tensor) -> tuple[nn.Module, list
         conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
         _replace(folded, conv_name, fuse_conv_bn_eval(conv, norm))
         drop_norm(folded, norm_name)
-    both = zip(_tensors(model(example)), _tensors(folded(example)), strict=True)
+    say = say or (lambda one: _tensors(one(example)))
+    both = zip(say(model), say(folded), strict=True)
     close = all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())) for a, b in both)
     return (folded, pairs) if close else (model, [])
 

@@ -60,6 +60,26 @@ class Quantization:
         skipped = {n: why for n, why in self.skipped.items() if n.startswith("backbone.")}
         return replace(self, layers=layers, skipped=skipped)
 
+    def split(self, prefix: str) -> tuple[Quantization, Quantization]:
+        """The part under ``prefix``, whose names lose it, and the rest."""
+        parts = []
+        for own in (True, False):
+            cut = prefix if own else ""
+
+            def of(names, own=own):
+                return [name for name in names if name.startswith(prefix) is own]
+
+            parts.append(
+                Quantization(
+                    {n.removeprefix(cut): self.layers[n] for n in of(self.layers)},
+                    {n.removeprefix(cut): self.residuals[n] for n in of(self.residuals)},
+                    [[n.removeprefix(cut) for n in pair] for pair in self.folded if pair[0].startswith(prefix) is own],
+                    [n.removeprefix(cut) for n in of(self.relu6)],
+                    {n.removeprefix(cut): self.skipped[n] for n in of(self.skipped)},
+                )
+            )
+        return parts[0], parts[1]
+
 
 def quantize_modules(student: nn.Module, how: Quantization) -> None:
     """Change ``student`` in place: its form alone, for weights and scales come from elsewhere.

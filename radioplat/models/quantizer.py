@@ -67,9 +67,9 @@ def quantizers(module: nn.Module) -> dict[str, Quantizer]:
 
 
 @contextmanager
-def in_float(module: nn.Module) -> Iterator[None]:
-    """Compute without rounding meanwhile."""
-    found = [q for q in quantizers(module).values() if q.enabled]
+def in_float(*modules: nn.Module) -> Iterator[None]:
+    """Let no quantizer in ``modules`` round meanwhile."""
+    found = [q for module in modules for q in quantizers(module).values() if q.enabled]
     for quantizer in found:
         quantizer.enabled = False
     try:

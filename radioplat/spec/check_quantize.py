@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.check_detection import detects
 from radioplat.spec.dataset import SplitConfig
 from radioplat.spec.number_formats import ACTIVATIONS, FORMATS, NATIVE, formats_of
 from radioplat.spec.quantize import Calibrator, QatConfig, QuantizeConfig, QuantizeMode
@@ -84,7 +85,7 @@ def _qat(spec: Spec) -> Iterator[Problem]:
             if value != getattr(default, name):
                 hint = "Set quantize.mode: qat, or remove the line."
                 yield Problem("nothing is trained in this mode", f"quantize.qat.{name}", hint)
-    elif not spec.distill.teacher and spec.dataset.num_classes < 1:
+    elif not spec.distill.teacher and spec.dataset.num_classes < 1 and not detects(spec):
         hint = "Name teachers in distill.teacher; or dataset.num_classes, to train on labels alone."
         yield Problem("there is nobody to learn from", "quantize.mode", hint)
 
