@@ -198,7 +198,10 @@ class _TarScan:
             if kind == "cls":
                 found = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
             else:
-                found = _from_json(_parse(data))
+                content = _parse(data)
+                found = _from_json(content)
+                if wrong := _no_label(content):
+                    self._blame_member(member, key, "bad_sidecar", f"{name}: {wrong}")
                 if found.pop("caption", None) is not None:
                     found["caption_offset"], found["caption_length"] = member.offset, member.size
                 if "given_label" in found or "label_name" in found:  # JSON wins over .cls, whichever comes first
@@ -246,6 +249,16 @@ def _from_json(content: Any) -> dict[str, Any]:
     if isinstance(get("label_name"), str):
         found["label_name"] = _text(content["label_name"])
     return found
+
+
+def _no_label(content: dict[str, Any]) -> str | None:
+    """What is wrong with a label that is given and is none; a negative number says that there is none, as null does."""
+    for name in ("label", "id"):
+        if (label := content.get(name)) is not None:
+            if isinstance(label, str) or (type(label) is int and abs(label) < 2**63):  # a bool is an int, too
+                return None
+            return f"{name} is {json.dumps(label)[:40]}, neither a whole number of 63 bits nor text"
+    return None
 
 
 def _label(value: Any) -> dict[str, Any]:

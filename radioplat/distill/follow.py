@@ -11,6 +11,7 @@ from pathlib import Path
 
 from radioplat.track.progress import StepProgress
 
+_SHOWN = 6  # figures of a validation, in the terminal; status.json has all
 
 @dataclass(frozen=True)
 class StepEvent:
@@ -83,6 +84,9 @@ class Follower:
             self._take(json.loads(line))
 
     def _take(self, line: dict) -> None:
+        if self._progress and line["message"].startswith("validation at step"):
+            found = [f"{name} {value:.4f}" for name, value in line["kpi"].items()][:_SHOWN]
+            self._progress.tell("  ".join([line["message"].partition(";")[0], *found]))
         if "checkpoint" in line:
             self._tell(CheckpointEvent(line["step"], self._path.parent / line["checkpoint"]))
         elif "max_step" in line:

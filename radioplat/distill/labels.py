@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from radioplat.data.run_data import RunData
 from radioplat.errors import Problem
@@ -37,6 +39,9 @@ def label_problems(
             yield from _beside_scores(scored, infos, highest_label(data))
         return
     names, highest = data.index.classes, highest_label(data)
+    if weight and names and (why := _numbers_beside_names(data)):
+        hint = "Give all labels as names, or all as numbers; a sidecar may have both, `label` and `label_name`."
+        yield Problem(why, "dataset.train_dataset", hint)
     if weight and highest < 0:
         field = "distill.label_form" if spec.distill.label_form is LabelForm.tao else "distill.alpha"
         if teachers:
@@ -52,15 +57,28 @@ def label_problems(
         if info.logits_dim != num_classes:
             message = f"{teacher.name} has {info.logits_dim} classes, and dataset.num_classes is {num_classes}"
             hint = "Fine-tune it on these images (`radioplat train`), or take mode summary or spatial."
+            if not info.class_names:
+                told = f"{teacher.where}.model.backbone.kwargs={{num_classes: {num_classes}}}"
+                hint += f" Where its weights have {num_classes}, say so: {told}."
             yield Problem(message, where, hint)
         elif why := classes_differ(info.class_names, names):
             message = f"the classes of {teacher.name} are not those of the images: {why}"
             yield Problem(message, where, "Fine-tune it on folders of the same names, or take mode summary or spatial.")
 
 
-def class_names(data: RunData, num_classes: int) -> tuple[str, ...]:
-    """What the classes of a classifier are called; empty where labels are numbers, or do not name all of them."""
-    names = data.index.classes
+def class_names(
+    data: RunData,
+    num_classes: int,
+    teachers: Sequence[ResolvedTeacher] = (),
+    infos: Mapping[str, TeacherInfo] | None = None,
+) -> tuple[str, ...]:
+    """What the classes of a classifier are called; empty where labels are numbers, or do not name all of them.
+
+    Where no image has a label they are those of the first teacher whose class scores it learns.
+    """
+    names: Sequence[str] = data.index.classes
+    if not names and infos and highest_label(data) < 0:
+        names = next((infos[t.name].class_names for t in teachers if "logits" in t.wanted), ())
     return tuple(names) if len(names) == num_classes else ()
 
 
@@ -68,6 +86,20 @@ def highest_label(data: RunData) -> int:
     """Of all images, -1 where none has one."""
     blocks = (table["label"].to_numpy() for _, table in data.index.rows.blocks(["label"]))
     return max((int(np.max(block, initial=-1)) for block in blocks), default=-1)
+
+
+def _numbers_beside_names(data: RunData) -> str | None:
+    """Why labels that are numbers, of some images, cannot be told to be the classes that others have by name."""
+    names = data.index.classes
+    known = pa.array(names, pa.large_string())
+    for _, table in data.index.rows.blocks(["given_label", "label_name"]):
+        given, place = table["given_label"], pc.index_in(table["label_name"], known, skip_nulls=True)
+        strange = pc.and_(pc.greater_equal(given, 0), pc.not_equal(pc.fill_null(pc.cast(place, pa.int64()), -1), given))
+        if len(numbers := pc.filter(given, strange)):
+            first = numbers[0].as_py()
+            is_ = f"class {first} is {names[first]!r}" if first < len(names) else f"there is a class {first}"
+            return f"some labels are numbers and others names ({_few(names)}), and nothing says that {is_}"
+    return None
 
 
 def _beside_scores(

@@ -20,7 +20,8 @@ from radioplat.distill.design import Models, design_models
 from radioplat.distill.detector_design import detector_architecture, detector_widths
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
-from radioplat.distill.labels import label_problems
+from radioplat.distill.held_out import held_out_labels
+from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
@@ -54,7 +55,7 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         stages_found(spec, result)
     models = _models(spec, task, result)
     data = _data(spec, result)
-    held_out = _validation(spec, data, result)
+    held_out = _validation(spec, models, data, result)
     if held_out is not None and not detects(spec):
         architecture = models.architecture if models else None
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
@@ -72,7 +73,12 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         _length(spec, data, result)
     if models is not None and data is not None:
         classes = models.architecture.num_classes
-        result.problems += label_problems(spec, models.teachers, models.infos, data, classes)
+        problems = list(label_problems(spec, models.teachers, models.infos, data, classes))
+        result.problems += problems
+        if classes and held_out is not None and not problems and not detects(spec):
+            labels = held_out_labels(held_out, classes)
+            result.problems += labels.problems
+            result.warnings += labels.notes
         if task == "distill" and spec.dataset.num_classes and not classes:
             result.warnings.append(
                 "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "
@@ -189,7 +195,7 @@ def _check_samples_per_file(spec: Spec, data: RunData, result: Plan) -> None:
             )
 
 
-def _validation(spec: Spec, data: RunData | None, result: Plan) -> ShardIndex | None:
+def _validation(spec: Spec, models: Models | None, data: RunData | None, result: Plan) -> ShardIndex | None:
     split = spec.dataset.val_dataset
     wanted = "evaluate" in spec.distill.then or spec.dataset.knn_validation
     if not (split.tar_data_sources or split.images_dir):
@@ -201,6 +207,8 @@ def _validation(spec: Spec, data: RunData | None, result: Plan) -> ShardIndex | 
     try:
         index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
         classes = data.index.classes if data else None
+        if data and models:
+            classes = classes or list(class_names(data, models.architecture.num_classes, models.teachers, models.infos))
         limit = spec.dataset.max_pixels
         return build_index(split, "dataset.val_dataset", index_dir / "val", max_pixels=limit, classes=classes)
     except DataError as error:

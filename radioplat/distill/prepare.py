@@ -19,6 +19,7 @@ from radioplat.data.sources import list_shards
 from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
 from radioplat.distill.detector_design import detector_architecture, detector_widths, start_detector
+from radioplat.distill.held_out import held_out_labels
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.peers import Peer
@@ -52,6 +53,7 @@ class Run:
         order_fields: what the order was made from.
         detector: what stands on the student, where a detector is trained.
         binding_widths: of what its bindings compare, see :mod:`radioplat.distill.detector_bindings`.
+        notes: what is odd about the data, and runs.
         lease: which hold of the results folder the run writes under; see :mod:`radioplat.track.lease`.
     """
 
@@ -70,6 +72,7 @@ class Run:
     lease: str = ""
     detector: DetectorArchitecture | None = None
     binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def asked(self) -> list[ResolvedTeacher]:
@@ -155,9 +158,18 @@ def prepare(
     problems = list(label_problems(spec, models.teachers, models.infos, data, classes))
     if problems:
         raise SpecError(*problems)
-    held_out = spec.dataset.val_dataset
+    names = class_names(data, classes, models.teachers, models.infos)
+    held_out, notes = spec.dataset.val_dataset, list[str]()
     if (classes or found) and (held_out.tar_data_sources or held_out.images_dir):
-        list_shards(held_out, "dataset.val_dataset")  # it will be validated: a folder that is not there is told now
+        # It will be validated: what is wrong with it is told now.
+        list_shards(held_out, "dataset.val_dataset")
+        if not found:
+            numbered, place = index.classes or list(names), index_dir.parent / "val"
+            val = build_index(held_out, "dataset.val_dataset", place, max_pixels=limit, classes=numbered, scan=scan)
+            labels = held_out_labels(val, classes)
+            if labels.problems:
+                raise SpecError(*labels.problems)
+            notes = labels.notes
     steps = steps_per_epoch(spec, data)
     detector, widths = None, {}
     if found is not None:
@@ -173,7 +185,7 @@ def prepare(
         teachers=models.teachers,
         infos=models.infos,
         grids=models.grids,
-        architecture=dataclasses.replace(models.architecture, class_names=class_names(data, classes)),
+        architecture=dataclasses.replace(models.architecture, class_names=names),
         views=run_views(spec, models.teachers, models.infos, models.student_stride),
         student_view=student_view(spec),
         steps_per_epoch=steps,
@@ -181,6 +193,7 @@ def prepare(
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
         detector=detector,
         binding_widths=widths,
+        notes=tuple(notes),
     ), data
 
 

@@ -132,7 +132,7 @@ def _run_alone(
             keep_data(run, data)
             say(line)
             status.write(line)
-            for note in start_notes(spec, run.architecture) if start == 0 else ():
+            for note in (*(start_notes(spec, run.architecture) if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
             folder.write_experiment(to_yaml(spec))

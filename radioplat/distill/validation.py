@@ -97,7 +97,7 @@ def validate(run: Run, checkpoint: Path) -> Validation:
 
 def _measured(run: Run, subjects: dict[str, Subject], teachers: list[ResolvedTeacher]) -> Findings:
     spec = _lean(run.spec, CONVERTED in subjects)
-    bank, queries, _ = open_images(spec, {subject.size for subject in subjects.values()})
+    bank, queries, _ = open_images(spec, {subject.size for subject in subjects.values()}, run.architecture.class_names)
     if not (spec.dataset.knn_validation or CONVERTED in subjects):
         bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}

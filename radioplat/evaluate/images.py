@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from radioplat.cores import decode_threads
@@ -14,11 +15,12 @@ from radioplat.data.views import ViewSpec
 from radioplat.spec.root import Spec
 
 
-def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]:
+def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple[Images, Images, list[str]]:
     """Bank (train split), queries (val split) and the class names.
 
     Args:
         sizes: of the views, in pixels.
+        names: of the classes, where no training image has one by name.
 
     Raises:
         DataError: a split cannot be read.
@@ -32,7 +34,7 @@ def open_images(spec: Spec, sizes: set[int]) -> tuple[Images, Images, list[str]]
         index = build_index(
             split, f"dataset.{name}_dataset", index_dir / name, max_pixels=dataset.max_pixels, classes=classes
         )
-        classes = index.classes if classes is None else classes
+        classes = index.classes or list(names) if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
         views = [ViewSpec(str(size), size) for size in sorted(sizes)]
         reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)

@@ -101,7 +101,8 @@ def _evaluate(
     lineup = open_lineup(spec, path, device)
     teachers = teachers_of(spec, lineup)
     sizes = {s.size for s in lineup.subjects.values()} | {t.view_size for t in teachers}
-    bank, queries, classes = open_images(spec, sizes)
+    named = next((form.class_names for form in lineup.architectures.values() if form.class_names), ())
+    bank, queries, classes = open_images(spec, sizes, named)
     # Before the teachers' weights are loaded, and anything is encoded.
     if problems := unfit(spec, lineup, bank.reader.index, queries.reader.index):
         raise SpecError(*problems)

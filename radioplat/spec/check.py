@@ -59,6 +59,8 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1 and not detects(spec):
         problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
+    elif spec.dataset.num_classes < 0:
+        problems.append(Problem(f"must not be negative, not {spec.dataset.num_classes}", "dataset.num_classes"))
     return problems
 
 

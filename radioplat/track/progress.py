@@ -69,6 +69,13 @@ class StepProgress:
         elif time.monotonic() - self._spoke >= self._every or step >= self._total:
             self._say()
 
+    def tell(self, line: str) -> None:
+        """Show ``line`` once, above what moves."""
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            print(f"{self._label}: {line}", file=self._stream, flush=True)
+
     def __enter__(self) -> StepProgress:
         if self._bar is not None:
             self._bar.start()

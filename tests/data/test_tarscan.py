@@ -47,18 +47,25 @@ def test_sidecars(tmp_path, write_tar, photo):
             ("y/4.jpg", photo()),
             ("y/4.json", b"{not json"),
             ("y/5.jpg", photo()),
+            *((f"z/{i}.jpg", photo()) for i in range(4)),
+            ("z/0.json", b'{"label": 1.5, "md5": "m"}'),
+            ("z/1.json", b'{"id": [3]}'),
+            ("z/2.json", b'{"label": true}'),
+            ("z/3.json", b'{"label": -1}'),
         ],
     )
     scan = scan_tar(str(path))
     rows = {r["key"]: r for r in scan.rows.to_pylist()}
-    assert list(rows) == ["x/1", "x/2", "y/1", "y/2", "y/3", "y/4", "y/5"]
+    assert list(rows) == ["x/1", "x/2", "y/1", "y/2", "y/3", "y/4", "y/5", *(f"z/{i}" for i in range(4))]
     assert rows["x/1"]["hash"] == "s" and rows["x/1"]["given_label"] == 7
     assert rows["x/2"]["hash"] == "m" and rows["x/2"]["label_name"] == "cat" and rows["x/2"]["given_label"] == -1
     assert read_range(str(path), rows["x/2"]["caption_offset"], rows["x/2"]["caption_length"]) == caption
     assert rows["y/1"]["given_label"] == 3 and rows["y/2"]["label_name"] == "dog"
     assert rows["y/3"]["given_label"] == 4  # JSON wins over .cls
     assert rows["y/5"]["hash"] is None and rows["y/5"]["label_name"] is None and rows["y/5"]["caption_offset"] == -1
-    assert faults(scan) == {("y/4", "bad_sidecar")}
+    assert all(rows[f"z/{i}"]["given_label"] == -1 and rows[f"z/{i}"]["label_name"] is None for i in range(4))
+    assert rows["z/0"]["hash"] == "m", "the rest of a sidecar whose label is none"
+    assert faults(scan) == {(key, "bad_sidecar") for key in ("y/4", "z/0", "z/1", "z/2")}
 
 
 def test_bad_members(tmp_path, write_tar, photo, bomb_png):

@@ -205,6 +205,56 @@ def test_plan_refuses_classes_that_are_not_the_same(mixed, make, teacher, images
     assert not plan(load_spec(spec)).problems, "features have no classes"
 
 
+def relabelled(images, name: str, *pairs: tuple[str, str]) -> str:
+    """A folder of held-out images under other names: (class, what it is called)."""
+    for old, new in pairs:
+        shutil.copytree(images / "val" / old, images / name / new)
+    return str(images / name)
+
+
+def test_held_out_images_of_classes_that_are_not_learnt_are_told(make, images):
+    spec = make("test_resnet")
+    spec["train"]["num_epochs"] = 1
+    some = relabelled(images, "some", ("digit_0", "digit_0"), ("digit_1", "letter_a"))
+    none = relabelled(images, "none", ("digit_0", "letter_a"), ("digit_1", "letter_b"))
+    spec["dataset"]["val_dataset"]["images_dir"] = some
+    heard = []
+    run = radioplat.train(spec, say=heard.append)
+    note = "dataset.val_dataset: 20 images of classes that are not learnt will not be judged: 20 'letter_a'"
+    assert note in heard and note in plan(load_spec(spec), "train").warnings
+    right = 20 * validated(run.folder)["accuracy/top1"]
+    assert right == pytest.approx(round(right)), "of the other 20"
+    spec = make("test_resnet")
+    spec["dataset"]["val_dataset"]["images_dir"] = none
+    (problem,) = plan(load_spec(spec), "train").problems
+    assert problem.where == "dataset.val_dataset" and "there are 20 'letter_a', 20 'letter_b'" in problem.message
+    with pytest.raises(SpecError, match="no held-out image is of a class"):
+        radioplat.train(spec, say=lambda line: None)
+
+
+def test_numbers_beside_names_are_refused(make, write_shard, images):
+    spec = make("test_resnet")
+    png = next((images / "few" / "digit_1").iterdir()).read_bytes()
+    shard = [("a.png", png), ("a.json", b'{"label": 1, "label_name": "digit_1"}'), ("b.png", png), ("b.cls", b"")]
+    write_shard(images / "both" / "a.tar", shard)
+    write_shard(images / "numbers" / "a.tar", [("a.png", png), ("a.cls", b"1")])
+    spec["dataset"]["train_dataset"]["tar_data_sources"] = [{"root_dir": str(images / "both")}]
+    assert not plan(load_spec(spec), "train").problems, "the name says what the number is"
+    spec["dataset"]["train_dataset"]["tar_data_sources"] = [{"root_dir": str(images / "numbers")}]
+    (problem,) = plan(load_spec(spec), "train").problems
+    assert problem.where == "dataset.train_dataset" and "nothing says that class 1 is 'digit_1'" in problem.message
+
+
+def test_without_labels_the_classes_are_those_of_the_teacher(mixed, images, teacher):
+    """Class scores over images without labels alone; held-out images are judged by the teacher's names."""
+    spec = mixed(alpha=0.0, teacher={"mode": "logits"})
+    del spec["dataset"]["train_dataset"]["images_dir"]
+    student = radioplat.distill(spec, say=lambda line: None)
+    assert read_architecture(student.checkpoint).class_names == NAMES
+    found = evaluate(load_spec(spec))
+    assert 0 < found.accuracy == pytest.approx(validated(student.folder)["accuracy/top1"])
+
+
 def test_a_backbone_out_of_a_model_for_another_task(mixed, teacher, tmp_path):
     """A detector's or a segmenter's file: its backbone under a prefix, decoder and heads beside it."""
     tensors = radioplat.load_student(teacher.checkpoint).backbone.model.state_dict()

@@ -54,6 +54,8 @@ def kind_of(teacher: ResolvedTeacher) -> str:
     if not name and (path / "config.json").is_file() and teacher.weights:
         return "radio" if _is_radio_folder(path) else "hf"
     if not name:
+        if teacher.weights and not path.exists():
+            raise SpecError(f"no such file: {path}", where=f"{teacher.where}.pretrained_teacher_model_path")
         raise SpecError(
             "a value is required here",
             where=f"{teacher.where}.model.backbone.type",
