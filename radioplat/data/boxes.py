@@ -127,6 +127,12 @@ class Faults:
     def __str__(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items())) or "none"
 
+    def with_first(self) -> str:
+        """As a string, with the first case of each reason."""
+        first = dict(reversed(self.named))
+        told = (f"{count} {reason} (first: {first.get(reason, '?')})" for reason, count in sorted(self.counts.items()))
+        return ", ".join(told) or "none"
+
 
 def four_numbers(value: Any) -> list[float] | None:
     """``value`` as four finite floats, or None where it is anything else."""

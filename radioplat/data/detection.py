@@ -63,6 +63,10 @@ class DetectionSet:
         """Boxes of all pictures."""
         return sum(len(picture.boxes) for picture in self.pictures)
 
+    @property
+    def size(self) -> str:
+        """How much it is, in words."""
+        return f"{len(self)} images, {self.num_boxes} boxes of {len(self.classes)} classes"
+
     def __str__(self) -> str:
-        of = f"{len(self)} images, {self.num_boxes} boxes of {len(self.classes)} classes"
-        return f"{of}; faults: {self.faults}"
+        return f"{self.size}; faults: {self.faults}"

@@ -51,6 +51,7 @@ class Run:
         grids: the loss grid of each teacher, rows and columns.
         student_view: name of the view the student sees.
         order_fields: what the order was made from.
+        annotations: what there is to detect, and what is wrong with it, in words.
         detector: what stands on the student, where a detector is trained.
         binding_widths: of what its bindings compare, see :mod:`radioplat.distill.detector_bindings`.
         notes: what is odd about the data, and runs.
@@ -70,6 +71,7 @@ class Run:
     total_steps: int
     order_fields: dict[str, str]
     lease: str = ""
+    annotations: str = ""
     detector: DetectorArchitecture | None = None
     binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ def prepare(
         steps_per_epoch=steps,
         total_steps=total_steps(spec, steps),
         order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
+        annotations=f"objects: {found.size}; faults: {found.faults.with_first()}" if found else "",
         detector=detector,
         binding_widths=widths,
         notes=tuple(notes),

@@ -132,6 +132,9 @@ def _run_alone(
             keep_data(run, data)
             say(line)
             status.write(line)
+            if run.annotations:
+                say(run.annotations)
+                status.write(run.annotations)
             for note in (*(start_notes(spec, run.architecture) if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")

@@ -34,6 +34,12 @@ class DetectorReport:
     report: Path
     faults: str
 
+    @property
+    def unreadable(self) -> str:
+        """Images that could not be decoded, by reason, in words."""
+        found = sorted(self.result.unreadable.items())
+        return ", ".join(f"{count} {reason}" for reason, count in found) or "none"
+
 
 def judge_checkpoint(
     spec: Spec, checkpoint: Path, ema: bool | None = None, device: str = "cpu"
@@ -68,8 +74,9 @@ def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
     def action() -> DetectorReport:
         """Measure and write down."""
         result, faults = judge_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
-        report = _write(spec, folder, checkpoint, result, faults)
-        return DetectorReport(checkpoint, result, report, faults)
+        made = DetectorReport(checkpoint, result, folder.report_path, faults)
+        _write(spec, folder, made)
+        return made
 
     return keep_diary(folder, "evaluate", to_yaml(spec), action, lambda made: made.result.kpi())
 
@@ -88,14 +95,14 @@ def tables(result: DetectionResult) -> list[Table]:
     ]
 
 
-def _write(spec: Spec, folder: TaskFolder, checkpoint: Path, result: DetectionResult, faults: str) -> Path:
-    left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(result.unreadable.items())) or "none"
-    notes = [f"{checkpoint}", f"annotations: {faults}", f"unreadable images: {left_out}"]
+def _write(spec: Spec, folder: TaskFolder, made: DetectorReport) -> None:
+    checkpoint, result = made.checkpoint, made.result
+    notes = [f"{checkpoint}", f"annotations: {made.faults}", f"unreadable images: {made.unreadable}"]
     coco = dataclasses.asdict(result.coco)
     content = {"checkpoint": checkpoint.name, "classes": result.classes, "images": result.images, "coco": coco}
-    content |= {"voc": result.voc, "unreadable": result.unreadable, "faults": faults}
+    content |= {"voc": result.voc, "unreadable": result.unreadable, "faults": made.faults}
     write_atomic(folder.path / "results.json", json.dumps(content, indent=1))
-    return write_report(
+    write_report(
         folder.report_path,
         title=f"radioplat: detector {checkpoint.name}",
         tables=tables(result),

@@ -19,7 +19,7 @@ def show(result: EvaluateResult | DetectorReport | DetectorsReport) -> None:
         for table in side_tables(result) if several else tables(result.result):
             rows = [[show_cell(c) for c in row] for row in table.rows]
             terminal.show_table(table.title, list(table.columns), rows, table.note)
-        for line in remarks_on_detectors(result) if several else [f"annotations: {result.faults}"]:
+        for line in remarks_on_detectors(result) if several else _left_out(result):
             terminal.say(line)
         terminal.say(f"report: {result.report}")
         return
@@ -36,3 +36,8 @@ def show(result: EvaluateResult | DetectorReport | DetectorsReport) -> None:
     for line in [*remarks(result.models), *result.found.absent]:
         terminal.say(line)
     terminal.say(f"report: {result.report}")
+
+
+def _left_out(result: DetectorReport) -> list[str]:
+    lines = [f"annotations: {result.faults}"]
+    return [*lines, f"unreadable images: {result.unreadable}"] if result.result.unreadable else lines

@@ -6,9 +6,11 @@ import json
 
 import pytest
 import torch
+import yaml
 
 import radioplat
 from benchmarks.composites import CLASSES, write_set
+from radioplat import cli
 from radioplat.data.ledger import effective, read_consumed
 from radioplat.distill.detector_design import take_decoder
 from radioplat.distill.plan import plan
@@ -153,6 +155,72 @@ def test_the_decoder_is_the_teachers(teacher, spec):
 def test_what_cannot_be_is_named(spec, change, says):
     with pytest.raises(RadioplatError, match="(?s)" + says.replace("[", r"\[")):
         radioplat.train(spec, change)
+
+
+def spoil(path, annotations):
+    """A COCO file of the set with these changes to annotations (by place), one image gone, and one that is unknown."""
+    content = json.loads(path.read_text())
+    content["images"][0]["file_name"] = "gone.png"
+    content["annotations"].append({"id": 99, "image_id": 12345, "category_id": 1, "bbox": [1, 1, 5, 5]})
+    for entry, change in zip(content["annotations"], annotations, strict=False):
+        entry |= {"image_id": 1, **change}
+    return content
+
+
+def test_bad_annotations_are_counted_and_the_rest_is_learned_and_judged(spec, sets, teacher, tmp_path, capfd):
+    changes = (
+        {"bbox": [500, 500, 9, 9]},
+        {"bbox": [-30, 1, 40, 9]},
+        {"category_id": 77},
+        {"bbox": [1, 1, -3, 9]},
+        {"bbox": "no"},
+    )
+    for split, (_, file) in sets.items():
+        bad = tmp_path / f"{split}.json"
+        bad.write_text(json.dumps(spoil(file, changes)))
+        spec["dataset"][f"{split}_dataset"]["coco"] = str(bad)
+    binding = dict(teacher_module_name="srcs.1", student_module_name="srcs.1", criterion="IOU")
+    spec["distill"] = {"teacher": {"pretrained_teacher_model_path": str(teacher)}, "bindings": [binding]}
+    spec["train"] |= {"max_steps": 1, "enable_ema": False}
+    written = tmp_path / "spec.yaml"
+    written.write_text(yaml.safe_dump(spec))
+    said = (
+        "1 bad_box",
+        "1 missing_file",
+        "1 outside (first: 00001.png)",
+        "1 unknown_class",
+        "1 unknown_image",
+        "1 zero_area",
+    )
+    assert cli.main(["distill", "-e", str(written)]) == 0
+    status = (tmp_path / "results" / "distill" / "status.json").read_text()
+    assert all(part in status for part in said), status
+    made = tmp_path / "results" / "distill" / "model_latest"
+    assert cli.main(["evaluate", "-e", str(written), f"evaluate.checkpoint={made}"]) == 0
+    out = capfd.readouterr().out
+    assert all(part.split(" (")[0] in out for part in said), out
+
+
+@pytest.mark.parametrize("task", ["train", "distill"])
+def test_images_without_any_object_are_trained_on(spec, sets, teacher, tmp_path, task):
+    nothing = tmp_path / "nothing.json"
+    nothing.write_text(json.dumps(json.loads(sets["train"][1].read_text()) | {"annotations": []}))
+    names = (("srcs.1", "IOU"), ("pred_boxes", "L1"), ("pred_logits", "KL"))
+    bindings = [dict(teacher_module_name=n, student_module_name=n, criterion=c) for n, c in names]
+    if task == "distill":
+        spec["distill"] = {"teacher": {"pretrained_teacher_model_path": str(teacher)}, "bindings": bindings}
+    done = getattr(radioplat, task)(spec, [f"dataset.train_dataset.coco={nothing}", "train.max_steps=1"])
+    assert done.global_step == 1
+    status = (done.folder / "status.json").read_text()
+    assert "8 images, 0 boxes of 4 classes; faults: 8 empty_image" in status
+    assert all(t.isfinite().all() for t in load_detector(done.checkpoint, ema=False).state_dict().values())
+
+
+def test_a_teachers_file_that_is_not_there_is_named(spec, tmp_path):
+    binding = dict(teacher_module_name="srcs.1", student_module_name="srcs.1", criterion="L2")
+    spec["distill"] = {"teacher": {"pretrained_teacher_model_path": str(tmp_path / "gone")}, "bindings": [binding]}
+    with pytest.raises(RadioplatError, match="pretrained_teacher_model_path: no such file: .*gone"):
+        radioplat.distill(spec)
 
 
 def test_an_empty_evaluation_is_refused(spec):
