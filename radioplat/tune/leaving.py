@@ -7,10 +7,10 @@ it, and for Ray's notice that its node is to go, in a thread of its own.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from radioplat.distill.stop import leave
 from radioplat.nodes.training import training
@@ -51,9 +51,14 @@ class Lookout:
         finally:
             self._over.set()
 
-    def end_process(self) -> None:
-        """Where the node is to go: end, as the node soon will. Ray counts no failure and starts the trial elsewhere."""
-        os._exit(os.EX_TEMPFAIL)
+    def lose_node(self) -> NoReturn:
+        """Where the node is to go: fail as if it had gone. Ray Tune counts no failure and starts the trial elsewhere.
+
+        A process that ended by itself while its node drains would be counted.
+        """
+        from ray.exceptions import RayActorError
+
+        raise RayActorError(error_msg="its node is to go, and it has saved", preempted=True)
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):

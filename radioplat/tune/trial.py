@@ -76,7 +76,7 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
     except Stopped:
         reporter.settle()
         if lookout.going:
-            lookout.end_process()
+            lookout.lose_node()
         tune.report({"trial": record.number, "step": record.step})
         return
     except RadioplatError as error:  # another start would only meet it again, so Ray hears of no failure

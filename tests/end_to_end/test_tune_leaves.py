@@ -1,4 +1,4 @@
-"""A sweep that is told to stop: trials that train save, and the same command goes on."""
+"""A sweep that is told to stop, and one whose node goes: trials that train save, and nothing is lost or counted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clusters.local import LocalCluster
 from radioplat.data.ledger import read_consumed
 from radioplat.distill.checkpoint import newest
 from radioplat.track.attempts import Attempts
@@ -119,3 +120,30 @@ def test_interrupt(start, tmp_path):
     wait_for(lambda: len(steps_of(tmp_path / "tune" / "trial_0000")) >= 3, process, tmp_path)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130, (tmp_path / "said").read_text()
+
+
+def test_nodes_go(start, tmp_path, monkeypatch):
+    """One trial a node; the trial whose node gets notice saves, and goes on on the node that comes. Twice: more often
+    than failures are accepted."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    home = tmp_path / "tune"
+    with LocalCluster(2, head_cpus=0, node_cpus=1, places=0, dashboard=True) as cluster:
+        process = start(NEVER, RAY_ADDRESS=cluster.address)
+        trials = [home / f"trial_{number:04d}" for number in range(2)]
+        wait_for(lambda: all(len(steps_of(trial)) >= 3 for trial in trials), process, tmp_path)
+        going = 1
+        for starts in (2, 3):
+            before = [newest(trial / "distill") for trial in trials]
+            comes = cluster.add()
+            cluster.drain(going, 60)
+            wait_for(lambda: before != [newest(trial / "distill") for trial in trials], process, tmp_path)  # noqa: B023
+            gone = next(t for t, had in zip(trials, before, strict=True) if newest(t / "distill") != had)
+            step = newest(gone / "distill")[1].global_step
+            wait_for(lambda: steps_of(gone)[-1] > step + 2, process, tmp_path)  # noqa: B023
+            assert steps_of(gone) == list(range(1, len(steps_of(gone)) + 1)), "each step once"
+            record = next(r for r in read_trials(home) if r.name == gone.name)
+            assert record.starts == starts and record.state is State.running, "no failure was counted"
+            going = comes
+        assert sum(r.starts for r in read_trials(home)) == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(90) == os.EX_TEMPFAIL, (tmp_path / "said").read_text()
