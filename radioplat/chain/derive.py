@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from radioplat.chain.groups import Step
 from radioplat.errors import Problem, SpecError
 from radioplat.models.checkpoint import read_architecture
+from radioplat.models.detector_file import is_detector, read_detector_architecture
 from radioplat.spec.check import check
 from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.check_export import export_problems
@@ -53,7 +54,7 @@ _PROBLEMS = {
 
 def task_of(spec: Spec, stage: Stage) -> str:
     """The task that does the stage's work."""
-    if stage is Stage.retrain:
+    if stage in (Stage.distill, Stage.retrain):
         return "distill" if spec.distill.teacher else "train"
     return TASKS[stage]
 
@@ -149,8 +150,11 @@ def _formats(student: Path | None) -> str:
     A layer with quantized weights alone multiplies in floats, and its file is built as one in floats; all but 4-bit
     weights, which stand under int8 (:func:`radioplat.export.engines.onnx_input.check_data_type`).
     """
-    quantized = read_architecture(student).quantized if student else None
-    layers = quantized.layers.values() if quantized is not None else ()
+    forms = [read_architecture(student)] if student and not is_detector(student) else []
+    if student and is_detector(student):
+        whole = read_detector_architecture(student)
+        forms = [whole, whole.student]
+    layers = [layer for form in forms if form.quantized is not None for layer in form.quantized.layers.values()]
     formats = {layer.weights for layer in layers if layer.activations is not None or layer.weights == "int4"}
     return "fp8" if "fp8" in formats else "int8" if formats else ""
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
+from radioplat.evaluate.detector_run import DetectorReport
+from radioplat.evaluate.detectors_run import DetectorsReport
 from radioplat.evaluate.run import EvaluateResult, evaluate
+from radioplat.models.detector_file import is_detector
+from radioplat.spec.check_detection import detects
 from radioplat.spec.compress import GateMetric
 from radioplat.spec.evaluation import (
     ChangeConfig,
@@ -19,6 +24,11 @@ from radioplat.spec.evaluation import (
 from radioplat.spec.root import Spec
 
 TRAINED = "student"
+
+
+def gate_metric(spec: Spec) -> GateMetric:
+    """``compress.gates.metric``, or what stands for it where it is unset."""
+    return spec.compress.gates.metric or (GateMetric.mAP if detects(spec) else GateMetric.fidelity)
 
 
 def measuring_spec(spec: Spec) -> Spec:
@@ -48,8 +58,14 @@ def measure(spec: Spec, student: Path, folder: Path) -> dict[str, float]:
     return metrics_of(evaluate(derived))
 
 
-def metrics_of(result: EvaluateResult) -> dict[str, float]:
-    """The figures of an evaluation that a gate can look at; of several models those of the last student."""
+def metrics_of(result: EvaluateResult | DetectorReport | DetectorsReport) -> dict[str, float]:
+    """The figures of an evaluation that a gate can look at; of several models those of the last student, or of the
+    last detector that is a checkpoint."""
+    if isinstance(result, DetectorReport):
+        return _finite({GateMetric.mAP: result.result.coco.map})
+    if isinstance(result, DetectorsReport):
+        ran = [row.result for row in result.models if row.result and is_detector(row.path)]
+        return _finite({GateMetric.mAP: ran[-1].coco.map if ran else None})
     students = [row for row in result.models if row.params is not None]
     name = students[-1].name if students else TRAINED
     values = [v.centered for kinds in result.fidelity.get(name, {}).values() for v in kinds.values()]
@@ -58,4 +74,8 @@ def metrics_of(result: EvaluateResult) -> dict[str, float]:
         GateMetric.knn: result.knn[name].top1 if name in result.knn else None,
         GateMetric.top1: students[-1].accuracy if students else result.accuracy,
     }
+    return _finite(found)
+
+
+def _finite(found: Mapping[GateMetric, float | None]) -> dict[str, float]:
     return {metric.value: value for metric, value in found.items() if value is not None and math.isfinite(value)}

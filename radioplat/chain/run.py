@@ -11,14 +11,15 @@ from pathlib import Path
 
 from radioplat.chain.derive import Inputs, check_chain, depends_on, fingerprint, placed, stage_spec
 from radioplat.chain.groups import Group, Step, groups_of
-from radioplat.chain.measure import measure, measuring_spec
+from radioplat.chain.measure import gate_metric, measure, measuring_spec
 from radioplat.chain.record import Entry, Record
 from radioplat.chain.relax import milder
-from radioplat.chain.stages import run_stage, student_outcome
+from radioplat.chain.stages import UNTRAINED, run_stage, student_outcome
 from radioplat.distill.stop import heeding_sigterm
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.export.run import find_checkpoint
 from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
+from radioplat.models.detector_file import DETECTOR_FILE
 from radioplat.spec.check_compress import compress_problems
 from radioplat.spec.compress import OnFail, Stage
 from radioplat.spec.load import load_spec, to_yaml
@@ -91,7 +92,7 @@ def compress(
 class _Chain:
     def __init__(self, spec: Spec, folder: Path, say: Callable[[str], None]) -> None:
         self._spec, self._folder, self._say = spec, folder, say
-        self._record = Record(folder / RECORD)
+        self._record, self._metric = Record(folder / RECORD), gate_metric(spec).value
         self._measuring = measuring_spec(spec)
         self._measured_on = fingerprint(depends_on(self._measuring, Stage.evaluate))
         self._reference: Entry | None = None
@@ -109,19 +110,20 @@ class _Chain:
             self._write()
         assert at.inputs.student is not None
         entries = [self._record.entries[name] for name in self._record.order]
-        return CompressReport(self._folder, entries, self._spec.compress.gates.metric.value, at.inputs.student)
+        return CompressReport(self._folder, entries, self._metric, at.inputs.student)
 
     def _start(self, at: _Place) -> None:
         """The student that the others are compared with."""
         path = find_checkpoint(self._spec, self._spec.compress.checkpoint, "compress.checkpoint").resolve()
-        files = [path / name for name in (STUDENT_FILE, HEADS_FILE, EMA_FILE)] if path.is_dir() else [path]
+        names = (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE, EMA_FILE)
+        files = [path / name for name in names] if path.is_dir() else [path]
         said = fingerprint(*(_digest(file) for file in files if file.exists()))
         entry = self._entry(START, START, said, [])
         entry.outcome = entry.outcome or student_outcome(path)
         self._judge(entry, path)
         self._reference = entry
         gates = self._spec.compress.gates
-        if gates.min_kept is not None and entry.kept is None and gates.metric.value in entry.metrics:
+        if gates.min_kept is not None and entry.kept is None and self._metric in entry.metrics:
             raise self._cannot_judge(entry)
         at.inputs.student, at.made[STUDENT] = path, said
         at.inputs.models[START] = path
@@ -144,7 +146,7 @@ class _Chain:
             if entry.passed:
                 return
             said = (
-                f"{gates.metric.value} after {entry.name} is {entry.kept:.1%} of the starting student's, "
+                f"{self._metric} after {entry.name} is {entry.kept:.1%} of the starting student's, "
                 f"and {gates.min_kept:.1%} was asked"
             )
             if gates.on_fail is OnFail.stop:
@@ -187,6 +189,8 @@ class _Chain:
         else:
             entry.metrics = entry.outcome.metrics
         if step.changes_student or left.suffix in (".onnx", ".engine"):
+            if start := entry.outcome.facts.get(UNTRAINED):  # PTQ beside QAT
+                at.inputs.models[f"{name}.{UNTRAINED}"] = Path(start)
             at.inputs.models[name] = left
         return entry
 
@@ -217,14 +221,13 @@ class _Chain:
             entry.metrics = measure(self._measuring, student, self._folder / entry.name)
             entry.metrics_hash, entry.measured_s = self._measured_on, time.monotonic() - start
         self._reference = self._reference or entry
-        metric = self._spec.compress.gates.metric.value
-        ours, theirs = entry.metrics.get(metric), self._reference.metrics.get(metric)
+        ours, theirs = entry.metrics.get(self._metric), self._reference.metrics.get(self._metric)
         # A share of zero, or of a negative likeness, says nothing: what is worse would pass.
         entry.kept = ours / theirs if ours is not None and theirs is not None and theirs > 0 else None
         self._write()
 
     def _cannot_judge(self, entry: Entry) -> SpecError:
-        metric, known = self._spec.compress.gates.metric.value, ", ".join(entry.metrics) or "none"
+        metric, known = self._metric, ", ".join(entry.metrics) or "none"
         theirs = self._reference.metrics.get(metric) if self._reference else None
         if theirs is not None and theirs <= 0:
             return SpecError(
@@ -235,12 +238,11 @@ class _Chain:
         return SpecError(
             f"nothing is known of {metric} after {entry.name}; measured: {known}",
             where="compress.gates.metric",
-            hint="fidelity needs teachers, knn labels in both splits, top1 a classifier of the student.",
+            hint="fidelity needs teachers, knn labels in both splits, top1 a student's classifier, mAP a detector.",
         )
 
     def _write(self) -> None:
-        gates = self._spec.compress.gates
-        self._record.write(metric=gates.metric.value, min_kept=gates.min_kept)
+        self._record.write(metric=self._metric, min_kept=self._spec.compress.gates.min_kept)
 
 
 def _moved_aside(folder: Path) -> Path:

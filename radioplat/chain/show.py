@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from radioplat import terminal
@@ -21,7 +22,10 @@ def tables_of(report: CompressReport) -> list[Table]:
     columns = ["stage", "size", "parameters", "MACs", report.metric, "kept", "gate", "seconds", ""]
     tables = [Table(columns, [_row(entry, report.metric) for entry in report.entries], "Compression", note)]
     for entry in report.entries:
-        if entry.outcome and (rows := entry.outcome.facts.get("models")):
+        if entry.outcome and (ready := entry.outcome.facts.get("tables")):  # of detectors
+            made = [Table(**table) for table in ready]
+            tables += [dataclasses.replace(table, title=f"{entry.name}: {table.title}") for table in made]
+        elif entry.outcome and (rows := entry.outcome.facts.get("models")):
             found = models_table([ModelRow(**row) for row in rows])
             tables.append(Table(found.columns, found.rows, f"{entry.name}: {found.title}", found.note))
     return tables

@@ -13,9 +13,11 @@ from radioplat.distill.low_rank import low_rank
 from radioplat.distill.prune import prune
 from radioplat.distill.quantize import quantize
 from radioplat.distill.run import distill, train
+from radioplat.evaluate.detectors_run import DetectorsReport, side_tables
 from radioplat.evaluate.run import evaluate
 from radioplat.export.run import export, gen_trt_engine
 from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE, load_student
+from radioplat.models.detector_file import DETECTOR_FILE, is_detector, load_detector
 from radioplat.models.quantizer import quantizers
 from radioplat.spec.check_compress import QUANTIZES
 from radioplat.spec.compress import Stage
@@ -43,10 +45,11 @@ class Outcome:
 
 
 Say = Callable[[str], None]
+UNTRAINED = "untrained"  # of what QAT left: the checkpoint that it began with
 
 
 def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
-    """What a student takes.
+    """What a student or detector takes.
 
     Args:
         path: a checkpoint folder, or the file of ``export.format: safetensors``.
@@ -54,9 +57,9 @@ def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
     Raises:
         WeightsError: it cannot be read.
     """
-    student = load_student(path)
+    student = load_detector(path).student if is_detector(path) else load_student(path)
     cost = cost_of(student.backbone, student.architecture.img_size)
-    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE)]
+    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE)]
     size = sum(file.stat().st_size for file in files if file.exists())
     params = cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values())
     return Outcome(str(path), size, params, cost.macs, facts=facts or {})
@@ -89,11 +92,16 @@ def _low_rank(spec: Spec, say: Say) -> Outcome:
 
 def _quantize(spec: Spec, say: Say) -> Outcome:
     report = quantize(spec, say=say, progress=True)
-    return student_outcome(report.result, {"quantized": len(report.layers), "float": len(report.skipped)})
+    facts = {"quantized": len(report.layers), "float": len(report.skipped)}
+    return student_outcome(report.result, facts | ({UNTRAINED: str(report.path)} if report.trained else {}))
 
 
 def _evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
+    if isinstance(result, DetectorsReport):
+        facts = {"models": [row.as_json() for row in result.models]}
+        facts["tables"] = [asdict(table) for table in side_tables(result)]
+        return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
     facts = {"models": [row.as_json() for row in result.models]}
     return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
 

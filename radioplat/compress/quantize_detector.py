@@ -62,7 +62,7 @@ def quantize_detector(
     size = detector.architecture.student.img_size
     noise = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
     before = detector
-    detector, folded = fold_pairs(detector, noise, lambda one: _positions(one, noise))
+    detector, folded = fold_pairs(detector, noise, lambda one: positions(one, noise))
     if not folded:
         detector = copy.deepcopy(detector)
     how = place(detector, asked, used_layers(detector, lambda: detector(noise)))
@@ -86,7 +86,7 @@ def quantize_detector(
     return QuantizedDetector(made.cpu(), len(folded), equalized, idle, unfolded, cosine)
 
 
-def _positions(detector: Detector, images: torch.Tensor) -> list[torch.Tensor]:
+def positions(detector: Detector, images: torch.Tensor) -> list[torch.Tensor]:
     """What is said of every position, before some become queries: the backbone's maps, ``[B, C, h, w]``, and the
     encoder's memory, ``[B, N, D]``."""
     said: list[torch.Tensor] = []
@@ -103,8 +103,8 @@ def _positions(detector: Detector, images: torch.Tensor) -> list[torch.Tensor]:
 def _likeness(made: Detector, before: Detector, batches: Sequence[torch.Tensor]) -> dict[str, float]:
     found: dict[str, list[torch.Tensor]] = {"maps": [], "memory": []}
     for images in batches:
-        *ours, our_memory = _positions(made, images)
-        *theirs, their_memory = _positions(before, images)
+        *ours, our_memory = positions(made, images)
+        *theirs, their_memory = positions(before, images)
         found["maps"] += [F.cosine_similarity(a, b, dim=1).flatten() for a, b in zip(ours, theirs, strict=True)]
         found["memory"].append(F.cosine_similarity(our_memory, their_memory, dim=-1).flatten())
     return {kind: float(torch.cat(parts).mean()) for kind, parts in found.items()}

@@ -9,7 +9,7 @@ from enum import Enum
 class Stage(str, Enum):
     """A task of the chain; each takes the student that the stage before left."""
 
-    distill = "distill"  # the student of the spec, from its beginning; only the first stage can be it
+    distill = "distill"  # task distill (train without teachers) from the beginning; only the first stage
     prune = "prune"
     low_rank = "low_rank"
     quantize = "quantize"  # as the section quantize says
@@ -27,6 +27,7 @@ class GateMetric(str, Enum):
     fidelity = "fidelity"  # mean over teachers and kinds
     knn = "knn"
     top1 = "top1"  # of the student's own classifier
+    mAP = "mAP"  # of a detector
 
 
 class OnFail(str, Enum):
@@ -41,7 +42,7 @@ class GatesConfig:
     """What each stage must keep of the starting student, on ``dataset.val_dataset``."""
 
     min_kept: float | None = None  # share of the metric; unset: nothing is asked
-    metric: GateMetric = GateMetric.fidelity
+    metric: GateMetric | None = None  # unset: fidelity, and of a detector mAP
     on_fail: OnFail = OnFail.stop
     retries: int = 3  # milder settings that are tried, with on_fail: relax
 
