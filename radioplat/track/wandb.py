@@ -243,6 +243,19 @@ def _exit_soon() -> None:
     atexit.register(lambda: threading.Thread(target=end, daemon=True).start())
 
 
+def end_service(seconds: float) -> None:
+    """End W&B's own process, for a process whose children are killed before its exit, where W&B would complain of that.
+
+    Args:
+        seconds: to wait for it at most; a server that does not answer may hold it.
+    """
+    import wandb
+
+    thread = threading.Thread(target=wandb.teardown, name="wandb end", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
 def saved_id(folder: Path) -> str | None:
     """The id of the run that a task's folder belongs to; None where it has none."""
     try:

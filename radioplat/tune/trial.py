@@ -23,7 +23,7 @@ from radioplat.terminal import note
 from radioplat.track.lease import LeaseTaken
 from radioplat.track.status import read_status
 from radioplat.track.teacher_cost import Bill, Prices
-from radioplat.track.wandb import WandbRun
+from radioplat.track.wandb import WandbRun, end_service
 from radioplat.tune.draw import decoded
 from radioplat.tune.judge import judge
 from radioplat.tune.leaving import Lookout
@@ -211,6 +211,7 @@ def _tell_wandb(spec: Spec, record: TrialRecord) -> None:
         values = {"trial": record.number, **record.values}
         with WandbRun(spec.wandb, spec.results_dir, values, job_type="trial") as run:
             run.log(record.step, {f"objective/{name}": value for name, value in record.metrics.items()})
+        end_service(spec.wandb.finish_s)  # Ray kills it before this process ends
 
 
 def _quantize(spec: Spec, callback: Callable) -> Path:
