@@ -9,6 +9,7 @@ from typing import Any
 
 import timm
 
+import radioplat.models.fan  # noqa: F401  timm knows its models then
 from radioplat.errors import SpecError
 
 # Width, depth and heads of the ViT sizes (ViT paper, table 1; DeiT for tiny and small; So400m from SigLIP).
@@ -36,6 +37,7 @@ _TAO = [
     "vit_l_14_siglip_clipa_224",
     "vit_h_14_siglip_clipa_224",
     *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base")),
+    *(f"fan_{size}" for size in ("tiny", "small", "base", "large")),
     *(f"resnet_{depth}" for depth in (18, 34, 50, 101, 152)),
 ]
 
@@ -48,6 +50,9 @@ _RENAMES: list[tuple[str, str]] = [
     (r"gc_vit_(xxtiny|xtiny|tiny|small|base)", r"gcvit_\1"),
     (r"swin_(tiny|small)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
     (r"swin_(base|large)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
+    (r"fan_tiny", "fan_tiny_8_p4_hybrid"),
+    (r"fan_small", "fan_small_12_p4_hybrid"),
+    (r"fan_(base|large)", r"fan_\1_16_p4_hybrid"),
     (r"hiera_(tiny|small|base|base_plus|large|huge)_224", r"hiera_\1_224"),
 ]
 

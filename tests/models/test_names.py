@@ -21,6 +21,8 @@ from radioplat.models.names import VIT_SIZES, resolve
         ("swin_base_224", "swin_base_patch4_window7_224"),
         ("swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
         ("hiera_base_plus_224", "hiera_base_plus_224"),
+        ("fan_small", "fan_small_12_p4_hybrid"),
+        ("fan_large", "fan_large_16_p4_hybrid"),
         ("convnext_tiny", "convnext_tiny"),
         ("edgenext_small", "edgenext_small"),
         ("efficientvit_b0", "efficientvit_b0"),
