@@ -174,9 +174,11 @@ def test_a_classifier_that_nothing_teaches_is_told(mixed):
     assert any("the student gets no classifier" in warning for warning in found.warnings)
 
 
-@pytest.mark.parametrize("task", ["train", "distill"])
-def test_the_example_has_no_contradictions(task):
-    assert check(load_spec(Path(__file__).parents[2] / "specs" / "classification.yaml"), task) == []
+@pytest.mark.parametrize(
+    ("name", "task"), [("classification", "train"), ("classification", "distill"), ("segmentation", "distill")]
+)
+def test_the_examples_have_no_contradictions(name, task):
+    assert check(load_spec(Path(__file__).parents[2] / "specs" / f"{name}.yaml"), task) == []
 
 
 def test_plan_refuses_classes_that_are_not_the_same(mixed, make, teacher, images):
