@@ -29,6 +29,9 @@ class BadSample(Exception):
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
 
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
 
 @dataclass(frozen=True)
 class Decoded:
