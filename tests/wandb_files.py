@@ -46,11 +46,16 @@ def artifacts(run_file):
     ]
 
 
-def run_files(folder):
-    """The offline run files, once each holds its last record: W&B's process writes on after ``finish`` returned."""
+def run_files(folder, killed=False):
+    """The offline run files, once each holds its last record: W&B's process writes on after ``finish`` returned.
+
+    Args:
+        killed: all but the last may be of starts that were killed, which hold no such record.
+    """
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     until = time.monotonic() + 30
-    while not all(any(record.HasField("exit") for record in records(file)) for file in files):
+    awaited = files[-1:] if killed else files
+    while not all(any(record.HasField("exit") for record in records(file)) for file in awaited):
         assert time.monotonic() < until, "W&B did not close the run file"
         time.sleep(0.05)
     return files

@@ -31,6 +31,12 @@ from radioplat.tune.record import State, TrialRecord, read_trials
 from radioplat.tune.space import Algorithm, SchedulerType
 
 CLOCK = "clock.json"
+# Warnings that no user can do anything about; Ray Tune's are of trials that a scheduler or the budget ended early.
+_QUIET = (
+    "ray._private.authentication",
+    "ray.tune.analysis.experiment_analysis",
+    "ray.tune.search.optuna.optuna_search",
+)
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,8 @@ def _cluster(plan: Plan) -> Iterator[bool]:
 
     # Trials keep to the folder where the user is, and paths of the spec begin there.
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     # Ctrl-C ends the sweep; Ray Tune would only end its round, as if all trials had run.
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")

@@ -136,7 +136,7 @@ def test_a_run_per_trial_in_the_group_of_the_sweep(gone_on, killed):
     places = {record.name: (home / record.name).glob("**") for record in report.trials} | {"sweep": [home]}
     ids, logged, made = {}, {}, {}
     for name, place in places.items():
-        files = [f for folder in place if (folder / "wandb").is_dir() for f in run_files(folder)]
+        files = [f for folder in place if (folder / "wandb").is_dir() for f in run_files(folder, killed=True)]
         runs = [r.run for file in files for r in records(file) if r.HasField("run")]
         assert {(run.run_group, run.display_name) for run in runs} == {(group, name)}
         (ids[name],) = {run.run_id for run in runs}
