@@ -8,11 +8,12 @@ import onnxruntime
 import pytest
 import torch
 
+from radioplat.compress.quantize_detector import quantize_detector
 from radioplat.errors import SpecError
 from radioplat.export.engines.build import build_engine
 from radioplat.export.engines.runner import load_engine
 from radioplat.export.flat_detector import FlatDetector, as_wanted
-from radioplat.export.onnx import TOLERANCE
+from radioplat.export.onnx import TOLERANCE, export_onnx
 from radioplat.export.onnx_check import compare_with_torch
 from radioplat.export.run import export
 from radioplat.models.detector import Detector, DetectorArchitecture
@@ -20,6 +21,7 @@ from radioplat.models.detector_file import save_detector
 from radioplat.models.student import StudentArchitecture
 from radioplat.spec.engine import EngineBackend, TensorRTConfig
 from radioplat.spec.load import load_spec
+from radioplat.spec.quantize import QuantizeConfig
 
 pytest.importorskip("transformers")
 
@@ -108,6 +110,24 @@ def test_a_file_that_says_something_else_is_told(exported, tmp_path):
         as_wanted=as_wanted,
     )
     assert told.max_relative_error > TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [pytest.param("rtdetr_v2", marks=pytest.mark.proof), "dino"])
+def test_a_quantized_layer_that_decoder_layers_share_has_pairs_for_each(kind, tmp_path):
+    """Both layers ask query_pos_head, and DINO's have their heads in common; names of nodes must be there once."""
+    torch.manual_seed(0)
+    options = OPTIONS[kind] | dict(decoder_layers=2)
+    detector = Detector(DetectorArchitecture(StudentArchitecture("resnet10t", img_size=SIZE), 3, kind, options)).eval()
+    images = torch.randint(0, 256, (4, 3, SIZE, SIZE), dtype=torch.uint8)
+    quantized = quantize_detector(detector, QuantizeConfig(), [images]).detector
+    report = export_onnx(quantized, tmp_path / "shared.onnx", height=SIZE, width=SIZE)
+    graph = onnx.load(str(report.path)).graph
+    names = [node.name for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert len(set(names)) == len(names)
+    shared = [name for name in names if "query_pos_head.layers.1.input_quantizer" in name]
+    assert sorted(name.partition("input_quantizer")[2] for name in shared) == [".2.dq", ".2.q", ".dq", ".q"]
+    assert report.quantized.cosine > 0.99
+    assert not report.quantized.lint.errors, "what stays float, stays so on purpose"
 
 
 def test_queries_are_matched_one_to_one():

@@ -35,7 +35,11 @@ def insert_pairs(model: ModelProto, stored: bool = True) -> list[Range]:
         EngineError: 4-bit activations, which no engine computes with.
     """
     graph = Graph(model)
-    made = [_Pair(graph, mark, stored) for mark in marks(model)]
+    uses: dict[str, int] = {}
+    made = []
+    for mark in marks(model):
+        uses[mark.module] = uses.get(mark.module, 0) + 1
+        made.append(_Pair(graph, mark, stored, uses[mark.module]))
     by_mark = {id(pair.mark.node): pair for pair in made}
     gone = {id(pair.transpose) for pair in made if pair.transpose is not None}
     nodes: list[NodeProto] = []
@@ -67,14 +71,19 @@ def remove_marks(model: ModelProto) -> None:
 class _Pair:
     """What stands in the place of one mark.
 
+    Args:
+        use: how often its quantizer had been called by then: a layer that several layers share has a pair for each,
+            and every name is there once.
+
     Attributes:
         nodes, tensors: to be added.
         transpose: the node that turned the weight, and is not needed any more.
         range: its scale.
     """
 
-    def __init__(self, graph: Graph, mark: Mark, stored: bool) -> None:
+    def __init__(self, graph: Graph, mark: Mark, stored: bool, use: int) -> None:
         self.mark, self.transpose = mark, None
+        self._again = "" if use == 1 else f".{use}"
         self.nodes: list[NodeProto] = []
         self.tensors: list[TensorProto] = []
         source, scale_name = mark.node.input
@@ -99,7 +108,7 @@ class _Pair:
             self.transpose, self._output = takers[0], takers[0].output[0]
             perm = attribute(takers[0], "perm", [1, 0])
             weight, axis = weight.transpose(perm), -1 if axis == -1 else perm.index(axis)
-        name = f"{mark.layer}.weight"
+        name = f"{mark.layer}.weight{self._again}"
         if stored:
             self._add(None, quantized(weight, scale, axis, mark.format, kind, f"{name}_quantized"), scale, axis, kind)
         else:
@@ -107,7 +116,7 @@ class _Pair:
             self._add(f"{name}_float", None, scale, axis, kind)
 
     def _add(self, x: str | None, tensor: TensorProto | None, scale: np.ndarray, axis: int, kind: int) -> None:
-        name, along = self.mark.module, {} if axis == -1 else {"axis": axis}
+        name, along = f"{self.mark.module}{self._again}", {} if axis == -1 else {"axis": axis}
         zero = np.zeros(scale.shape, helper.tensor_dtype_to_np_dtype(kind))
         self.tensors += [numpy_helper.from_array(scale.astype(np.float32), f"{name}.scale")]
         self.tensors += [numpy_helper.from_array(zero, f"{name}.zero_point")]

@@ -80,7 +80,7 @@ def lint(
     Args:
         model: a graph with its weights, or a file.
         allowed: patterns (``*`` as in a shell) of node names of layers that may be in floats.
-        weight_only: node names of layers whose activations stay float on purpose; it is advice there.
+        weight_only: such patterns of layers whose activations stay float on purpose; it is advice there.
 
     Raises:
         EngineError: no such file, or no ONNX.
@@ -89,10 +89,13 @@ def lint(
         model = read_graph(model)
     graph = Graph(model)
     layers = find_layers(graph)
-    free = [layer.name for layer in layers if any(fnmatch.fnmatchcase(layer.name, p) for p in allowed)]
+    free, lighter = (
+        [layer.name for layer in layers if any(fnmatch.fnmatchcase(layer.name, p) for p in patterns)]
+        for patterns in (allowed, weight_only)
+    )
     findings = []
     for layer in layers:
-        findings += _layer(graph, layer, layer.name in free, layer.name in weight_only)
+        findings += _layer(graph, layer, layer.name in free, layer.name in lighter)
     for node in graph.nodes:
         findings += _node(graph, node)
     quantized = sum(layer.is_quantized for layer in layers)

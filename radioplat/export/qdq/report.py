@@ -13,6 +13,7 @@ from radioplat.export.qdq.insert import HALF_OPSET, MIN_OPSET
 from radioplat.export.qdq.lint import LintReport
 from radioplat.export.qdq.ranges import FILE, Range, write_ranges
 from radioplat.models.fake_quantize import NumberFormat
+from radioplat.models.quantization import Quantization
 
 LINT_FILE = "lint.json"
 # A net that rounds is chaotic: a difference of 1e-6 in one layer is a whole step in a later one. So the files of
@@ -71,14 +72,29 @@ def check_half_scales(ranges: Sequence[Range], data_type: str) -> None:
             )
 
 
-def student_floats(student: object) -> list[str]:
-    """Names of the layers that a quantized student says are to stay float; none where it does not say."""
-    quantized = getattr(getattr(student, "architecture", None), "quantized", None)
-    return list(quantized.skipped) if quantized is not None else []
+def student_floats(model: object) -> list[str]:
+    """Patterns of the layers that a quantized student or detector says stay float; none where it does not say."""
+    return [pattern for prefix, how in _said(model) for name in how.skipped for pattern in _uses(prefix + name)]
 
 
-def student_weight_only(student: object) -> list[str]:
-    """Names of the layers of a quantized student whose weights alone are quantized."""
-    quantized = getattr(getattr(student, "architecture", None), "quantized", None)
-    layers = quantized.layers if quantized is not None else {}
-    return [name for name, formats in layers.items() if formats.weights and not formats.activations]
+def student_weight_only(model: object) -> list[str]:
+    """Patterns of the layers of a quantized student or detector whose weights alone are quantized."""
+    return [
+        pattern
+        for prefix, how in _said(model)
+        for name, formats in how.layers.items()
+        if formats.weights and not formats.activations
+        for pattern in _uses(prefix + name)
+    ]
+
+
+def _said(model: object) -> list[tuple[str, Quantization]]:
+    """What says which layers are quantized, each with what its names lack; a detector's backbone says it itself."""
+    form = getattr(model, "architecture", None)
+    parts = [("", form), ("student.", getattr(form, "student", None))]
+    return [(prefix, part.quantized) for prefix, part in parts if getattr(part, "quantized", None) is not None]
+
+
+def _uses(name: str) -> tuple[str, str]:
+    """A layer's node, and those of its further uses where others share it."""
+    return name, f"{name}.[0-9]*"
