@@ -40,7 +40,7 @@ def stop(names: list[str], address: str | None = None) -> None:
     from radioplat.teachers.named_pools import stop_pools
 
     with attached(address):
-        for stopped in stop_pools(names):
+        for stopped in stop_pools(names or None):
             terminal.say(f"stopped {stopped}")
 
 

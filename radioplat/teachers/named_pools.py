@@ -60,19 +60,19 @@ def pool_statuses() -> list[NamedPool]:
     return found
 
 
-def stop_pools(names: list[str]) -> list[str]:
-    """Stop the pools called ``names``, all of them where that is empty; returns ``pool/teacher`` of each.
+def stop_pools(names: list[str] | None) -> list[str]:
+    """Stop the pools called ``names``, or with None all of them; returns ``pool/teacher`` of each.
 
     Raises:
         RadioplatError: there is no pool of that name.
     """
     running = _names()
-    missing = sorted(set(names) - {full.rpartition("/")[0] for full in running})
+    missing = sorted(set(names or ()) - {full.rpartition("/")[0] for full in running})
     if missing:
         raise RadioplatError(
             f"no pool is called {', '.join(missing)}", hint="radioplat teachers status lists those that run."
         )
-    stopped = [full for full in running if not names or full.rpartition("/")[0] in names]
+    stopped = [full for full in running if names is None or full.rpartition("/")[0] in names]
     for full in stopped:
         ray.kill(ray.get_actor(full, namespace=NAMESPACE))
     return stopped

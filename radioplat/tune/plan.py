@@ -59,9 +59,17 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the sweep, for W&B's group and the teachers' pool."""
-        place = hashlib.sha256(str(self.home).encode()).hexdigest()[:6]
-        return self.spec.wandb.group or f"{self.home.parent.name}-{place}"
+        """Of the sweep, and W&B's group."""
+        return self.spec.wandb.group or self._place
+
+    @property
+    def pool(self) -> str:
+        """The teachers' pool that is this sweep's alone, whatever other sweeps are in its W&B group."""
+        return f"tune-{self._place}"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.home.parent.name}-{hashlib.sha256(str(self.home).encode()).hexdigest()[:6]}"
 
     @functools.cached_property
     def common(self) -> Spec:
@@ -144,7 +152,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
     if plan.pooled:
         for teacher in asked_teachers(spec):
             service = spec.teachers.setdefault(teacher.name, copy.deepcopy(teacher.service))
-            service.pool = service.pool or f"tune-{plan.name}"
+            service.pool = service.pool or plan.pool
     if not nested(spec):
         spec.cluster.mode = ClusterMode.local
     if plan.space.scheduler.type is SchedulerType.pbt:

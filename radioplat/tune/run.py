@@ -273,14 +273,14 @@ def _runs(spec: Spec) -> bool:
 
 @contextlib.contextmanager
 def _pools(plan: Plan, gpus: bool) -> Iterator[None]:
-    """One pool for each teacher while the sweep goes on; those that ran before are left running."""
+    """One pool for each teacher while the sweep goes on; those of other runs are left running."""
     teachers = _pooled(plan)
     if not teachers:
         yield
         return
     from radioplat.teachers.named_pools import pool_statuses, start_pools, stop_pools
 
-    ran = {pool.name for pool in pool_statuses()}
+    ran = {pool.name for pool in pool_statuses()} - {plan.pool}  # ours may be left from a start that was killed
     start_pools(teachers, {t.name: teacher_gpus(t.service.num_gpus, gpus) for t in teachers})
     try:
         yield

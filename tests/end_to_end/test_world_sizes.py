@@ -229,7 +229,7 @@ def test_a_minute_of_dying_teachers_changes_nothing(cluster, workers, ids_by_ste
     try:
         result = radioplat.distill(spec, callbacks=[killer, events.append], say=lambda line: None)
     finally:
-        stop_pools([])
+        stop_pools(None)
     assert killer.lasted >= Killer.SECONDS and len(killer.killed) >= 5, (killer.lasted, killer.killed)
     assert verified_state(result.checkpoint).attempt == 1, "a dead teacher must not restart the workers"
     quiet = distil(make_spec(tmp_path / "quiet", {"train": longer}))
