@@ -1,9 +1,10 @@
 """What distillation and quantization are worth in the tasks that a student is made for.
 
 ``python -m benchmarks.tasks [--seeds 3] [--only KIND ...] [--folder DIR]``. Each kind is a module that says what it
-compares: :mod:`benchmarks.tasks_classification`, :mod:`benchmarks.tasks_detection`, :mod:`benchmarks.tasks_dino`. Two
-jobs at a time, a thread each; with ``--folder`` what is there is not done again. Prints a table of each kind, means and
-seeds; the last line is one JSON object of means in percentage points, ``null`` for what is not measured.
+compares: :mod:`benchmarks.tasks_classification`, :mod:`benchmarks.tasks_detection`, :mod:`benchmarks.tasks_dino`,
+:mod:`benchmarks.tasks_quantize`. Two jobs at a time, a thread each; with ``--folder`` what is there is not done again.
+Prints a table of each kind, means and seeds; the last line is one JSON object of means in percentage points, ``null``
+for what is not measured.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ KINDS = {  # modules with run(seed, folder) and gains(runs)
     "classification": "benchmarks.tasks_classification",
     "rtdetr": "benchmarks.tasks_detection",
     "dino": "benchmarks.tasks_dino",
+    "quantize": "benchmarks.tasks_quantize",
 }
 FIGURES = ("cls_gain", "rtdetr_gain", "dino_gain", "det_ptq_drop", "det_qat_drop")
 AT_ONCE = 2

@@ -57,11 +57,11 @@ def run(seed: int, folder: Path) -> dict[str, float]:
         if not (home / name / "annotations.json").exists():
             write_set(home / name, count, name == "val", SIDE, seed)
     weights = {"pretrained_backbone_path": str(teacher_weights(TEACHER, home))}
-    teacher = _spec(home, "teacher", {"type": TEACHER, **weights}, seed, TEACHER_STEPS)
+    teacher = detector_spec(home, "teacher", {"type": TEACHER, **weights}, seed, TEACHER_STEPS)
     teacher["dataset"]["augmentation"] |= {"mean": list(MEAN), "std": list(STD)}
     found = {"teacher": _map("train", teacher)}
-    found[ALONE] = _map("train", _spec(home, "alone", {"type": STUDENT}, seed, STEPS))
-    distilled = _spec(home, "distilled", {"type": STUDENT}, seed, STEPS)
+    found[ALONE] = _map("train", detector_spec(home, "alone", {"type": STUDENT}, seed, STEPS))
+    distilled = detector_spec(home, "distilled", {"type": STUDENT}, seed, STEPS)
     block = {"name": "teacher", "pretrained_teacher_model_path": str(home / "teacher" / "train" / "model_latest")}
     distilled["distill"] = {"teacher": [block], "bindings": BINDINGS, "decoder_from_teacher": True}
     found[DISTILLED] = _map("distill", distilled)
@@ -80,7 +80,8 @@ def _map(task: str, spec: dict[str, Any]) -> float:
     return 100 * judged.result.kpi().get("mAP", 0.0)
 
 
-def _spec(home: Path, name: str, backbone: dict[str, str], seed: int, steps: int) -> dict[str, Any]:
+def detector_spec(home: Path, name: str, backbone: dict[str, str], seed: int, steps: int) -> dict[str, Any]:
+    """Of a run on the images below ``home``, with results in ``home / name``."""
     splits = {
         f"{split}_dataset": {"images_dir": str(home / split / "images"), "coco": str(home / split / "annotations.json")}
         for split in ("train", "val")

@@ -7,6 +7,7 @@ import skimage
 import torch
 from torch import nn
 
+from benchmarks.tasks_quantize import made_uneven
 from radioplat.compress.quantize import quantize_student
 from radioplat.compress.quantize_detector import quantize_detector
 from radioplat.errors import SpecError
@@ -124,3 +125,14 @@ def test_a_quantized_student_is_a_backbone_and_keeps_its_quantizers(batches):
     assert not any(name.startswith("student.") for name in done.architecture.quantized.layers)
     with pytest.raises(SpecError, match="quantized already"):
         quantize_detector(done, QuantizeConfig(), batches)
+
+
+def test_the_benchmark_makes_channels_uneven_and_nothing_else(batches):
+    detector = made("rtdetr_v2", RESNET)
+    uneven = made_uneven(detector, 16.0, 1)
+    with torch.no_grad():
+        assert torch.allclose(uneven(batches[0]).logits, detector(batches[0]).logits, atol=1e-4)
+    lost, told = (1 - quantize_detector(d, QuantizeConfig(), batches).cosine["maps"] for d in (uneven, detector))
+    assert lost > 3 * told
+    undone = quantize_detector(uneven, QuantizeConfig(equalize=True), batches)
+    assert 1 - undone.cosine["maps"] < 2 * told
