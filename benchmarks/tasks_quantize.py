@@ -70,8 +70,11 @@ def run(seed: int, folder: Path) -> dict[str, float]:
     spec = _spec(home, "floats", seed, STEPS)
     trained = radioplat.train(spec, say=lambda line: None).checkpoint
     uneven = home / "uneven"
-    uneven.mkdir(exist_ok=True)
-    save_detector(made_uneven(load_detector(trained), FACTOR, seed), uneven)
+    if not uneven.exists():  # written once: QAT that goes on wants the file it began with, to the byte
+        part = home / "uneven.partial"
+        part.mkdir(exist_ok=True)
+        save_detector(made_uneven(load_detector(trained), FACTOR, seed), part)
+        part.rename(uneven)
     found = {FLOATS: _map(spec, uneven)}
     found[AS_TRAINED] = _map(spec, _quantized(spec, trained, home / "ptq_as_trained"))
     found[PTQ] = _map(spec, _quantized(spec, uneven, home / "ptq"))
