@@ -20,7 +20,6 @@ from radioplat.distill.design import Models, design_models
 from radioplat.distill.detector_design import detector_architecture, detector_widths
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
-from radioplat.distill.held_out import held_out_labels
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
@@ -30,6 +29,7 @@ from radioplat.distill.quantized_design import count_quantizers
 from radioplat.distill.stages import total_steps
 from radioplat.distill.student_design import build_on_meta
 from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.evaluate.held_out_labels import held_out_labels
 from radioplat.evaluate.needs import masks_found, missing, not_asked
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check

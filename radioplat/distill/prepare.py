@@ -19,7 +19,6 @@ from radioplat.data.sources import list_shards
 from radioplat.data.views import ViewSpec
 from radioplat.distill.design import design_models, target_widths
 from radioplat.distill.detector_design import detector_architecture, detector_widths, start_detector
-from radioplat.distill.held_out import held_out_labels
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.partitions import Partitions
 from radioplat.distill.peers import Peer
@@ -28,6 +27,7 @@ from radioplat.distill.stages import away_by_step, total_steps
 from radioplat.distill.student_design import equip
 from radioplat.distill.told import told_problems
 from radioplat.errors import SpecError
+from radioplat.evaluate.held_out_labels import held_out_labels
 from radioplat.models.detector import DetectorArchitecture
 from radioplat.models.detectors import AnyDetector
 from radioplat.models.start import start_student

@@ -18,6 +18,7 @@ from radioplat.evaluate.detector_run import DetectorReport, evaluate_detector
 from radioplat.evaluate.detectors_run import DetectorsReport, evaluate_detectors
 from radioplat.evaluate.downstream import decode_maps
 from radioplat.evaluate.fidelity import FidelityResult
+from radioplat.evaluate.held_out_labels import held_out_labels
 from radioplat.evaluate.images import open_images
 from radioplat.evaluate.knn import KnnResult
 from radioplat.evaluate.measure import Findings, Texts, measure
@@ -118,6 +119,9 @@ def _evaluate(
             )
         with torch_beside(bank.threads):
             decode_maps(spec, subjects, bank, device, found)
+    if classifies := max((form.num_classes for form in lineup.architectures.values()), default=0):
+        labels = held_out_labels(queries.reader.index, classifies)
+        found.absent += [*map(str, labels.problems), *labels.notes]
     found.absent += not_asked(spec)
     rows = side_by_side(lineup.models, found)
     found.absent += _remembered(lineup.models, rows)

@@ -1,4 +1,4 @@
-"""Whether held-out images are of the classes that a classifier learns: what a validation can judge, and what not."""
+"""Whether held-out images are of the classes that a classifier learns: what can be judged, and what not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WHERE = "dataset.val_dataset"
 
 
 @dataclass
-class HeldOut:
+class HeldOutLabels:
     """What was found.
 
     Attributes:
@@ -26,7 +26,7 @@ class HeldOut:
     notes: list[str] = field(default_factory=list)
 
 
-def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOut:
+def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
     """Look at the labels of a held-out split.
 
     Args:
@@ -41,7 +41,7 @@ def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOut:
         others.update(
             {str(each["values"]): each["counts"] for each in pc.value_counts(unknown.drop_null()).to_pylist()}
         )
-    found, told = HeldOut(), _few(others)
+    found, told = HeldOutLabels(), _few(others)
     if highest >= num_classes:
         message = f"the held-out images have a class {highest}, and dataset.num_classes is {num_classes}"
         found.problems.append(Problem(message, _WHERE, "Classes count from 0, in both splits alike."))
