@@ -112,7 +112,8 @@ def test_a_file_that_says_something_else_is_told(exported, tmp_path):
     assert told.max_relative_error > TOLERANCE
 
 
-@pytest.mark.parametrize("kind", [pytest.param("rtdetr_v2", marks=pytest.mark.proof), "dino"])
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", ["rtdetr_v2", "dino"])
 def test_a_quantized_layer_that_decoder_layers_share_has_pairs_for_each(kind, tmp_path):
     """Both layers ask query_pos_head, and DINO's have their heads in common; names of nodes must be there once."""
     torch.manual_seed(0)
