@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 from radioplat.distill.spare import HOOK, HOOK_VARIABLE, TITLE, reader_environment, spare_processes, worker_environment
 
@@ -29,6 +31,8 @@ def test_spares_are_known_by_their_title():
     started = [subprocess.Popen([t], executable=sys.executable, stdin=subprocess.PIPE) for t in titles]
     try:
         processes = [process.pid for process in started]
+        while not all(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes):
+            time.sleep(0.01)  # Popen is back as soon as exec cannot fail; the new arguments are there a little later
         assert sorted(spare_processes("test-here-")) == sorted(processes[:2])
         assert list(spare_processes("test-here-", ready=True)) == processes[1:2]
         assert set(processes) <= set(spare_processes())
