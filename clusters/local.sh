@@ -90,13 +90,20 @@ down() {
     local group
     if [[ -e $folder/groups ]]; then
         while read -r group; do kill -TERM -- "-$group" 2>/dev/null || true; done < <(tac "$folder/groups")
-        for _ in {1..50}; do
-            alive || break
-            sleep 0.1
-        done
-        while read -r group; do kill -KILL -- "-$group" 2>/dev/null || true; done <"$folder/groups"
+        if ! ended; then
+            while read -r group; do kill -KILL -- "-$group" 2>/dev/null || true; done <"$folder/groups"
+            ended || true # a killed process is gone a little later
+        fi
     fi
     rm -rf "$folder"
+}
+
+ended() { # whether all processes have ended within five seconds
+    for _ in {1..50}; do
+        alive || return 0
+        sleep 0.1
+    done
+    return 1
 }
 
 alive() { # whether any process of any group is left
