@@ -133,7 +133,7 @@ class _Maker:
             student = self._student
             if format in ("int8", "fp8"):
                 asked = QuantizeConfig(default_layer_dtype={"int8": "int8", "fp8": "fp8_e4m3fn"}[format])
-                student = quantize_student(student, asked, list(self._calibration)).student
+                student = quantize_student(student, asked, list(self._calibration)).model
             export_onnx(student, path, height=self._size, width=self._size, data_type=rest)
         return path
 

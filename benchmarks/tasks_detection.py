@@ -7,26 +7,21 @@ judged by ``radioplat evaluate``:
 - ``labels alone``: the student, on a ResNet-10 without weights, ``STEPS`` steps.
 - ``distilled``: the same student, start of the backbone, images, boxes and steps; beside the boxes it learns the
   teacher's maps (``BINDINGS``), and it begins with the teacher's decoder.
+- ``the decoder alone``, ``the bindings alone``: what of that is which.
 
 Steps were chosen on one run with the seed 11, of images that are none of these.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import radioplat
-from benchmarks.composites import write_set
-from radioplat.evaluate.run import evaluate
+from benchmarks.detectors import ALONE, DISTILLED, SIDE, bindings_of, measured, students, task_map
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
-from radioplat.spec.load import load_spec
-from radioplat.track.results import write_atomic
 
-ALONE, DISTILLED = "labels alone", "distilled"
 TEACHER, STUDENT = "tf_efficientnet_lite0", "resnet10t"
-IMAGES, HELD_OUT, SIDE, BATCH = 400, 150, 64, 8
+IMAGES, BATCH = 400, 8
 TEACHER_STEPS, STEPS = 250, 160
 LR = 1e-3
 OPTIONS = {
@@ -41,32 +36,15 @@ OPTIONS = {
     "num_denoising": 20,
     "hidden_expansion": 0.5,
 }
-BINDINGS = [
-    {"teacher_module_name": name, "student_module_name": name, "criterion": loss, "weight": 1.0}
-    for name, loss in (("srcs.1", "phi_s"), ("srcs.2", "phi_s"), ("memory.0", "IOU"), ("memory.1", "L2"))
-]
+BINDINGS = bindings_of(
+    ("srcs.1", "phi_s", 1.0), ("srcs.2", "phi_s", 1.0), ("memory.0", "IOU", 1.0), ("memory.1", "L2", 1.0)
+)
 
 
 def run(seed: int, folder: Path) -> dict[str, float]:
     """mAP of each detector on held-out images, in percent; what is below ``folder`` is not measured again."""
     home = folder / f"detection_{seed}"
-    done = home / "figures.json"
-    if done.exists():
-        return json.loads(done.read_text())
-    for name, count in (("train", IMAGES), ("val", HELD_OUT)):
-        if not (home / name / "annotations.json").exists():
-            write_set(home / name, count, name == "val", SIDE, seed)
-    weights = {"pretrained_backbone_path": str(teacher_weights(TEACHER, home))}
-    teacher = detector_spec(home, "teacher", {"type": TEACHER, **weights}, seed, TEACHER_STEPS)
-    teacher["dataset"]["augmentation"] |= {"mean": list(MEAN), "std": list(STD)}
-    found = {"teacher": _map("train", teacher)}
-    found[ALONE] = _map("train", detector_spec(home, "alone", {"type": STUDENT}, seed, STEPS))
-    distilled = detector_spec(home, "distilled", {"type": STUDENT}, seed, STEPS)
-    block = {"name": "teacher", "pretrained_teacher_model_path": str(home / "teacher" / "train" / "model_latest")}
-    distilled["distill"] = {"teacher": [block], "bindings": BINDINGS, "decoder_from_teacher": True}
-    found[DISTILLED] = _map("distill", distilled)
-    write_atomic(done, json.dumps(found, indent=1))
-    return found
+    return measured(home, seed, IMAGES, lambda: _run(seed, home))
 
 
 def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -74,10 +52,13 @@ def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
     return {"rtdetr_gain": [run[DISTILLED] - run[ALONE] for run in runs]}
 
 
-def _map(task: str, spec: dict[str, Any]) -> float:
-    result = getattr(radioplat, task)(spec, say=lambda line: None)
-    judged = evaluate(load_spec(spec, (f"evaluate.checkpoint={result.checkpoint}",)))
-    return 100 * judged.result.kpi().get("mAP", 0.0)
+def _run(seed: int, home: Path) -> dict[str, float]:
+    weights = {"pretrained_backbone_path": str(teacher_weights(TEACHER, home))}
+    teacher = detector_spec(home, "teacher", {"type": TEACHER, **weights}, seed, TEACHER_STEPS)
+    teacher["dataset"]["augmentation"] |= {"mean": list(MEAN), "std": list(STD)}
+    found = {"teacher": task_map("train", teacher)}
+    block = {"name": "teacher", "pretrained_teacher_model_path": str(home / "teacher" / "train" / "model_latest")}
+    return found | students(lambda name: detector_spec(home, name, {"type": STUDENT}, seed, STEPS), block, BINDINGS)
 
 
 def detector_spec(home: Path, name: str, backbone: dict[str, str], seed: int, steps: int) -> dict[str, Any]:

@@ -7,26 +7,21 @@ judged by ``radioplat evaluate``:
 - ``labels alone``: the student, on a ResNet-10 without weights, ``STEPS`` steps.
 - ``distilled``: the same student, start of the backbone, images, boxes and steps; beside the boxes it learns what the
   teacher gives its encoder, and its logits and boxes (``BINDINGS``), and it begins with the teacher's decoder.
+- ``the decoder alone``, ``the bindings alone``: what of that is which.
 
 Weights and steps were chosen on one run with the seed 1, of images that are none of these.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import radioplat
-from benchmarks.composites import write_set
-from radioplat.evaluate.run import evaluate
+from benchmarks.detectors import ALONE, DISTILLED, SIDE, bindings_of, measured, students, task_map
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
-from radioplat.spec.load import load_spec
-from radioplat.track.results import write_atomic
 
-ALONE, DISTILLED = "labels alone", "distilled"
 TEACHER, STUDENT = "tf_efficientnet_lite0", "resnet10t"
-IMAGES, HELD_OUT, SIDE, BATCH = 600, 150, 64, 8
+IMAGES, BATCH = 600, 8
 TEACHER_STEPS, STEPS = 300, 120
 LR = 1e-3
 MODEL = {  # TAO's names
@@ -39,36 +34,13 @@ MODEL = {  # TAO's names
     "num_queries": 30,
     "dn_number": 10,
 }
-BINDINGS = [
-    {"teacher_module_name": name, "student_module_name": name, "criterion": criterion, "weight": weight}
-    for name, criterion, weight in (
-        ("model.backbone.0.body", "L2", 2.0),
-        ("pred_logits", "KL", 1.0),
-        ("pred_boxes", "L1", 5.0),
-    )
-]
+BINDINGS = bindings_of(("model.backbone.0.body", "L2", 2.0), ("pred_logits", "KL", 1.0), ("pred_boxes", "L1", 5.0))
 
 
 def run(seed: int, folder: Path) -> dict[str, float]:
     """mAP of each detector on held-out images, in percent; what is below ``folder`` is not measured again."""
     home = folder / f"dino_{seed}"
-    done = home / "figures.json"
-    if done.exists():
-        return json.loads(done.read_text())
-    for split, count in (("train", IMAGES), ("val", HELD_OUT)):
-        if not (home / split / "annotations.json").exists():
-            write_set(home / split, count, split == "val", SIDE, seed)
-    weights = {"pretrained_backbone_path": str(teacher_weights(TEACHER, home))}
-    teacher = _spec(home, "teacher", {"backbone": TEACHER, **weights}, seed, TEACHER_STEPS)
-    teacher["dataset"]["augmentation"] |= {"input_mean": list(MEAN), "input_std": list(STD)}
-    found = {"teacher": _map("train", teacher)}
-    found[ALONE] = _map("train", _spec(home, "alone", {"backbone": STUDENT}, seed, STEPS))
-    distilled = _spec(home, "distilled", {"backbone": STUDENT}, seed, STEPS)
-    block = {"backbone": TEACHER, "pretrained_teacher_model_path": str(home / "teacher" / "train" / "model_latest")}
-    distilled["distill"] = {"teacher": MODEL | block, "bindings": BINDINGS, "decoder_from_teacher": True}
-    found[DISTILLED] = _map("distill", distilled)
-    write_atomic(done, json.dumps(found, indent=1))
-    return found
+    return measured(home, seed, IMAGES, lambda: _run(seed, home))
 
 
 def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -76,10 +48,13 @@ def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
     return {"dino_gain": [run[DISTILLED] - run[ALONE] for run in runs]}
 
 
-def _map(task: str, spec: dict[str, Any]) -> float:
-    result = getattr(radioplat, task)(spec, say=lambda line: None)
-    judged = evaluate(load_spec(spec, (f"evaluate.checkpoint={result.checkpoint}",)))
-    return 100 * judged.result.kpi().get("mAP", 0.0)
+def _run(seed: int, home: Path) -> dict[str, float]:
+    weights = {"pretrained_backbone_path": str(teacher_weights(TEACHER, home))}
+    teacher = _spec(home, "teacher", {"backbone": TEACHER, **weights}, seed, TEACHER_STEPS)
+    teacher["dataset"]["augmentation"] |= {"input_mean": list(MEAN), "input_std": list(STD)}
+    found = {"teacher": task_map("train", teacher)}
+    block = {"backbone": TEACHER, "pretrained_teacher_model_path": str(home / "teacher" / "train" / "model_latest")}
+    return found | students(lambda name: _spec(home, name, {"backbone": STUDENT}, seed, STEPS), MODEL | block, BINDINGS)
 
 
 def _spec(home: Path, name: str, model: dict[str, Any], seed: int, steps: int) -> dict[str, Any]:

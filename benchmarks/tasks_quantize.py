@@ -20,24 +20,19 @@ were chosen on the seeds 11 and 12, whose images are none of these.
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import radioplat
-from benchmarks.composites import write_set
-from benchmarks.tasks_detection import HELD_OUT, SIDE, detector_spec
+from benchmarks.detectors import bindings_of, map_of, measured
+from benchmarks.tasks_detection import detector_spec
 from radioplat.compress.equalize import find_pairs
 from radioplat.distill.quantize import quantize
-from radioplat.evaluate.run import evaluate
 from radioplat.models.detector import Detector
 from radioplat.models.detector_file import load_detector, save_detector
 from radioplat.models.fold import fold_pairs, following_norms
-from radioplat.spec.load import load_spec
-from radioplat.track.results import write_atomic
 
 FLOATS, PTQ, QAT = "fp32", "PTQ", "QAT"
 AS_TRAINED, CONTROL = "PTQ as trained", "fp32, trained on"
@@ -45,30 +40,27 @@ BACKBONE, IMAGES, BATCH, STEPS = "resnet10t", 400, 16, 300
 FACTOR = 8.0
 QAT_STEPS, QAT_LR = 100, 3e-4
 SCALE_RATES = 'train.optim.lr_mults={"*_quantizer.scale": 100}'  # a scale moves 3 % a step at the most
-BINDINGS = [
-    {"teacher_module_name": name, "student_module_name": name, "criterion": criterion, "weight": weight}
-    for name, criterion, weight in (
-        ("srcs.0", "phi_s", 1.0),
-        ("srcs.1", "phi_s", 1.0),
-        ("srcs.2", "phi_s", 1.0),
-        ("memory.0", "L2", 1.0),
-        ("memory.1", "L2", 1.0),
-        ("memory.2", "L2", 1.0),
-        ("pred_logits", "KL", 1.0),
-        ("pred_boxes", "L1", 5.0),
-    )
-]
+BINDINGS = bindings_of(
+    *((f"srcs.{level}", "phi_s", 1.0) for level in range(3)),
+    *((f"memory.{level}", "L2", 1.0) for level in range(3)),
+    ("pred_logits", "KL", 1.0),
+    ("pred_boxes", "L1", 5.0),
+)
 
 
 def run(seed: int, folder: Path) -> dict[str, float]:
     """mAP of each form on held-out images, in percent; what is below ``folder`` is not measured again."""
     home = folder / f"quantize_{seed}"
-    done = home / "figures.json"
-    if done.exists():
-        return json.loads(done.read_text())
-    for name, count in (("train", IMAGES), ("val", HELD_OUT)):
-        if not (home / name / "annotations.json").exists():
-            write_set(home / name, count, name == "val", SIDE, seed)
+    return measured(home, seed, IMAGES, lambda: _run(seed, home))
+
+
+def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
+    """What either loses of the floats' mAP in each seed, in points."""
+    forms = {"det_ptq_drop": PTQ, "det_qat_drop": QAT}
+    return {name: [run[FLOATS] - run[form] for run in runs] for name, form in forms.items()}
+
+
+def _run(seed: int, home: Path) -> dict[str, float]:
     spec = _spec(home, "floats", seed, STEPS)
     trained = radioplat.train(spec, say=lambda line: None).checkpoint
     uneven = home / "uneven"
@@ -77,24 +69,17 @@ def run(seed: int, folder: Path) -> dict[str, float]:
         part.mkdir(exist_ok=True)
         save_detector(made_uneven(load_detector(trained), FACTOR, seed), part)
         part.rename(uneven)
-    found = {FLOATS: _map(spec, uneven)}
-    found[AS_TRAINED] = _map(spec, _quantized(spec, trained, home / "ptq_as_trained"))
-    found[PTQ] = _map(spec, _quantized(spec, uneven, home / "ptq"))
+    found = {FLOATS: map_of(spec, uneven)}
+    found[AS_TRAINED] = map_of(spec, _quantized(spec, trained, home / "ptq_as_trained"))
+    found[PTQ] = map_of(spec, _quantized(spec, uneven, home / "ptq"))
     teacher = {"name": "floats", "pretrained_teacher_model_path": str(uneven)}
     spec |= {"distill": {"teacher": [teacher], "bindings": BINDINGS}}
     qat = ["quantize.mode=qat", f"quantize.qat.max_steps={QAT_STEPS}", f"quantize.qat.lr={QAT_LR}", SCALE_RATES]
-    found[QAT] = _map(spec, _quantized(spec, uneven, home / "qat", *qat))
+    found[QAT] = map_of(spec, _quantized(spec, uneven, home / "qat", *qat))
     longer = _spec(home, "control", seed, QAT_STEPS) | {"distill": spec["distill"]}
     start = [f"train.pretrained_model_path={uneven}", f"train.optim.lr={QAT_LR}", "model.backbone.type=null"]
-    found[CONTROL] = _map(spec, radioplat.distill(longer, start, say=lambda line: None).checkpoint)
-    write_atomic(done, json.dumps(found, indent=1))
+    found[CONTROL] = map_of(spec, radioplat.distill(longer, start, say=lambda line: None).checkpoint)
     return found
-
-
-def gains(runs: list[dict[str, float]]) -> dict[str, list[float]]:
-    """What either loses of the floats' mAP in each seed, in points."""
-    forms = {"det_ptq_drop": PTQ, "det_qat_drop": QAT}
-    return {name: [run[FLOATS] - run[form] for run in runs] for name, form in forms.items()}
 
 
 @torch.no_grad()
@@ -125,12 +110,3 @@ def _spec(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
 def _quantized(spec: dict[str, Any], checkpoint: Path, folder: Path, *overrides: str) -> Path:
     where = [f"results_dir={folder}", f"quantize.checkpoint={checkpoint}", "quantize.calibration_batches=16"]
     return quantize(spec, (*where, *overrides), say=lambda line: None).result
-
-
-def _map(spec: dict[str, Any], checkpoint: Path) -> float:
-    judged = evaluate(load_spec(spec, (f"evaluate.checkpoint={checkpoint}",)))
-    return 100 * judged.result.kpi().get("mAP", 0.0)
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(int(sys.argv[2]), Path(sys.argv[1])), indent=1))
