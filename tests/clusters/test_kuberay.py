@@ -128,4 +128,4 @@ def test_the_commands_are_ours(cluster):
     parser = _parser("radioplat", _TASKS)
     for pod in groups(cluster).values():
         command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        parser.parse_args(command[1:])
+        assert command[0] == "radioplat" and vars(parser.parse_args(command[1:])), "or it exits with status 2"
