@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,23 +23,25 @@ from radioplat.models.student import Student
 from radioplat.spec.quantize import QuantizeConfig
 
 WANTED = frozenset({"summary", "spatial"})
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A quantized student.
+class Quantized(Generic[M]):
+    """A quantized student or detector.
 
     Attributes:
-        student: on the CPU, in evaluation mode; its architecture says what is quantized.
+        model: on the CPU, in evaluation mode; its architecture says what is quantized.
         folded: BatchNorms that went into the convolution before them.
         equalized: pairs of layers whose weights were balanced.
         idle: quantizers that saw nothing but zeros; their scale is 1 over the format's highest value.
         unfolded: quantized convolutions with the BatchNorm that stays behind them: folding changed what is said.
-        cosine: of what it says and what it said before, mean over the calibration images, by ``summary`` and
-            ``spatial``.
+        cosine: of what it says and what it said before, mean over the calibration images: of a student by ``summary``
+            and ``spatial``, of a detector by position, ``maps`` of the backbone and ``memory`` of the encoder, from
+            which queries are chosen (which they are may change, so of queries there is no such number).
     """
 
-    student: Student
+    model: M
     folded: int = 0
     equalized: list[tuple[str, str]] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
@@ -49,7 +52,7 @@ class Quantized:
 @torch.no_grad()
 def quantize_student(
     student: Student, asked: QuantizeConfig, batches: list[torch.Tensor], device: torch.device | str = "cpu"
-) -> Quantized:
+) -> Quantized[Student]:
     """A quantized copy of ``student``, in fp32.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from radioplat.compress.borrowed import borrow_scales
 from radioplat.compress.calibrate import calibrate
 from radioplat.compress.equalize import equalize
 from radioplat.compress.placement import place
-from radioplat.compress.quantize import load_folded, used_layers
+from radioplat.compress.quantize import Quantized, load_folded, used_layers
 from radioplat.data.sample_images import require_pictures
 from radioplat.errors import SpecError
 from radioplat.models.detector import Detector
@@ -24,30 +24,10 @@ from radioplat.spec.quantize import QuantizeConfig
 BACKBONE = "student."  # how the names of its modules begin
 
 
-@dataclass(frozen=True)
-class QuantizedDetector:
-    """A quantized detector.
-
-    Attributes:
-        detector: on the CPU, in evaluation mode.
-        folded, equalized, idle, unfolded: see :class:`radioplat.compress.quantize.Quantized`.
-        cosine: of what it says and what it said before, mean over the positions of the calibration images: ``maps`` of
-            the backbone, ``memory`` of the encoder, from which queries are chosen. Of queries there is no such number:
-            which they are may change.
-    """
-
-    detector: Detector
-    folded: int = 0
-    equalized: list[tuple[str, str]] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)
-    unfolded: list[tuple[str, str]] = field(default_factory=list)
-    cosine: dict[str, float] = field(default_factory=dict)
-
-
 @torch.no_grad()
 def quantize_detector(
     detector: Detector, asked: QuantizeConfig, batches: list[torch.Tensor], device: torch.device | str = "cpu"
-) -> QuantizedDetector:
+) -> Quantized[Detector]:
     """A quantized copy of ``detector``, in fp32; arguments and errors as those of
     :func:`radioplat.compress.quantize.quantize_student`.
 
@@ -83,7 +63,7 @@ def quantize_detector(
     idle = calibrate(made, asked, lambda: show(made), kept)
     borrow_scales(made, asked, show, kept)
     cosine = _likeness(made, before, [images.to(device) for images in batches])
-    return QuantizedDetector(made.cpu(), len(folded), equalized, idle, unfolded, cosine)
+    return Quantized(made.cpu(), len(folded), equalized, idle, unfolded, cosine)
 
 
 def positions(detector: Detector, images: torch.Tensor) -> list[torch.Tensor]:

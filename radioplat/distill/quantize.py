@@ -13,7 +13,7 @@ import torch
 
 from radioplat import terminal
 from radioplat.compress.quantize import Quantized, quantize_student
-from radioplat.compress.quantize_detector import BACKBONE, QuantizedDetector, quantize_detector
+from radioplat.compress.quantize_detector import BACKBONE, quantize_detector
 from radioplat.data.sample_images import sample_images
 from radioplat.distill.follow import Callback
 from radioplat.distill.run import RunResult
@@ -146,15 +146,14 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
     model = load_quantizable(path, "quantize.checkpoint")
     device, notes = _device(asked.device)
-    done: Quantized | QuantizedDetector
+    done: Quantized
     if isinstance(model, Detector):
         batches = calibration_images(spec, model.architecture.student.img_size, whole=True)
         done = quantize_detector(model, asked, batches, device)
-        made: Student | Detector = done.detector
     else:
         batches = calibration_images(spec, model.architecture.img_size)
         done = quantize_student(model, asked, batches, device)
-        made = done.student
+    made: Student | Detector = done.model
     notes += [f"{name} saw nothing but zeros" for name in done.idle]
     notes += [
         f"BatchNorm {norm} stays behind the quantized {conv}, and costs a pass of its own: folded, outputs differed"

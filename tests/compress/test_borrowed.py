@@ -42,7 +42,7 @@ def students():
 
 
 def quantized(student: Student, batches, **asked) -> Student:
-    return quantize_student(student, QuantizeConfig(**asked), batches).student
+    return quantize_student(student, QuantizeConfig(**asked), batches).model
 
 
 @pytest.mark.parametrize("backend", OTHERS)

@@ -59,13 +59,13 @@ SMALL = {"kwargs": {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 64]}}  # a 
 )
 def test_each_family_says_nearly_what_it_said(name, changes, layers, residuals, folded, batches):
     made = quantize_student(student(name, **changes), QuantizeConfig(), batches)
-    how = made.student.architecture.quantized
+    how = made.model.architecture.quantized
     assert (len(how.layers), len(how.residuals), len(how.folded)) == (layers, residuals, folded)
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in made.student.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in made.model.modules())
     assert min(made.cosine.values()) > 0.95 and max(made.cosine.values()) < 1 and not made.idle
-    assert set(how.skipped) == {n for n, m in made.student.named_modules() if type(m) is nn.Linear}
+    assert set(how.skipped) == {n for n, m in made.model.named_modules() if type(m) is nn.Linear}
     assert all(name.startswith("heads.") for name in how.skipped)
-    for name, quantizer in quantizers(made.student).items():
+    for name, quantizer in quantizers(made.model).items():
         weight = name.endswith("weight_quantizer")
         assert quantizer.axis == (0 if weight else -1) and float(quantizer.scale.detach().min()) > 0
 
@@ -73,7 +73,7 @@ def test_each_family_says_nearly_what_it_said(name, changes, layers, residuals, 
 def test_ranges_are_those_of_the_images(batches):
     """The first layer's range is that of its input, the rest are seen in float."""
     plain = student(*RADIO[:1], **RADIO[1])
-    made = quantize_student(plain, QuantizeConfig(), batches).student
+    made = quantize_student(plain, QuantizeConfig(), batches).model
     taken: list[torch.Tensor] = []
     plain.backbone.patch_generator.embedder.register_forward_pre_hook(lambda _, args: taken.append(args[0]))
     for images in batches:
@@ -90,11 +90,11 @@ def test_calibrators_and_order(algorithm, batches):
     plain = student(*RADIO[:1], **RADIO[1])
     made = quantize_student(plain, config, batches)
     again = quantize_student(plain, config, batches[::-1])
-    scales, others = ({n: q.scale for n, q in quantizers(m.student).items()} for m in (made, again))
+    scales, others = ({n: q.scale for n, q in quantizers(m.model).items()} for m in (made, again))
     assert all(torch.allclose(scales[n], others[n], rtol=1e-3) for n in scales)
     most = quantize_student(plain, QuantizeConfig(), batches)
     assert all(
-        (q.amax <= quantizers(most.student)[n].amax * (1 + 1e-4)).all() for n, q in quantizers(made.student).items()
+        (q.amax <= quantizers(most.model)[n].amax * (1 + 1e-4)).all() for n, q in quantizers(made.model).items()
     )
     assert min(made.cosine.values()) > 0.95
 
@@ -114,7 +114,7 @@ def test_rules_by_name_and_class(batches):
         skip_names=["patch_generator.*"],
         heads=True,
     )
-    how = quantize_student(student(*RADIO[:1], **RADIO[1]), config, batches).student.architecture.quantized
+    how = quantize_student(student(*RADIO[:1], **RADIO[1]), config, batches).model.architecture.quantized
     formats = {n.removeprefix("backbone."): (f.weights, f.activations) for n, f in how.layers.items()}
     assert formats == {
         "blocks.0.attn.qkv": ("fp8", "fp8"),
@@ -138,24 +138,24 @@ def test_a_class_alone_is_quantized_and_the_rest_stays(batches):
         student("resnet18", **SMALL),
         QuantizeConfig(layers=[rule("nn.Conv2d", "int8", "int8")], skip_names=["layer4"]),
         batches,
-    ).student.architecture.quantized
+    ).model.architecture.quantized
     assert len(how.layers) == 10 and len(how.residuals) == 3
     assert {why for n, why in how.skipped.items() if "layer4" in n} == {"quantize.skip_names has 'layer4'"}
 
 
 def test_weights_alone_and_one_scale_for_all(batches):
     config = QuantizeConfig(mode=QuantizeMode.weight_only_ptq, per_channel=False)
-    made = quantize_student(student("resnet18", **SMALL), config, batches).student
+    made = quantize_student(student("resnet18", **SMALL), config, batches).model
     assert all(n.endswith("weight_quantizer") and q.axis == -1 for n, q in quantizers(made).items())
     assert not made.architecture.quantized.residuals
 
 
 def test_a_classifier_stays_float_unless_it_is_named(batches):
     plain = student("resnet18", heads=(), num_classes=5, **SMALL)
-    how = quantize_student(plain, QuantizeConfig(), batches).student.architecture.quantized
+    how = quantize_student(plain, QuantizeConfig(), batches).model.architecture.quantized
     assert how.skipped == {"backbone.model.fc": "a classifier"}
     named = QuantizeConfig(default_layer_dtype="int8", layers=[rule("fc", "int8")])
-    assert "backbone.model.fc" in quantize_student(plain, named, batches).student.architecture.quantized.layers
+    assert "backbone.model.fc" in quantize_student(plain, named, batches).model.architecture.quantized.layers
 
 
 def test_equalization_saves_a_rescaled_student_with_one_scale_a_tensor(batches):
@@ -176,7 +176,7 @@ def test_equalization_saves_a_rescaled_student_with_one_scale_a_tensor(batches):
 
 
 def test_relu6_is_kept_in_what_is_saved(batches, tmp_path):
-    made = quantize_student(student("resnet18", heads=(), **SMALL), QuantizeConfig(relu6=True), batches).student
+    made = quantize_student(student("resnet18", heads=(), **SMALL), QuantizeConfig(relu6=True), batches).model
     assert sum(isinstance(m, nn.ReLU6) for m in made.modules()) == 9
     save_student(made, made.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
@@ -189,10 +189,10 @@ def test_a_pruned_student_is_quantized_and_a_quantized_one_is_not_pruned(batches
 
     small = prune_student(student("resnet18", **SMALL), PruneConfig(amount=0.5), ChannelScore(PruneConfig(), 0), None)
     made = quantize_student(small, QuantizeConfig(), batches)
-    assert made.student.backbone.model.layer1[0].conv1.weight.shape[0] == 8 and min(made.cosine.values()) > 0.95
-    save_student(made.student, made.student.state_dict(), tmp_path)
+    assert made.model.backbone.model.layer1[0].conv1.weight.shape[0] == 8 and min(made.cosine.values()) > 0.95
+    save_student(made.model, made.model.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
-    assert torch.equal(opened(batches[0]).spatial, made.student(batches[0]).spatial)
+    assert torch.equal(opened(batches[0]).spatial, made.model(batches[0]).spatial)
     with pytest.raises(SpecError, match="prune.checkpoint: a quantized student cannot be pruned"):
         prune_student(opened, PruneConfig(), ChannelScore(PruneConfig(), 0), None)
     with pytest.raises(SpecError, match="quantize.checkpoint: this student is quantized already"):
@@ -207,7 +207,7 @@ def test_layers_of_low_rank_and_zeros_stay_so(batches, tmp_path):
 
     plain, _ = decompose(student(*RADIO[:1], **RADIO[1]), LowRankConfig(rank=12))
     plain, _ = sparsify(plain, SparsityConfig(SparsityPattern.two_of_four))
-    made = quantize_student(plain, QuantizeConfig(), batches).student
+    made = quantize_student(plain, QuantizeConfig(), batches).model
     save_student(made, made.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
     assert torch.equal(opened(batches[0]).spatial, made(batches[0]).spatial)
@@ -254,4 +254,4 @@ def test_a_norm_that_cannot_be_folded_is_named(batches):
     made.backbone.get_submodule(norm).register_forward_hook(lambda module, inputs, output: output + 1)
     done = quantize_student(made, QuantizeConfig(), batches)
     assert f"backbone.{norm}" in [name for _, name in done.unfolded]
-    assert done.student.architecture.quantized.folded == []
+    assert done.model.architecture.quantized.folded == []

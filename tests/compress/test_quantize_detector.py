@@ -58,7 +58,7 @@ def made(kind: str, student: StudentArchitecture) -> Detector:
 def test_a_detector_says_nearly_what_it_said_and_comes_back_from_its_file(kind, student, batches, tmp_path):
     detector = made(kind, student)
     done = quantize_detector(detector, QuantizeConfig(), batches)
-    quantized = done.detector
+    quantized = done.model
     assert min(done.cosine.values()) > 0.99 and max(done.cosine.values()) < 1
     assert not any(isinstance(m, nn.BatchNorm2d) for m in quantized.modules())
     save_detector(quantized, tmp_path)
@@ -72,7 +72,7 @@ def test_a_detector_says_nearly_what_it_said_and_comes_back_from_its_file(kind, 
 
 
 def test_what_is_a_regression_a_class_or_a_place_stays_float(batches):
-    how = quantize_detector(made("rtdetr_v2", RESNET), QuantizeConfig(), batches).detector.architecture.quantized
+    how = quantize_detector(made("rtdetr_v2", RESNET), QuantizeConfig(), batches).model.architecture.quantized
     assert {name.removeprefix("detr.model."): why for name, why in how.skipped.items()} == {
         "enc_score_head": "a classifier",
         "enc_bbox_head.layers.2": "a regression",
@@ -97,7 +97,7 @@ def test_rules_and_skip_names_reach_every_part(batches):
         ],
         skip_names=["layer1", "encoder.aifi*", "encoder_input_proj.0"],
     )
-    form = quantize_detector(made("rtdetr_v2", RESNET), asked, batches).detector.architecture
+    form = quantize_detector(made("rtdetr_v2", RESNET), asked, batches).model.architecture
     layers = {name.removeprefix("detr.model."): formats.weights for name, formats in form.quantized.layers.items()}
     assert {n: f for n, f in layers.items() if n.startswith("decoder.")} == {
         "decoder.class_embed.1": "int8",
@@ -113,12 +113,12 @@ def test_rules_and_skip_names_reach_every_part(batches):
 
 def test_a_quantized_student_is_a_backbone_and_keeps_its_quantizers(batches):
     torch.manual_seed(0)
-    student = quantize_student(Student(RESNET).eval(), QuantizeConfig(), batches).student
+    student = quantize_student(Student(RESNET).eval(), QuantizeConfig(), batches).model
     detector = detector_on(student, 3, **RTDETR).eval()
     assert detector.architecture.student.quantized == student.architecture.quantized
     with torch.no_grad():
         assert torch.equal(detector.maps(batches[0])[-1].permute(0, 2, 3, 1), student(batches[0]).spatial)
-    done = quantize_detector(detector, QuantizeConfig(algorithm=Calibrator.mse), batches).detector
+    done = quantize_detector(detector, QuantizeConfig(algorithm=Calibrator.mse), batches).model
     assert done.architecture.student.quantized == student.architecture.quantized
     theirs, ours = quantizers(student), quantizers(done.student)
     assert theirs.keys() == ours.keys() and all(torch.equal(ours[n].scale, q.scale) for n, q in theirs.items())

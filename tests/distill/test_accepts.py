@@ -63,7 +63,7 @@ def test_what_compression_leaves_is_taken_by_fewer():
     narrow = decompose(student, LowRankConfig(ratio=0.3))[0].architecture
     assert refused(narrow) == {"prune", "export radio", "export hf", "export timm"}
     images = [torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)]
-    quantized = quantize_student(student, QuantizeConfig(), images).student.architecture
+    quantized = quantize_student(student, QuantizeConfig(), images).model.architecture
     assert refused(quantized) == {
         "detection", "prune", "low_rank", "quantize", "export radio", "export hf", "export timm",
     }  # fmt: skip

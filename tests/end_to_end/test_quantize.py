@@ -90,7 +90,7 @@ def test_a_trained_network_says_nearly_what_it_said(weights, crops):
 
     made = quantize_student(plain, QuantizeConfig(algorithm=Calibrator.percentile), [images(16, s) for s in range(3)])
     with torch.no_grad():
-        ours, theirs = made.student(images(16, 77)), plain(images(16, 77))
+        ours, theirs = made.model(images(16, 77)), plain(images(16, 77))
     for kind in ("summary", "spatial"):
         likeness = torch.cosine_similarity(getattr(ours, kind), getattr(theirs, kind), dim=-1).mean()
         assert 0.95 < likeness < 0.9999
