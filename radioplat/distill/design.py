@@ -22,6 +22,7 @@ from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.check_detection import detects
 from radioplat.spec.distill import Source
 from radioplat.spec.labels import classifies
+from radioplat.spec.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.resolve import ResolvedTeacher, resolve_teachers
 from radioplat.spec.root import Spec
 from radioplat.teachers.teacher import TeacherInfo, describe
@@ -136,12 +137,15 @@ def _of_the_student(problem: Problem, teacher: ResolvedTeacher, follows: bool) -
 def _student_architecture(
     spec: Spec, task: str, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
 ) -> StudentArchitecture:
-    backbone, augmentation = spec.model.backbone, spec.dataset.augmentation
+    backbone = spec.model.backbone
     own_classifier = task == "distill" and classifies(spec)
     heads = tuple(_head(t, infos[t.name], slot, own_classifier) for slot, t in enumerate(teachers))
+    mean, std, where = student_normalisation(spec)
+    if wrong := list(normalisation_problems(mean, std, where)):
+        raise SpecError(*wrong)
     normal = dict(
-        mean=tuple(backbone.student_norm_mean or augmentation.mean),
-        std=tuple(backbone.student_norm_std or augmentation.std),
+        mean=mean,
+        std=std,
         drop_path=backbone.drop_path,
         spectral_reparam=backbone.spectral_reparam,
     )

@@ -15,6 +15,7 @@ from radioplat.spec.sizes import (
     Stage,
     changes_by_plan,
     draw_at,
+    scale_chances,
     sees,
     sizes_seen_with,
     stages_of,
@@ -88,7 +89,8 @@ def _patch(teacher: ResolvedTeacher, info: TeacherInfo) -> int:
 
 def where_sized(spec: Spec) -> dict[int, str]:
     """The field that each size of the student's view comes from; empty where it is always ``dataset.img_size``."""
-    fields = {size: "dataset.augmentation.multi_scales" for size in spec.dataset.augmentation.multi_scales}
+    scales = scale_chances(spec.dataset.augmentation.multi_scales)
+    fields = dict.fromkeys(scales, "dataset.augmentation.multi_scales")
     for i, teacher in enumerate(spec.distill.teacher):
         fields |= {size: f"distill.teacher[{i}].stochastic_resolutions" for size in teacher.stochastic_resolutions}
     for i, stage in enumerate(spec.distill.stages):

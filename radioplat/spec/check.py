@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.check_checkpoints import checkpoint_problems
@@ -21,10 +21,12 @@ from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_traini
 from radioplat.spec.check_zero import zero_problems
 from radioplat.spec.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.distill import LossType, Source
+from radioplat.spec.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.partitions import partition_problems
 from radioplat.spec.paths import paths_in_copy
 from radioplat.spec.resolve import resolve_teachers, teacher_names
 from radioplat.spec.root import Spec
+from radioplat.spec.sizes import scale_chances
 
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
@@ -104,11 +106,10 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"must be positive, not {dataset.read_timeout_s}", "dataset.read_timeout_s")
     if not train.clip_grad_norm >= 0:
         yield Problem(f"must not be negative, not {train.clip_grad_norm}", "train.clip_grad_norm", "0: no clipping.")
-    backbone, augmentation = spec.model.backbone, dataset.augmentation
-    yield from _normalisation(augmentation.mean, augmentation.std, "dataset.augmentation.")
-    if backbone.student_norm_mean or backbone.student_norm_std:
-        mean, std = backbone.student_norm_mean or augmentation.mean, backbone.student_norm_std or augmentation.std
-        yield from _normalisation(mean, std, "model.backbone.student_norm_")
+    mean, std, where = student_normalisation(spec)
+    pairs = {"dataset.augmentation.": (dataset.augmentation.mean, dataset.augmentation.std), where: (mean, std)}
+    for path, pair in pairs.items():
+        yield from normalisation_problems(*pair, path)
 
 
 def _augmentation(spec: Spec) -> Iterator[Problem]:
@@ -138,26 +139,21 @@ def _augmentation(spec: Spec) -> Iterator[Problem]:
 
 def _draws(spec: Spec) -> Iterator[Problem]:
     """Sizes that are drawn."""
-    scales = spec.dataset.augmentation.multi_scales
+    scales = scale_chances(spec.dataset.augmentation.multi_scales)
     where = "dataset.augmentation.multi_scales"
-    if small := [size for size in scales if size < 1]:
-        yield Problem(f"must be at least 1, not {small[0]}", where)
+    yield from _chances(scales, where)
     for i, teacher in enumerate(spec.distill.teacher):
         draw, field = teacher.stochastic_resolutions, f"distill.teacher[{i}].stochastic_resolutions"
         if draw and scales:
             yield Problem("two fields draw the student's size", where, f"Leave this one or {field} empty.")
-        if any(size < 1 or not 0 <= chance < math.inf for size, chance in draw.items()):
-            yield Problem(f"sizes of at least 1 and probabilities of at least 0 are needed, not {draw}", field)
-        elif draw and not any(draw.values()):
-            yield Problem("no size has a probability above 0", field)
+        yield from _chances(draw, field)
 
 
-def _normalisation(mean: Sequence[float], std: Sequence[float], where: str) -> Iterator[Problem]:
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) != 3:
-            yield Problem(f"three numbers are needed (R, G, B), not {len(values)}", where + name)
-    if not all(value > 0 for value in std):
-        yield Problem(f"must be positive, not {list(std)}", where + "std")
+def _chances(draw: dict[int, float], where: str) -> Iterator[Problem]:
+    if any(size < 1 or not 0 <= chance < math.inf for size, chance in draw.items()):
+        yield Problem(f"sizes of at least 1 and probabilities of at least 0 are needed, not {draw}", where)
+    elif draw and not any(draw.values()):
+        yield Problem("no size has a probability above 0", where)
 
 
 def _teachers(spec: Spec) -> Iterator[Problem]:
@@ -179,7 +175,7 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
             )
         if teacher.input_size < 1:
             yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
-        yield from _normalisation(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
+        yield from normalisation_problems(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
         yield from _service(spec.teachers.get(teacher.name, TeacherServiceConfig()), f"teachers.{teacher.name}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class WeightMode(str, Enum):
@@ -126,7 +127,8 @@ class AugmentationConfig:
     random_aug: Switch = field(default_factory=Switch)
     with_scale_random_crop: ScaleRandomCrop = field(default_factory=ScaleRandomCrop)
     with_random_blur: bool = False
-    multi_scales: list[int] = field(default_factory=list)
+    # sizes, each as likely as the others; or TAO's form, {size: probability} each
+    multi_scales: list[Any] = field(default_factory=list)
     patch_size: int | None = None
     mean: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
     std: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])

@@ -18,6 +18,7 @@ from radioplat.errors import SpecError
 from radioplat.spec.fields import faults, first_line, is_secret
 from radioplat.spec.overrides import apply_override
 from radioplat.spec.root import Spec
+from radioplat.spec.sizes import scale_faults
 from radioplat.spec.tao_dino import accept_dino
 
 
@@ -48,9 +49,13 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
     try:
         merged = OmegaConf.merge(_defaults(), tree)
         OmegaConf.resolve(merged)
-        return typing.cast(Spec, OmegaConf.to_object(merged))
+        spec = typing.cast(Spec, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
+    odd = scale_faults(spec.dataset.augmentation.multi_scales)
+    if problems := [dataclasses.replace(p, where=_at(name, p.where)) for p in odd]:
+        raise SpecError(*problems)
+    return spec
 
 
 @functools.cache

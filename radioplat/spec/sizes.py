@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from radioplat.errors import Problem
 from radioplat.spec.dataset import SplitConfig
 from radioplat.spec.distill import MesaConfig, PartitionConfig
 from radioplat.spec.root import Spec
@@ -49,13 +51,36 @@ def stages_of(spec: Spec) -> list[Stage]:
     return found or [Stage(0, 0, FOREVER)]
 
 
+def scale_faults(scales: list[Any]) -> Iterator[Problem]:
+    """What in ``multi_scales`` is neither a size nor a mapping of sizes to probabilities, and a mixture of both."""
+    where = "dataset.augmentation.multi_scales"
+    for i, entry in enumerate(scales):
+        pairs = entry.items() if isinstance(entry, dict) else ((entry, 1.0),)
+        if not all(type(size) is int and type(chance) in (int, float) for size, chance in pairs):
+            hint = "Write multi_scales: [224, 256], or multi_scales: [{224: 0.1}, {256: 0.9}]."
+            yield Problem(f"a size or {{size: probability}} is expected here, not {entry!r}", f"{where}[{i}]", hint)
+    if len({isinstance(entry, dict) for entry in scales}) > 1:
+        yield Problem("some of these sizes have a probability and others have none", where, "Give all of them one.")
+
+
+def scale_chances(scales: list[Any]) -> dict[int, float]:
+    """Sizes of ``multi_scales`` with what each is drawn in proportion to; one that is listed twice with both."""
+    chances: dict[int, float] = {}
+    for entry in scales:
+        if isinstance(entry, dict):
+            for size, chance in entry.items():
+                chances[size] = chances.get(size, 0.0) + chance
+        else:
+            chances[entry] = 1.0
+    return chances
+
+
 def drawn_sizes(spec: Spec) -> Draw:
     """What the student's size is drawn from for each micro-batch where nothing fixes it; empty for no draw.
 
     ``stochastic_resolutions`` of all teachers merge: the largest probability of each size, renormalised.
-    ``multi_scales`` draws evenly.
     """
-    merged: dict[int, float] = {size: 1.0 for size in spec.dataset.augmentation.multi_scales}
+    merged = scale_chances(spec.dataset.augmentation.multi_scales)
     for teacher in spec.distill.teacher:
         for size, chance in teacher.stochastic_resolutions.items():
             merged[size] = max(chance, merged.get(size, 0.0))

@@ -17,6 +17,7 @@ from radioplat.models.features import Features
 from radioplat.models.fold import fold_batch_norm
 from radioplat.models.probe import probe
 from radioplat.spec.cluster import TeacherPrecision
+from radioplat.spec.normalisation import normalisation_problems
 from radioplat.spec.resolve import MODULE, ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
 from radioplat.teachers.adapters.registry import adapter_class
@@ -95,12 +96,15 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     """Widths, stride and size of a teacher, from its structure alone (no memory is taken).
 
     Raises:
-        SpecError: an unknown name, arguments that it refuses, an input size that it cannot take, or class scores
-            wanted of a teacher without a classifier, or another factor than its upsampler's.
+        SpecError: an unknown name, arguments that it refuses, an input size that it cannot take, a normalisation
+            that is none, class scores wanted of a teacher without a classifier, or another factor than its
+            upsampler's.
         WeightsError: its upsampler cannot be read or belongs to another teacher.
     """
     if teacher.ensemble:
         return in_common(teacher, [describe(member) for member in teacher.members])
+    if wrong := list(normalisation_problems(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")):
+        raise SpecError(*wrong)
     model = _structure(teacher)
     if teacher.patch_size and teacher.patch_size != model.stride:
         raise SpecError(

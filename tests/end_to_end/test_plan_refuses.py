@@ -31,6 +31,10 @@ def test_the_spec_itself_stands(planned):
     assert planned([f"{B}=[{BOUND}]"])
 
 
+def test_sizes_with_probabilities_stand(planned):
+    assert planned(["dataset.augmentation.multi_scales=[{64: 0.1}, {96: 0.2}]"])
+
+
 def binding(**changes) -> str:
     return f"{B}=[{BOUND | changes}]"
 
@@ -75,6 +79,19 @@ def binding(**changes) -> str:
         # class-token slots out of range
         ([f"{T}[1].summary_token_idx=2"], f"{T}[1].summary_token_idx"),
         ([f"{T}[0].summary_token_idx=-1"], f"{T}[0].summary_token_idx"),
+        # a mean or a std that is none
+        ([f"{T}[1].norm_mean=[.5,.5]"], f"{T}[1].norm_mean"),
+        ([f"{T}[1].norm_mean=[.5,.5,.nan]"], f"{T}[1].norm_mean"),
+        ([f"{T}[1].norm_std=[.5,.5,.5,.5]"], f"{T}[1].norm_std"),
+        ([f"{T}[1].norm_std=[.5,0,.5]"], f"{T}[1].norm_std"),
+        ([f"{T}[1].norm_std=[.5,.inf,.5]"], f"{T}[1].norm_std"),
+        (["model.backbone.student_norm_mean=[.5]"], "model.backbone.student_norm_mean"),
+        (["model.backbone.student_norm_std=[.5,.5,.inf]"], "model.backbone.student_norm_std"),
+        # sizes with probabilities, TAO's form
+        (["dataset.augmentation.multi_scales=[{64: 0.1}, {50: 0.2}]"], "dataset.augmentation.multi_scales"),
+        (["dataset.augmentation.multi_scales=[{64: -0.1}]"], "dataset.augmentation.multi_scales"),
+        (["dataset.augmentation.multi_scales=[{64: 0.0}]"], "dataset.augmentation.multi_scales"),
+        (["dataset.augmentation.multi_scales=[{64: .nan}]"], "dataset.augmentation.multi_scales"),
     ],
 )
 def test_plan_names_the_field(planned, capfd, overrides, where):

@@ -96,6 +96,8 @@ def test_the_published_example_has_no_problem():
         (f"{T}.pretrained_teacher_model_path=null", f"{T}.pretrained_teacher_model_path"),
         (f"{T}.norm_mean=[0.5, 0.5]", f"{T}.norm_mean"),
         (f"{T}.norm_std=[1, 1, 0]", f"{T}.norm_std"),
+        (f"{T}.norm_std=[1, .inf, 1]", f"{T}.norm_std"),
+        (f"{T}.norm_mean=[0, .nan, 0]", f"{T}.norm_mean"),
         (f"{T}.input_size=-3", f"{T}.input_size"),
         (f"{T}.mode=logits", f"{T}.loss_type"),
         (f"{T}.loss_type=KL", f"{T}.loss_type"),
@@ -120,6 +122,9 @@ def test_the_published_example_has_no_problem():
         ),
         ("dataset.augmentation.random_color.hue=0.7", "dataset.augmentation.random_color.hue"),
         ("dataset.augmentation.multi_scales=[0]", "dataset.augmentation.multi_scales"),
+        ("dataset.augmentation.multi_scales=[{0: 1.0}]", "dataset.augmentation.multi_scales"),
+        ("dataset.augmentation.multi_scales=[{224: -1.0}]", "dataset.augmentation.multi_scales"),
+        ("dataset.augmentation.multi_scales=[{224: 0.0}]", "dataset.augmentation.multi_scales"),
         ("dataset.val_dataset.shift_equivariance=true", "dataset.val_dataset.shift_equivariance"),
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from radioplat.spec.load import load_spec
+from radioplat.errors import SpecError
+from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.resolve import MATCHED, STUDENT, resolve_teachers, student_view
 from radioplat.spec.sizes import FOREVER, changes_by_plan, draw_at, sizes_seen_with, stages_of, student_sizes
 
@@ -59,3 +61,29 @@ def test_under_equivariance_every_model_has_a_view_of_its_own():
 def test_a_forward_of_a_mosaic_has_a_batch_of_pictures(batch, pictures):
     spec = spec_of(dataset={"batch_size": batch})
     assert [t.service.max_batch for t in resolve_teachers(spec)] == [batch, batch, pictures]
+
+
+def test_sizes_with_probabilities_are_drawn_in_proportion_to_them():
+    """TAO's form and default, where the probabilities are made to add up to 1."""
+    scales = [{224: 0.1}, {256: 0.2}, {288: 0.3}, {320: 0.6}, {320: 0.8}]
+    spec = spec_of(dataset={"augmentation": {"multi_scales": scales}})
+    assert student_sizes(spec) == ((224, 0.05), (256, 0.1), (288, 0.15), (320, 0.7))
+    assert load_spec(yaml.safe_load(to_yaml(spec))) == spec
+
+
+@pytest.mark.parametrize(
+    ("scales", "where"),
+    [
+        ([224, "large"], "multi_scales[1]"),
+        ([224, {256: 0.5}], "multi_scales"),
+        ([{256: 0.5}, {"large": 0.5}], "multi_scales[1]"),
+        ([{256: "often"}], "multi_scales[0]"),
+        ([224, True], "multi_scales[1]"),
+        ([[224, 0.5]], "multi_scales[0]"),
+        ([224, None], "multi_scales[1]"),
+    ],
+)
+def test_what_is_no_size_is_refused_by_its_place(scales, where):
+    with pytest.raises(SpecError) as caught:
+        spec_of(dataset={"augmentation": {"multi_scales": scales}})
+    assert [p.where for p in caught.value.problems] == [f"dataset.augmentation.{where}"]

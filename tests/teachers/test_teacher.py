@@ -152,6 +152,12 @@ class TestRefused:
         with pytest.raises(WeightsError, match="trained weights"):
             FrozenTeacher(resolve(model={"backbone": {"type": "test_vit"}}))
 
+    def test_a_normalisation_that_is_none(self, timm_teacher):
+        teacher, _ = timm_teacher("test_vit", mode="summary", norm_mean=[0.5, 0.5], norm_std=[0.5, 0.0, 0.5])
+        with pytest.raises(SpecError) as caught:
+            describe(teacher)
+        assert [p.where for p in caught.value.problems] == [f"distill.teacher[0].norm_{k}" for k in ("mean", "std")]
+
     def test_another_patch(self, timm_teacher):
         teacher, _ = timm_teacher("test_vit", mode="spatial", loss_type="MSE", patch_size=14)
         with pytest.raises(SpecError, match="patch is 16, not 14"):
