@@ -34,7 +34,7 @@ def write_hf(student: Student, folder: Path, adaptors: Sequence[str] = ()) -> Ra
     Raises:
         EngineError: the format cannot hold this student, or a head that was named.
     """
-    found = radio_file(student, adaptors)
+    found = radio_file(student, adaptors, own_code=True)
     entries = {entry["name"]: entry for entry in found.args["teachers"]}
     if odd := [name for name in found.adaptors if "spatial_mlp_version" in entries[name]]:
         found.notes.append(

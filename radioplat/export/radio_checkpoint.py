@@ -18,7 +18,7 @@ from torch import nn
 from radioplat.errors import EngineError
 from radioplat.export.plain import finer, folded, has_mlp, is_linear, plain_copy, silent_head
 from radioplat.models import names
-from radioplat.models.heads import TeacherHead
+from radioplat.models.heads import AttentionHead, TeacherHead
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import Student
 
@@ -77,12 +77,16 @@ def write_radio(student: Student, path: Path, adaptors: Sequence[str] = ()) -> R
     return found
 
 
-def radio_file(student: Student, adaptors: Sequence[str] = ()) -> RadioFile:
-    """What :func:`write_radio` writes."""
+def radio_file(student: Student, adaptors: Sequence[str] = (), own_code: bool = False) -> RadioFile:
+    """What :func:`write_radio` writes.
+
+    Args:
+        own_code: it goes with code of ours, which computes heads that NVlabs' loader cannot build.
+    """
     require_radio(student)
     student = plain_copy(student)
     backbone = student.backbone
-    chosen, notes = _choose(student, adaptors)
+    chosen, notes = _choose(student, adaptors, own_code)
     teachers, per_teacher, registers = _teachers(student)
     tensors = {f"base_model.{k}": v.clone() for k, v in backbone.state_dict().items()}
     for entry in teachers:
@@ -124,7 +128,7 @@ def known_adaptors(asked: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(asked or known))
 
 
-def _choose(student: Student, adaptors: Sequence[str]) -> tuple[list[str], list[str]]:
+def _choose(student: Student, adaptors: Sequence[str], own_code: bool) -> tuple[list[str], list[str]]:
     """The heads that go in; one that cannot is refused if it was named, else noted."""
     chosen, notes = [], []
     for name in known_adaptors(adaptors, student.head_names):
@@ -135,6 +139,8 @@ def _choose(student: Student, adaptors: Sequence[str]) -> tuple[list[str], list[
             why = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
         elif not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
             why = "it has neither summary nor map"
+        elif isinstance(head.spatial, AttentionHead) and not own_code:
+            why = _beyond_their_attention(head)
         if why and adaptors:
             raise EngineError(f"head {name!r} cannot be in this format: {why}", where="export.adaptors")
         if why:
@@ -142,6 +148,15 @@ def _choose(student: Student, adaptors: Sequence[str]) -> tuple[list[str], list[
         else:
             chosen.append(name)
     return chosen, notes
+
+
+def _beyond_their_attention(head: TeacherHead) -> str:
+    """What NVlabs' loader cannot build of an ``attn`` head, or run; empty for nothing."""
+    if head.architecture.upsample > 1:
+        return "RADIO's loader cannot run an attn head whose map is made finer (fd_upsample_factor above 1)"
+    if len(head.spatial.mlp.blocks):
+        return "RADIO's attn heads have no inner blocks (spatial_num_inner above 0)"
+    return ""
 
 
 def _teachers(student: Student) -> tuple[list[dict[str, Any]], bool, int]:

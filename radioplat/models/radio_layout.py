@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from radioplat.errors import WeightsError
+from radioplat.models.heads import ATTENTION_HEADS, MLP2, AttentionHead
 from radioplat.models.names import VIT_SIZES
 from radioplat.models.weights import Contents, read_checkpoint
 
@@ -47,6 +49,7 @@ class RadioParts:
         normalizer: ``mean`` ``[D]`` and ``tx`` ``[D, D]`` of the map; empty for none.
         conditioner: ``norm_mean`` and ``norm_std`` of images in [0, 1]; empty where the file has none.
         dropped: names of tensors that are none of these.
+        origin: its path and the field that named it, for messages.
     """
 
     backbone: dict[str, torch.Tensor]
@@ -59,6 +62,27 @@ class RadioParts:
     normalizer: dict[str, torch.Tensor]
     conditioner: dict[str, torch.Tensor]
     dropped: list[str]
+    origin: tuple[str, str] = ("", "")
+
+    def adaptor(self, name: str) -> dict[str, nn.Module]:
+        """The untrained heads of adaptor ``name``, by ``summary`` and ``spatial``.
+
+        Raises:
+            WeightsError: one is not built as any that is known here.
+        """
+        return {kind: self._head(name, kind, tensors) for kind, tensors in self.heads[name].items()}
+
+    def _head(self, name: str, kind: str, tensors: dict[str, torch.Tensor]) -> nn.Module:
+        attends = "mlp.fc1.weight" in tensors
+        mlp = {k.removeprefix("mlp."): v for k, v in tensors.items() if k.startswith("mlp.") or not attends}
+        width = mlp["fc1.weight"].shape[1] if "fc1.weight" in mlp else 0
+        if not width or "final.2.weight" not in mlp or (attends and width % ATTENTION_HEADS):
+            path, where = self.origin
+            hint = "Known: the MLP of version 2, and attn, two blocks of 16 attention heads before it."
+            raise WeightsError(f"{path}: the {kind} head of {name!r} is of an unknown kind", where=where, hint=hint)
+        inner = len({k.split(".")[1] for k in mlp if k.startswith("blocks.")})
+        head = MLP2(width, mlp["fc1.weight"].shape[0], mlp["final.2.weight"].shape[0], inner)
+        return AttentionHead(width, head) if attends else head
 
     @property
     def has_norm(self) -> bool:
@@ -134,6 +158,7 @@ def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | 
         normalizer=groups["normalizer"],
         conditioner=groups["conditioner"],
         dropped=groups["dropped"],
+        origin=(path, where),
     )
 
 

@@ -304,7 +304,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         mosaic=max(1, teacher.mosaic),
         own_view=_own_view(spec, teacher, name),
         bindings=_bindings(common, name, detects),
-        spatial_num_inner=common.mlp_num_inner if teacher.spatial_num_inner is None else teacher.spatial_num_inner,
+        spatial_num_inner=_spatial_num_inner(teacher, common),
         spatial_version=teacher.spatial_mlp_version,
         head_upsample=teacher.fd_upsample_factor,
         token_slot=teacher.summary_token_idx,
@@ -316,6 +316,13 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         source=teacher.source,
         ensemble=tuple(teacher.ensemble),
     )
+
+
+def _spatial_num_inner(teacher: TeacherConfig, common: DistillConfig) -> int:
+    """An ``attn`` head has none unless it is told: TAO's have none, and RADIO's loader builds none."""
+    if teacher.spatial_num_inner is not None:
+        return teacher.spatial_num_inner
+    return 0 if teacher.spatial_mlp_version == "attn" else common.mlp_num_inner
 
 
 def _bindings(distill: DistillConfig, teacher: str, detection: bool) -> tuple[Bound, ...]:

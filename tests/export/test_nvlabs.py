@@ -85,6 +85,16 @@ def test_hubconf(change, radio_student, image_batch, theirs, tmp_path, capsys):
         compare(student, model, student.head_names, image_batch(*size), capsys, f"radio {change}")
 
 
+def test_an_attention_head(radio_student, image_batch, theirs, tmp_path, capsys):
+    heads = list(radio_student().architecture.heads)
+    heads[2] = dataclasses.replace(heads[2], spatial_version="attn", spatial_num_inner=0)
+    student = radio_student(heads=tuple(heads))
+    write_radio(student, tmp_path / "s.pth")
+    model = theirs("hubconf").radio_model(version=str(tmp_path / "s.pth"), adaptor_names=student.head_names).eval()
+    for size in SIZES:
+        compare(student, model, student.head_names, image_batch(*size), capsys, "radio attn")
+
+
 def test_hugging_face_class(radio_student, image_batch, theirs, tmp_path, capsys):
     student = radio_student()
     write_hf(student, tmp_path)

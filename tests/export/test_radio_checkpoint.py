@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -186,6 +187,42 @@ def test_a_finer_map_is_folded_position_by_position(radio_student):
     torch.testing.assert_close(bias.reshape(4, 10), expected)
     first, second = found.args["teachers"][:2]
     assert first["fd_upsample_factor"] == 2 and "fd_upsample_factor" not in second
+
+
+def attends(radio_student, **changes):
+    """A student whose head for dino attends."""
+    heads = list(radio_student().architecture.heads)
+    heads[2] = dataclasses.replace(heads[2], spatial_version="attn", **changes)
+    return radio_student(heads=tuple(heads))
+
+
+def test_an_attention_head_is_as_described(radio_student, tmp_path):
+    student = attends(radio_student, spatial_num_inner=0)
+    found = write_radio(student, tmp_path / "s.pth")
+    assert found.args["teachers"][2]["spatial_mlp_version"] == "attn" and found.adaptors == ["clip", "sam", "dino"]
+    prefix, own = "_feature_projections.dino.", {"D": 32, "H": 16, "O": 20}
+    expected = expand(LAYOUT["head"], own, f"{prefix}mlp.")
+    for i in range(2):
+        expected |= expand(LAYOUT["head_attn"], own, prefix, i=i)
+    assert {k: tuple(v.shape) for k, v in found.state_dict.items() if k.startswith(prefix)} == expected
+    pixels = torch.rand(2, 3, 48, 48)
+    with torch.no_grad():
+        features = student(pixels)
+        said = teacher_of(tmp_path / "s.pth", "dino")((pixels - student.mean) / student.std)
+        own = student.head("dino", features)
+    torch.testing.assert_close(said.spatial, own.spatial, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"spatial_num_inner": 1}, "no inner blocks"), ({"upsample": 2}, "map is made finer")]
+)
+def test_an_attention_head_that_their_loader_cannot_build_is_left_out(changes, why, radio_student):
+    student = attends(radio_student, **{"spatial_num_inner": 0} | changes)
+    found = radio_file(student)
+    assert found.adaptors == ["clip", "sam"] and [why in note for note in found.notes if "dino" in note] == [True]
+    assert not any(".dino." in k for k in found.state_dict)
+    with pytest.raises(EngineError, match=why):
+        radio_file(student, ["dino"])
 
 
 def test_reparametrized_weights_are_made_plain(radio_student):

@@ -149,6 +149,14 @@ def test_names_are_distinct_and_plain(names, kind):
     assert all(name and "." not in name and " " not in name for name in found)
 
 
+def test_an_attention_head_has_no_inner_blocks_unless_it_is_given_some():
+    spec = {"distill": {"mlp_num_inner": 3, "teacher": [{"spatial_mlp_version": "attn"}, {"name": "b"}]}}
+    first, second = resolve_teachers(load_spec(spec))
+    assert (first.num_inner, first.spatial_num_inner, second.spatial_num_inner) == (3, 0, 3)
+    (own,) = resolve_teachers(load_spec(spec, ["distill.teacher=[{spatial_mlp_version: attn, spatial_num_inner: 2}]"]))
+    assert own.spatial_num_inner == 2
+
+
 def test_global_batch():
     spec = Spec()
     spec.dataset.batch_size, spec.train.num_gpus, spec.train.num_nodes = 4, 2, 3

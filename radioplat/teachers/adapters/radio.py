@@ -10,7 +10,7 @@ from torch import nn
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models import names
 from radioplat.models.features import Features
-from radioplat.models.heads import MLP2, shuffle_up
+from radioplat.models.heads import shuffle_up
 from radioplat.models.radio_layout import RadioParts, is_radio, read_radio, take_apart
 from radioplat.models.radio_vit import RadioViT
 from radioplat.models.student import StudentArchitecture, build_backbone
@@ -41,7 +41,7 @@ class RadioTeacher(Adapter):
             backbone.norm = nn.Identity()
         self.normalizer.update({k: torch.empty(v.shape) for k, v in parts.normalizer.items()})
         if adaptor:
-            self.heads.update({k: _mlp(v) for k, v in parts.heads[adaptor].items()})
+            self.heads.update(parts.adaptor(adaptor))
             self.slots, self.upsample = [parts.token_slots[adaptor]], parts.upsample[adaptor]
             self.multiple, self.stride = backbone.stride, backbone.stride // self.upsample
 
@@ -126,10 +126,3 @@ def _real(parts: RadioParts, key: str) -> bool:
 def _contents(teacher: ResolvedTeacher, shapes_only: bool = False) -> Contents | None:
     """The file, or the folder's file with what ``config.json`` says; None where there is no file yet."""
     return read_radio(Path(teacher.weights), weights_field(teacher), shapes_only) if teacher.weights else None
-
-
-def _mlp(tensors: dict[str, torch.Tensor]) -> MLP2:
-    """The head whose tensors these are."""
-    inner = 1 + max((int(k.split(".")[1]) for k in tensors if k.startswith("blocks.")), default=-1)
-    hidden, width = tensors["fc1.weight"].shape
-    return MLP2(width, hidden, tensors["final.2.weight"].shape[0], inner)

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.models.vision_transformer import Block
 from torch.nn.utils.parametrizations import spectral_norm
 
 from radioplat.errors import SpecError, WeightsError
@@ -100,6 +101,75 @@ def test_an_adaptor_with_a_finer_map(pth, radio, teacher, same_as, normalised):
     assert (info.stride, info.grid) == (8, (8, 8))
     with pytest.raises(SpecError, match="multiple of the patch 16"):
         describe(teacher("radio", pth, {"num_heads": 2, "adaptor": "sam"}, size=72))
+
+
+@pytest.fixture
+def attending(radio, write):
+    """attending(factor=1) -> a file whose adaptor "sam3" attends, as C-RADIOv4's do, and what it says of a map.
+
+    What it says is computed of timm's blocks and torch's layers by the names of the tensors alone.
+    """
+
+    def make(factor: int = 1):
+        blocks = torch.nn.Sequential(*(Block(32, 16, init_values=1e-5) for _ in range(2))).eval()
+        fc1, norm, last = torch.nn.Linear(32, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, factor**2 * 12)
+        with torch.no_grad():
+            for parameter in blocks.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        parts = {"blocks": blocks, "mlp.fc1": fc1, "mlp.final.0": norm, "mlp.final.2": last}
+        found = tensors(radio)
+        for name, part in parts.items():
+            found |= {f"_feature_projections.sam3.{name}.{k}": v for k, v in part.state_dict().items()}
+        found |= {f"_heads.sam3.{k}": v for k, v in radio[1]["_heads.sam"].state_dict().items()}
+        entry = {"name": "sam3", "type": "sam3", "token_slot": 1, "spatial_mlp_version": "attn"}
+        entry |= {"fd_upsample_factor": factor} if factor > 1 else {}
+        args = argparse.Namespace(**{**vars(ARGS), "teachers": [*TEACHERS, entry]})
+        found["base_model.patch_generator.cls_token.token"] = torch.randn(8, 32)
+        path = write({"state_dict": found, "args": args}, "v4.pth")
+        radio[0].load_state_dict(
+            {k.removeprefix("base_model."): v for k, v in found.items() if k.startswith("base_model")}
+        )
+
+        def said(spatial):
+            with torch.no_grad():
+                tokens = blocks(spatial.flatten(1, 2))
+                return last(torch.nn.functional.gelu(norm(fc1(tokens)))).reshape(*spatial.shape[:3], -1)
+
+        return path, said
+
+    return make
+
+
+def test_an_adaptor_that_attends(attending, radio, teacher, same_as, normalised):
+    path, said = attending()
+    radio[0].patch_generator.num_class_tokens, radio[0].patch_generator.num_registers = 4, 4
+    tokens, spatial, heads = outputs(radio, normalised())
+    info = same_as(
+        teacher("radio", path, {"num_heads": 2, "adaptor": "sam3"}), heads["_heads.sam"](tokens[:, 1]), said(spatial)
+    )
+    assert (info.stride, info.summary_dim, info.spatial_dim) == (16, 12, 12)
+
+
+def test_an_adaptor_that_attends_with_a_finer_map(attending, radio, teacher, same_as, normalised):
+    path, said = attending(2)
+    radio[0].patch_generator.num_class_tokens, radio[0].patch_generator.num_registers = 4, 4
+    tokens, spatial, heads = outputs(radio, normalised())
+    fine = torch.nn.functional.pixel_shuffle(said(spatial).unflatten(-1, (4, 12)).movedim(-1, 3).flatten(3).movedim(3, 1), 2)
+    info = same_as(
+        teacher("radio", path, {"num_heads": 2, "adaptor": "sam3"}),
+        heads["_heads.sam"](tokens[:, 1]),
+        fine.movedim(1, 3),
+    )
+    assert (info.stride, info.grid) == (8, (8, 8))
+
+
+def test_a_head_of_another_kind_is_refused(radio, teacher, write):
+    """Version 1 ends in `fc2`."""
+    old = {f"_heads.old.{k}": torch.zeros(4, 32) if k.endswith("weight") else torch.zeros(4) for k in ("fc1.weight",)}
+    old["_heads.old.fc2.weight"] = torch.zeros(3, 4)
+    path = write({"state_dict": tensors(radio) | old, "args": ARGS}, "v1.pth")
+    with pytest.raises(WeightsError, match="the summary head of 'old' is of an unknown kind"):
+        describe(teacher("radio", path, {"num_heads": 2, "adaptor": "old"}))
 
 
 def test_a_hugging_face_folder(radio, teacher, same_as, tmp_path, normalised):
