@@ -132,7 +132,7 @@ def _of_radio(parts: RadioParts) -> Donor:
         parts.arguments["num_class_tokens"],
         parts.teacher_slots,
         heads,
-        arguments=parts.arguments,
+        arguments=parts.vit,
         normal=(tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())) if told else None,
         ignored=ignored,
     )

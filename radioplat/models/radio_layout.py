@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from radioplat.errors import WeightsError
 from radioplat.models.heads import ATTENTION_HEADS, MLP2, AttentionHead
 from radioplat.models.names import VIT_SIZES
+from radioplat.models.radio_vit import RadioViT
 from radioplat.models.weights import Contents, read_checkpoint
 
 _BACKBONES = ("base_model.", "radio_model.model.")
@@ -29,8 +31,16 @@ _HEADS = (  # pattern of a tensor, group of the adaptor's name, what it belongs 
 _REPLACED = ("reg_token", "cls_token", "pos_embed", "mask_token")
 # The small tensors whose values say how a checkpoint is built.
 _SMALL = ("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs")
-# What shapes do not tell of timm's ViT, where the file's ``model_kwargs`` does.
-_TOLD = ("act_layer", "norm_layer", "mlp_layer", "proj_bias", "scale_attn_norm", "scale_mlp_norm")
+# Of the file's ``model_kwargs``, arguments of timm's ViT. What shapes do not say is given to our ViT; what they do say
+# is read from them; the rest is about what a patch generator takes the place of, and about training.
+_GIVEN = ("act_layer", "norm_layer", "mlp_layer", "proj_bias", "scale_attn_norm", "scale_mlp_norm")
+_IN_SHAPES = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "init_values")
+_WITHOUT_EFFECT = (
+    *("img_size", "dynamic_img_size", "dynamic_img_pad", "reg_tokens", "class_token", "no_embed_class", "pos_embed"),
+    *("pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "weight_init", "fix_init", "final_norm"),
+)
+_FRONT = ("patch_generator.embedder.weight", "patch_generator.pos_embed", "patch_generator.cls_token.token")
+_ANOTHER = "Its features cannot be computed here: take another checkpoint."
 _SPECTRAL_FLOOR = 0.05  # RADIO's alpha: a weight's norm is softplus(scale) plus this
 
 
@@ -40,7 +50,7 @@ class RadioParts:
 
     Attributes:
         backbone: tensors by the names of :class:`~radioplat.models.radio_vit.RadioViT`.
-        arguments: its constructor's.
+        arguments: its constructor's, see :attr:`vit`; ``num_heads`` is None where nothing says it.
         summary_slots: class tokens that make the backbone's summary.
         heads: adaptor name -> ``summary`` and ``spatial`` -> tensors of its MLP.
         token_slots: the class token that each adaptor reads.
@@ -63,6 +73,19 @@ class RadioParts:
     conditioner: dict[str, torch.Tensor]
     dropped: list[str]
     origin: tuple[str, str] = ("", "")
+
+    @property
+    def vit(self) -> dict[str, Any]:
+        """The constructor's arguments, complete.
+
+        Raises:
+            WeightsError: nothing says how many attention heads it has.
+        """
+        if not self.arguments["num_heads"]:
+            path, where = self.origin
+            message = f"{path} does not say how many attention heads its ViT has, {self.arguments['embed_dim']} wide"
+            raise WeightsError(message, where=where, hint="Give num_heads in the model.backbone.kwargs beside it.")
+        return self.arguments
 
     def adaptor(self, name: str) -> dict[str, nn.Module]:
         """The untrained heads of adaptor ``name``, by ``summary`` and ``spatial``.
@@ -149,7 +172,7 @@ def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | 
     upsample = {n: int(teachers[names.index(n)].get("fd_upsample_factor") or 1) for n in heads if n in names}
     return RadioParts(
         backbone=backbone,
-        arguments=_arguments(backbone, class_tokens, args.get("model_kwargs") or {}, num_heads),
+        arguments=_arguments(backbone, class_tokens, args, num_heads, path, where),
         summary_slots=slots,
         heads=heads,
         token_slots={n: known.get(n, 0) for n in heads},
@@ -199,12 +222,21 @@ def _tokens(args: dict[str, Any], teachers: list[dict[str, Any]], stored: torch.
 
 
 def _arguments(
-    backbone: dict[str, torch.Tensor], class_tokens: int, told: dict[str, Any], num_heads: int | None
+    backbone: dict[str, torch.Tensor],
+    class_tokens: int,
+    args: dict[str, Any],
+    num_heads: int | None,
+    path: str,
+    where: str,
 ) -> dict[str, Any]:
+    told = args.get("model_kwargs") or {}
+    _require_known(backbone, told, path, where)
     width = backbone["patch_generator.embedder.weight"].shape[0]
     patch = math.isqrt(backbone["patch_generator.embedder.weight"].shape[1] // 3)
     blocks = 1 + max((int(k.split(".")[1]) for k in backbone if k.startswith("blocks.")), default=-1)
-    known = next((s["num_heads"] for s in VIT_SIZES.values() if s["embed_dim"] == width), max(1, width // 64))
+    block = _timm_block(args.get("model") or "", told, path, where)
+    by_name = getattr(getattr(block, "attn", None), "num_heads", None)
+    by_width = next((s["num_heads"] for s in VIT_SIZES.values() if s["embed_dim"] == width), None)
     arguments: dict[str, Any] = dict(
         patch_size=patch,
         num_class_tokens=class_tokens,
@@ -212,7 +244,7 @@ def _arguments(
         num_registers=backbone["patch_generator.cls_token.token"].shape[0] - class_tokens,
         embed_dim=width,
         depth=blocks,
-        num_heads=num_heads or told.get("num_heads") or known,
+        num_heads=num_heads or told.get("num_heads") or by_name or by_width,
         mlp_ratio=backbone["blocks.0.mlp.fc1.bias"].shape[0] / width if "blocks.0.mlp.fc1.bias" in backbone else 4.0,
         qkv_bias="blocks.0.attn.qkv.bias" in backbone,
     )
@@ -222,8 +254,41 @@ def _arguments(
         arguments["qk_norm"] = True
     if "norm.weight" not in backbone:
         arguments["final_norm"] = False
-    arguments.update({k: v for k, v in told.items() if k in _TOLD})
+    arguments.update({k: v for k, v in told.items() if k in _GIVEN})
+    if block is not None and arguments["num_heads"]:
+        with torch.device("meta"):
+            ours = RadioViT(**(arguments | {"depth": 1})).blocks[0]
+        if str(block) != str(ours):
+            message = f"{path}: the blocks of its ViT, timm's {args['model']}, are not those of a plain one"
+            raise WeightsError(message, where=where, hint=_ANOTHER)
     return arguments
+
+
+def _require_known(backbone: dict[str, torch.Tensor], told: dict[str, Any], path: str, where: str) -> None:
+    """Refuse arguments of NVlabs' ViT that our own does not have: the same tensors would give other features."""
+    unknown = [k for k in told if k not in (*_GIVEN, *_IN_SHAPES, *_WITHOUT_EFFECT) and told[k] not in (None, False)]
+    if unknown:
+        given = ", ".join(f"{k}={told[k]!r}" for k in unknown)
+        message = f"{path}: its ViT was built with arguments that are not known here (model_kwargs: {given})"
+        raise WeightsError(message, where=where, hint=_ANOTHER)
+    missing = [k for k in _FRONT if k not in backbone]
+    if missing:
+        raise WeightsError(f"{path}: its ViT has no {', '.join(missing)}", where=where)
+
+
+def _timm_block(model: str, told: dict[str, Any], path: str, where: str) -> nn.Module | None:
+    """A block of timm's ViT ``model``, some of which have our tensors and other layers (QuickGELU, epsilons).
+
+    None for other names: NVlabs' own, of which those that differ have tensors of their own.
+    """
+    if not timm.is_model(model):
+        return None
+    told = {k: v for k, v in told.items() if k in (*_GIVEN, *_IN_SHAPES)}
+    try:
+        with torch.device("meta"):
+            return timm.create_model(model, num_classes=0, **(told | {"depth": 1})).blocks[0]
+    except (TypeError, AttributeError, AssertionError, ValueError) as error:
+        raise WeightsError(f"{path}: timm's {model} is no ViT that can be built: {error}", where=where) from None
 
 
 def fold_spectral(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

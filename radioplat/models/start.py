@@ -77,19 +77,24 @@ def known_architecture(spec: Spec) -> StudentArchitecture | None:
         if is_detector(path):
             return read_detector_architecture(path, where).student
         if Path(path).exists():
-            known = read_architecture(path, where) if is_checkpoint(path) else architecture_of(path, where)
+            if is_checkpoint(path):
+                return read_architecture(path, where)
+            known = architecture_of(path, where, spec.model.backbone.kwargs.get("num_heads"))
             if known is not None:
                 return known
     return None
 
 
-def architecture_of(path: str, where: str) -> StudentArchitecture | None:
+def architecture_of(path: str, where: str, num_heads: int | None = None) -> StudentArchitecture | None:
     """The architecture of the RADIO ViT in a RADIO file or folder, without heads; None where it is no such file.
+
+    Args:
+        num_heads: of attention, where its width does not tell.
 
     Raises:
         WeightsError: it cannot be read.
     """
-    donor = read_donor(path, where, shapes_only=True)
+    donor = read_donor(path, where, shapes_only=True, num_heads=num_heads)
     if not donor.arguments:
         return None
     kwargs = dict(donor.arguments)

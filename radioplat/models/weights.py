@@ -17,7 +17,8 @@ from torch import nn
 from radioplat.errors import WeightsError
 
 _PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # of backbones in larger models
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
+# Where there is a moving average beside the weights, it is what NVlabs' and timm's loaders take.
+_WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "module")
 
 
 def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:

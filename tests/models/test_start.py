@@ -198,6 +198,24 @@ def test_another_normalisation_is_named(written):
     assert "model.backbone.student_norm_mean=[0.4, 0.5, 0.6] and student_norm_std=[0.2, 0.3, 0.4]" in note
 
 
+def test_an_argument_of_the_file_that_is_not_known_is_refused_by_name(radio_student, tmp_path):
+    """NVlabs' scaled_ln has no tensors: a student that starts from such a file would have other features."""
+    student, file, folder = radio_student(), tmp_path / "s.pth", tmp_path / "hf"
+    folder.mkdir()
+    write_radio(student, file)
+    write_hf(student, folder)
+    content = torch.load(file, weights_only=False)
+    content["args"].model_kwargs["scaled_ln"] = True
+    torch.save(content, file)
+    config = json.loads((folder / "config.json").read_text())
+    config["args"]["model_kwargs"]["scaled_ln"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in (file, folder):
+        with pytest.raises(WeightsError, match="scaled_ln=True") as caught:
+            started(student.architecture, f"{BACKBONE}={path}")
+        assert caught.value.problems[0].where == BACKBONE
+
+
 def test_what_cannot_start_this_student(radio_student, tmp_path):
     student = radio_student()
     write_radio(student, tmp_path / "s.pth")

@@ -58,7 +58,7 @@ class RadioTeacher(Adapter):
         if adaptor and adaptor not in parts.heads:
             known = f"It has: {', '.join(sorted(parts.heads)) or 'none'}."
             raise SpecError(f"this checkpoint has no adaptor {adaptor!r}", where=f"{where}.kwargs.adaptor", hint=known)
-        built = cls(RadioViT(**{**parts.arguments, **kwargs}), parts.summary_slots, parts, adaptor)
+        built = cls(RadioViT(**{**parts.vit, **kwargs}), parts.summary_slots, parts, adaptor)
         mean, std = (tuple(parts.conditioner[k].flatten().tolist()) if _real(parts, k) else None for k in _NORM)
         built.wants = Wants(mean, std, None, f"adaptor {adaptor}" if adaptor else "class tokens")
         return built
@@ -94,7 +94,7 @@ class RadioTeacher(Adapter):
         if not is_radio(contents.tensors):
             found = fit(self.backbone, contents.tensors, path, where)
             return {f"backbone.{k}": v for k, v in found.items()}
-        parts = take_apart(contents, str(path), where)
+        parts = take_apart(contents, str(path), where, self.backbone.blocks[0].attn.num_heads)
         tensors = {f"backbone.{k}": v for k, v in parts.backbone.items()}
         tensors |= {f"normalizer.{k}": v for k, v in parts.normalizer.items()}
         for kind, found in parts.heads.get(self.adaptor or "", {}).items():

@@ -154,7 +154,8 @@ def test_an_adaptor_that_attends_with_a_finer_map(attending, radio, teacher, sam
     path, said = attending(2)
     radio[0].patch_generator.num_class_tokens, radio[0].patch_generator.num_registers = 4, 4
     tokens, spatial, heads = outputs(radio, normalised())
-    fine = torch.nn.functional.pixel_shuffle(said(spatial).unflatten(-1, (4, 12)).movedim(-1, 3).flatten(3).movedim(3, 1), 2)
+    blocks = said(spatial).unflatten(-1, (4, 12)).transpose(3, 4).flatten(3)  # torch's order: channels first
+    fine = torch.nn.functional.pixel_shuffle(blocks.movedim(3, 1), 2)
     info = same_as(
         teacher("radio", path, {"num_heads": 2, "adaptor": "sam3"}),
         heads["_heads.sam"](tokens[:, 1]),
@@ -201,6 +202,75 @@ def test_refusals(pth, teacher, write):
     other = write({"a.weight": torch.ones(2)})
     with pytest.raises(WeightsError, match="not a RADIO checkpoint"):
         describe(teacher("radio", other))
+
+
+def with_args(radio, write, **args) -> str:
+    return write({"state_dict": tensors(radio), "args": argparse.Namespace(**{**vars(ARGS), **args})}, "radio.pth")
+
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 16}
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"scaled_ln": True},
+        {"block_fn": "ResPostBlock"},
+        {"rope_theta": 100.0, "img_size": 512},
+        {"class_token": True, "attn_layer": "diff"},
+    ],
+    ids=lambda kwargs: ",".join(kwargs),
+)
+def test_arguments_that_are_not_known_are_refused_by_name(kwargs, radio, teacher, write):
+    path = with_args(radio, write, model_kwargs=SIZES | kwargs)
+    named = [name for name in kwargs if name not in ("img_size", "class_token")]
+    with pytest.raises(WeightsError, match=f"radio.pth.*{named[0]}=") as caught:
+        describe(teacher("radio", path))
+    assert caught.value.problems[0].where == "distill.teacher[0].pretrained_teacher_model_path"
+
+
+def test_arguments_that_change_nothing_are_taken(radio, teacher, same_as, normalised, write):
+    tokens, spatial, _ = outputs(radio, normalised())
+    neutral = {"scaled_ln": False, "img_size": 512, "weight_init": "skip", "reg_tokens": 4, "no_embed_class": True}
+    path = with_args(radio, write, model_kwargs=SIZES | neutral, model="vit_giant_patch16_224")
+    same_as(teacher("radio", path), tokens[:, [0, 2]].flatten(1), spatial)
+
+
+def test_an_activation_that_the_file_names(radio, teacher, same_as, normalised, write):
+    for block in radio[0].blocks:
+        block.mlp.act = torch.nn.SiLU()
+    tokens, spatial, _ = outputs(radio, normalised())
+    path = with_args(radio, write, model_kwargs=SIZES | {"act_layer": "silu"}, model="vit_base_patch16_224")
+    same_as(teacher("radio", path), tokens[:, [0, 2]].flatten(1), spatial)
+
+
+@pytest.mark.parametrize("model", ["vit_base_patch16_clip_quickgelu_224", "vit_base_patch16_rpn_224", "resnet50"])
+def test_blocks_with_the_same_tensors_that_compute_otherwise_are_refused(model, radio, teacher, write):
+    path = with_args(radio, write, model_kwargs=SIZES, model=model)
+    with pytest.raises(WeightsError, match=model):
+        describe(teacher("radio", path))
+
+
+def test_heads_of_attention_are_not_guessed(pth, teacher):
+    with pytest.raises(WeightsError, match="how many attention heads its ViT has, 32 wide") as caught:
+        describe(teacher("radio", pth))
+    assert "num_heads" in caught.value.problems[0].hint
+
+
+def test_a_vit_without_class_tokens_is_refused(radio, teacher, write):
+    found = tensors(radio)
+    del found["base_model.patch_generator.cls_token.token"]
+    path = write({"state_dict": found, "args": ARGS}, "radio.pth")
+    with pytest.raises(WeightsError, match="has no patch_generator.cls_token.token"):
+        describe(teacher("radio", path, {"num_heads": 2}))
+
+
+def test_of_weights_and_their_moving_average_the_average_is_taken(radio, teacher, same_as, normalised, write):
+    """As NVlabs' loader does."""
+    raw = {k: v + 1 if v.is_floating_point() else v for k, v in tensors(radio).items()}
+    path = write({"state_dict": raw, "state_dict_ema": tensors(radio), "args": ARGS}, "radio.pth")
+    tokens, spatial, _ = outputs(radio, normalised())
+    same_as(teacher("radio", path, {"num_heads": 2}), tokens[:, [0, 2]].flatten(1), spatial)
 
 
 def test_spectral_weights_become_plain():
