@@ -34,6 +34,8 @@ TIMM_NAMES = {
 # Arguments of timm's ViT for what comes before the blocks, where RADIO has its patch generator.
 FRONT_ARGUMENTS = (
     "num_registers",
+    "register_multiple",
+    "cpe_max_size",
     "reg_tokens",
     "no_embed_class",
     "dynamic_img_size",

@@ -182,6 +182,16 @@ def _clip(tensors: dict[str, torch.Tensor]) -> list[str]:
     )
     if kernel is None or kernel.ndim != 4:
         return []
+    if "visual.ln_pre.weight" not in tensors and (named := _nv_clip(kernel.shape[0], tensors)):
+        return [named]
     letter = {768: "B", 1024: "L", 1152: "SO400M", 1280: "H", 1408: "g", 1664: "bigG"}.get(kernel.shape[0])
     suffix = "-SigLIP" if any("attn_pool" in k for k in tensors) else ""
     return [f"ViT-{letter}-{kernel.shape[-1]}{suffix}"] if letter else []
+
+
+def _nv_clip(width: int, tensors: dict[str, torch.Tensor]) -> str:
+    """The name of a tower without a norm before its blocks, by its width and number of positions; empty for none."""
+    places = len(tensors.get("visual.positional_embedding", ()))
+    if width == 1024 and places in (257, 577):
+        return f"vit_l_14_siglip_clipa_{224 if places == 257 else 336}"
+    return "vit_h_14_siglip_clipa_224" if (width, places) == (1280, 257) else ""

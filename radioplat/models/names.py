@@ -9,7 +9,8 @@ from typing import Any
 
 import timm
 
-import radioplat.models.fan  # noqa: F401  timm knows its models then
+import radioplat.models.fan
+import radioplat.models.nv_clip  # noqa: F401  timm knows their models then
 from radioplat.errors import SpecError
 
 # Width, depth and heads of the ViT sizes (ViT paper, table 1; DeiT for tiny and small; So400m from SigLIP).
@@ -24,9 +25,17 @@ VIT_SIZES: dict[str, dict[str, Any]] = {
 }
 
 _RADIO = re.compile(
-    r"(?:c_)?radio(?:_v\d(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
-    r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?:_dinov2)?"  # 224, the size it was trained at, says nothing of its structure
+    r"(?P<theirs>c_)?radio(?:_v(?P<version>\d)(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
+    # 224, the size it was trained at, says nothing of its structure
+    r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?"
 )
+# What NVlabs' models of that name have in common, where ours, radio_vit_*, are plain: no norm after the last block, a
+# table of positions for 2048 pixels, and LayerScale where the name ends in DINOv2's.
+_THEIRS: dict[str, Any] = {"final_norm": False, "cpe_max_size": 2048}
+_LAYER_SCALE = 1e-5
+# Class tokens, how many of them make the summary, and what tokens before the patches fill up to, by version.
+_TOKENS = {"4": (3, 2, 10)}
+_USUAL_TOKENS = (4, 3, 8)
 # What the nearest name is looked for among, beside timm's own.
 _TAO = [
     *(
@@ -34,8 +43,6 @@ _TAO = [
         for v, tail in ((2, "224"), (3, "reg4_dinov2"), (4, "reg4_dinov2"))
         for size in ("base", "large", "huge")
     ),
-    "vit_l_14_siglip_clipa_224",
-    "vit_h_14_siglip_clipa_224",
     *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base")),
     *(f"fan_{size}" for size in ("tiny", "small", "base", "large")),
     *(f"resnet_{depth}" for depth in (18, 34, 50, 101, 152)),
@@ -43,8 +50,6 @@ _TAO = [
 
 # TAO's spelling -> timm's, tried in order.
 _RENAMES: list[tuple[str, str]] = [
-    (r"vit_l_14_siglip_clipa_(\d+)", "vit_large_patch14_clip_224"),
-    (r"vit_h_14_siglip_clipa_(\d+)", "vit_huge_patch14_clip_224"),
     (r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2(_swiglu)?", r"vit_\1_patch14_\2dinov2"),
     (r"resnet_(\d+)", r"resnet\1"),
     (r"gc_vit_(xxtiny|xtiny|tiny|small|base)", r"gcvit_\1"),
@@ -65,11 +70,15 @@ class Architecture:
         radio: True for a RADIO ViT (patch generator, class token per teacher, registers), else a timm model.
         name: the timm model name; for a RADIO ViT the name as the spec gave it.
         kwargs: constructor arguments.
+        class_tokens: of the model that was released under this name; a student has one for each of its teachers.
+        summary_slots: those of them that make its summary; empty for all.
     """
 
     radio: bool
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    class_tokens: int = 1
+    summary_slots: tuple[int, ...] = ()
 
 
 def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model.backbone.type") -> Architecture:
@@ -86,7 +95,13 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
         implied: dict[str, Any] = {**VIT_SIZES[size], "patch_size": int(radio["patch"])}
         if radio["reg"]:
             implied["num_registers"] = int(radio["reg"])
-        return Architecture(True, name, {**implied, **kwargs})
+        if not (radio["theirs"] or radio["version"]):
+            return Architecture(True, name, {**implied, **kwargs})
+        tokens, spoken, multiple = _TOKENS.get(radio["version"], _USUAL_TOKENS)
+        implied |= _THEIRS | {"register_multiple": multiple}
+        if radio["dinov2"]:
+            implied["init_values"] = _LAYER_SCALE
+        return Architecture(True, name, {**implied, **kwargs}, tokens, tuple(range(spoken)))
     for pattern, replacement in _RENAMES:
         match = re.fullmatch(pattern, name)
         if match:

@@ -122,15 +122,16 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
             if architecture.drop_path and "drop_path_rate" in str(error):
                 raise SpecError(f"timm's {resolved.name} has no DropPath", where=f"{where}.drop_path") from None
             raise
-    registers = architecture.num_registers
-    named_registers = kwargs.pop("num_registers", None)
-    if registers is None and architecture.register_multiple is None:
-        registers = named_registers
+    # What the name says of the front of the ViT, unless the architecture does.
+    named = {k: kwargs.pop(k, None) for k in ("num_registers", "register_multiple", "cpe_max_size")}
+    registers, multiple = architecture.num_registers, architecture.register_multiple
+    if registers is None and multiple is None:
+        registers, multiple = named["num_registers"], named["register_multiple"]
     return RadioViT(
         num_class_tokens=architecture.num_class_tokens,
-        cpe_max_size=architecture.cpe_max_size or architecture.img_size,
+        cpe_max_size=architecture.cpe_max_size or named["cpe_max_size"] or architecture.img_size,
         num_registers=registers,
-        register_multiple=architecture.register_multiple,
+        register_multiple=multiple,
         **kwargs,
     )
 

@@ -20,6 +20,7 @@ from radioplat.export.hf_checkpoint import write_hf
 from radioplat.export.radio_checkpoint import write_radio
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.start import architecture_of, start_notes, start_student
+from radioplat.models.student import StudentArchitecture, build_backbone
 from radioplat.spec.load import load_spec
 
 pytestmark = [
@@ -183,6 +184,54 @@ def test_their_file_starts_our_student(model, spectral, theirs, image_batch, tmp
             worst = max(worst, float((said["backbone"].features - features.spatial.flatten(1, 2)).abs().max()))
     with capsys.disabled():
         print(f"\nin: {model}, spectral {spectral}: {worst:.1e}", end=" ")
+    assert worst <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "ours", "teachers", "multiple"),
+    [
+        ("vit_base_patch16_v2_224", "c_radio_v3_vit_base_patch16_reg4_dinov2", 4, 8),
+        ("vit_base_patch16_224", "c_radio_v2_vit_base_patch16", 4, 8),
+        ("vit_so400m_patch16_224", "c_radio_v4_vit_so400m_patch16", 3, 10),
+    ],
+)
+def test_what_a_name_builds_takes_their_tensors(model, ours, teachers, multiple, theirs, image_batch, capsys):
+    """Of a model that their own classes make, as they do for C-RADIO: the same names and shapes, the same tokens."""
+    kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+    args = argparse.Namespace(
+        **dict.fromkeys(("drop_block", "gp", "bn_momentum", "bn_eps", "in_chans")),
+        model=model,
+        pretrained=False,
+        input_size=[3, 224, 224],
+        num_classes=0,
+        drop=0.0,
+        drop_path=0.0,
+        torchscript=False,
+        initial_checkpoint="",
+        model_kwargs=dict(kwargs),
+        cpe_max_size=2048,
+        cls_token_per_teacher=True,
+        register_multiple=multiple,
+        teachers=[{"name": f"t{i}"} for i in range(teachers)],
+    )
+    theirs("radio.extra_timm_models")
+    torch.manual_seed(0)
+    base = theirs("radio.radio_model").create_model_from_args(args).eval()
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    unused = ("reg_token", "cls_token", "pos_embed")
+    tensors = {k.replace(".grandma", ".gamma"): v for k, v in base.state_dict().items() if k not in unused}
+    backbone = build_backbone(StudentArchitecture(ours, kwargs, num_class_tokens=teachers)).eval()
+    backbone.load_state_dict(tensors)
+    prefix, worst = backbone.patch_generator.num_prefix, 0.0
+    for size in ((96, 96), (64, 160)):
+        with torch.no_grad():
+            said, found = base.forward_features(image_batch(*size)), backbone(image_batch(*size))
+        worst = max(worst, float((said[:, :teachers] - found.named["tokens"]).abs().max()))
+        worst = max(worst, float((said[:, prefix:] - found.spatial.flatten(1, 2)).abs().max()))
+    with capsys.disabled():
+        print(f"\n{ours}: {worst:.1e}", end=" ")
     assert worst <= 1e-4
 
 

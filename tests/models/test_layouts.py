@@ -49,11 +49,30 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
         ),
         ({"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)}, "DINOv3", "dinov3_vitb16"),
         ({"visual.conv1.weight": (768, 3, 32, 32), "token_embedding.weight": (9, 9)}, "CLIP", "ViT-B-32"),
+        (
+            {"visual.conv1.weight": (1280, 3, 14, 14), "visual.positional_embedding": (257, 1280)},
+            "CLIP",
+            "vit_h_14_siglip_clipa_224",
+        ),
+        (
+            {"visual.conv1.weight": (1024, 3, 14, 14), "visual.positional_embedding": (577, 1024)},
+            "CLIP",
+            "vit_l_14_siglip_clipa_336",
+        ),
+        (
+            {
+                "visual.conv1.weight": (1024, 3, 14, 14),
+                "visual.positional_embedding": (257, 1024),
+                "visual.ln_pre.weight": (1024,),
+            },
+            "CLIP",
+            "ViT-L-14",
+        ),
         ({"image_encoder.pos_embed": (1, 64, 64, 768), "mask_decoder.x": (2,)}, "SAM", "sam_vit_b"),
         ({"base_model.patch_generator.embedder.weight": (8, 12), "_heads.clip.fc1.bias": (2,)}, "RADIO", "radio"),
         ({"vision_model.encoder.layers.0.x": (2,), "vision_model.embeddings.y": (2,)}, "Hugging Face", "hf"),
     ],
-    ids=["dinov2", "dinov3", "clip", "sam", "radio", "hf"],
+    ids=["dinov2", "dinov3", "clip", "nv-clip h", "nv-clip l", "clip l", "sam", "radio", "hf"],
 )
 def test_other_layouts(tensors, layout, types, tmp_path):
     found = inspect_weights(saved({k: torch.zeros(v) for k, v in tensors.items()}, tmp_path / "w.pth"))

@@ -12,8 +12,8 @@ from radioplat.models.names import VIT_SIZES, resolve
 @pytest.mark.parametrize(
     ("tao", "ours"),
     [
-        ("vit_h_14_siglip_clipa_224", "vit_huge_patch14_clip_224"),
-        ("vit_l_14_siglip_clipa_336", "vit_large_patch14_clip_224"),
+        ("vit_h_14_siglip_clipa_224", "vit_h_14_siglip_clipa_224"),
+        ("vit_l_14_siglip_clipa_336", "vit_l_14_siglip_clipa_336"),
         ("vit_small_patch14_dinov2", "vit_small_patch14_dinov2"),
         ("vit_giant_patch14_reg4_dinov2_swiglu", "vit_giant_patch14_reg4_dinov2"),
         ("resnet_50", "resnet50"),
@@ -50,6 +50,25 @@ def test_radio_names(name, size, patch, registers):
     found = resolve(name)
     assert found.radio and found.kwargs["patch_size"] == patch and found.kwargs.get("num_registers") == registers
     assert {k: found.kwargs[k] for k in VIT_SIZES[size]} == VIT_SIZES[size]
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled", "tokens", "slots", "multiple"),
+    [
+        ("c_radio_v2_vit_large_patch16", False, 4, (0, 1, 2), 8),
+        ("c_radio_v3_vit_base_patch16_reg4_dinov2", True, 4, (0, 1, 2), 8),
+        ("c_radio_v4_vit_so400m_patch16", False, 3, (0, 1), 10),
+        ("radio_v2_5_vit_base_patch16", False, 4, (0, 1, 2), 8),
+    ],
+)
+def test_radio_names_of_nvlabs(name, scaled, tokens, slots, multiple):
+    """As TAO's registry builds them: no norm at the end, positions for 2048 pixels."""
+    found = resolve(name)
+    assert found.kwargs["final_norm"] is False and found.kwargs["cpe_max_size"] == 2048
+    assert ("init_values" in found.kwargs) is scaled and found.kwargs["register_multiple"] == multiple
+    assert (found.class_tokens, found.summary_slots) == (tokens, slots)
+    ours = resolve("radio_vit_base_patch16")
+    assert not {"final_norm", "cpe_max_size", "init_values"} & set(ours.kwargs) and ours.class_tokens == 1
 
 
 def test_the_users_arguments_win():

@@ -52,7 +52,7 @@ class Adapter(nn.Module):
     """
 
     kind: ClassVar[str]
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     structure_without_weights: ClassVar[bool] = True
     in_fp32: ClassVar[bool] = False
     stride: int

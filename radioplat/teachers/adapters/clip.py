@@ -54,8 +54,8 @@ class ClipTeacher(TimmTeacher):
         return "projection" if asked == "native" and ends_in_embedding else asked
 
     def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The image tower alone."""
-        tower = {k: v for k, v in tensors.items() if k.startswith("visual.")}
+        """The image tower alone, of a file that TAO wrote too."""
+        tower = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith(("visual.", "model.visual."))}
         return tower or tensors
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:

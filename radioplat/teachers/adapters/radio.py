@@ -52,7 +52,7 @@ class RadioTeacher(Adapter):
         options, kwargs = options_of(teacher, adaptor=None)
         contents = _contents(teacher, shapes_only=True)
         if contents is None or not is_radio(contents.tensors):
-            return cls._by_name(teacher, kwargs, where, options["adaptor"])
+            return cls._by_name(teacher, kwargs, where, options["adaptor"], contents)
         parts = take_apart(contents, str(teacher.weights), weights_field(teacher), kwargs.pop("num_heads", None))
         adaptor = options["adaptor"]
         if adaptor and adaptor not in parts.heads:
@@ -64,23 +64,31 @@ class RadioTeacher(Adapter):
         return built
 
     @classmethod
-    def _by_name(cls, teacher: ResolvedTeacher, kwargs: dict, where: str, adaptor: str | None) -> RadioTeacher:
+    def _by_name(
+        cls, teacher: ResolvedTeacher, kwargs: dict, where: str, adaptor: str | None, contents: Contents | None
+    ) -> RadioTeacher:
+        """The ViT that the name stands for, as it was released, or with as many class tokens as the file has."""
         name, backbone = teacher.backbone.type or "", teacher.backbone
         if name == "radio":
             weights_of(teacher)
             raise WeightsError(f"{teacher.weights} is not a RADIO checkpoint", where=weights_field(teacher))
         if adaptor:
             raise SpecError("only NVlabs' checkpoints have adaptors", where=f"{where}.kwargs.adaptor")
-        names.resolve(name, where=f"{where}.type")
+        named = names.resolve(name, where=f"{where}.type")
+        tokens = named.class_tokens
+        if contents is not None and (rows := _prefix_tokens(contents)) and "num_registers" in named.kwargs:
+            tokens = max(1, rows - named.kwargs["num_registers"])
         architecture = StudentArchitecture(
             type=name,
             kwargs={k: v for k, v in kwargs.items() if k != "num_classes"},
+            num_class_tokens=tokens,
             cpe_max_size=backbone.cpe_max_size,
             num_registers=backbone.cpe_num_registers,
             register_multiple=backbone.register_multiple,
             img_size=teacher.input_size,
         )
-        return cls(build_backbone(architecture, where), [], None, None)
+        slots = list(named.summary_slots) if tokens == named.class_tokens else []
+        return cls(build_backbone(architecture, where), slots, None, None)
 
     def load(self, teacher: ResolvedTeacher) -> None:
         """See :class:`Adapter`."""
@@ -117,6 +125,12 @@ class RadioTeacher(Adapter):
 
 
 _NORM = ("norm_mean", "norm_std")
+
+
+def _prefix_tokens(contents: Contents) -> int:
+    """Class tokens and registers of a RADIO ViT, under whatever prefix; 0 where there is none."""
+    name = "patch_generator.cls_token.token"
+    return next((len(v) for k, v in contents.tensors.items() if k == name or k.endswith(f".{name}")), 0)
 
 
 def _real(parts: RadioParts, key: str) -> bool:
