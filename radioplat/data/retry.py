@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from radioplat.data.remote import credentials_refused, renew_clients
+
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.1  # then four times as long each: 0.1, 0.4, 1.6, 6.4
 Result = TypeVar("Result")
@@ -29,11 +31,15 @@ def retried(action: Callable[[], Result], what: str) -> Result:
     Raises:
         OSError: it cannot heal, or did not within :data:`ATTEMPTS` (about nine seconds).
     """
-    pause = FIRST_PAUSE_S
+    pause, renewed = FIRST_PAUSE_S, False
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return action()
         except OSError as error:
+            if credentials_refused(error) and not renewed and attempt < ATTEMPTS:
+                renewed = True  # they may have expired, with new ones at hand
+                renew_clients()
+                continue
             if attempt == ATTEMPTS or not may_pass(error):
                 if error.strerror is None:  # pyarrow's errors: one sentence, no number
                     raise OSError(error.errno or errno.EIO, " ".join(str(error).split()), what) from error
