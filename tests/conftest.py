@@ -84,6 +84,10 @@ class FailingReads:
         """From now on it hangs."""
         self._say(f"hang {word}")
 
+    def cut(self, word: str) -> None:
+        """From now on it finds the end of the file."""
+        self._say(f"part {word}")
+
     def mend(self) -> None:
         """Reads are as ever."""
         self._switch.unlink(missing_ok=True)

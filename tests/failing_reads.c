@@ -1,7 +1,7 @@
 /* Preloaded into a process: reads by offset fail or hang while a file says so.
  *
  * RADIOPLAT_TEST_FAULT names the file. "fail WORD": a read of a file whose path has WORD in it is EIO. "hang WORD": it
- * does not return until the file says something else. */
+ * does not return until the file says something else. "part WORD": it finds the end of the file. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 static ssize_t (*real)(int, void *, size_t, off64_t);
 
-static int fault(int fd) { /* 0 none, 1 fail, 2 hang */
+static int fault(int fd) { /* 0 none, 1 fail, 2 hang, 3 part */
   const char *name = getenv("RADIOPLAT_TEST_FAULT");
   char text[512], link[64], path[4096];
   if (!name) return 0;
@@ -28,13 +28,14 @@ static int fault(int fd) { /* 0 none, 1 fail, 2 hang */
   if (length < 0) return 0;
   path[length] = 0;
   if (!strstr(path, text + 5)) return 0;
-  return !strncmp(text, "hang", 4) ? 2 : 1;
+  return !strncmp(text, "hang", 4) ? 2 : !strncmp(text, "part", 4) ? 3 : 1;
 }
 
 ssize_t pread64(int fd, void *data, size_t count, off64_t offset) {
   int what;
   if (!real) real = dlsym(RTLD_NEXT, "pread64");
   while ((what = fault(fd)) == 2) usleep(20000);
+  if (what == 3) return 0;
   if (what) {
     errno = EIO;
     return -1;

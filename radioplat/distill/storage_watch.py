@@ -1,4 +1,4 @@
-"""The driver's view of storage that a run waits for, in whichever process: a line when it fails, another when it is back."""
+"""The driver's view of storage that a run waits for, in any process: a line when it fails, one when it is back."""
 
 from __future__ import annotations
 
