@@ -35,7 +35,14 @@ def sample_images(
     rows = at_most(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
     views = [ViewSpec(str(size), size) for size in sorted(sizes)]
     reader = GrainReader(
-        index, None, views, None, split.seed, 16, dataset.max_pixels, whole=whole,
+        index,
+        None,
+        views,
+        None,
+        split.seed,
+        16,
+        dataset.max_pixels,
+        whole=whole,
         storage_timeout_s=dataset.storage_timeout_s,
     )
     batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())

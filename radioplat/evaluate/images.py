@@ -38,7 +38,13 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
         rows = RunData.create(index, split, dataset.max_pixels).kept()
         views = [ViewSpec(str(size), size) for size in sorted(sizes)]
         reader = GrainReader(
-            index, None, views, None, split.seed, batch, dataset.max_pixels,
+            index,
+            None,
+            views,
+            None,
+            split.seed,
+            batch,
+            dataset.max_pixels,
             storage_timeout_s=dataset.storage_timeout_s,
         )
         found.append(
