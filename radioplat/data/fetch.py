@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import hashlib
 import queue
@@ -18,6 +19,7 @@ import numpy as np
 from radioplat.data.decode import BadSample
 from radioplat.data.files import HandlePool, read_range, stat_file
 from radioplat.data.outage import StorageWait, is_gone, may_be_of_one_file, root_is_there
+from radioplat.data.retry import tried_once
 from radioplat.data.shard_index import ShardIndex
 from radioplat.errors import DataError
 from radioplat.spec.dataset import DatasetConfig
@@ -143,7 +145,7 @@ class Fetcher:
         """Try until the storage answers."""
         path, alone_since = self._index.shard_paths[place.shard], None
         patience = DatasetConfig.read_timeout_s if self._timeout is None else self._timeout
-        with StorageWait(path, began, self._storage_timeout) as wait:
+        with StorageWait(path, began, self._storage_timeout) as wait, tried_once():
             while True:
                 wait.failed(error)
                 # Looked at before the try: were it after it, a store that came back between them would look like a
@@ -223,7 +225,7 @@ def _within(seconds: float | None, action: Callable[[], Result]) -> Result:
         except BaseException as error:
             box.put((None, error))
 
-    threading.Thread(target=run, name="fetch", daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="fetch", daemon=True).start()
     try:
         found, error = box.get(timeout=seconds)
     except queue.Empty:
