@@ -105,8 +105,10 @@ def ours_in(error: BaseException) -> RadioplatError | None:
     seen: list[BaseException] = [error]
     while seen:
         current = seen.pop()
-        if isinstance(current, RadioplatError):
+        cause = getattr(current, "cause", None)
+        # What a task of Ray raises is of our class too, with a traceback for a message and the error itself inside.
+        if isinstance(current, RadioplatError) and not isinstance(cause, BaseException):
             return current
-        inner = [current.__cause__, getattr(current, "cause", None), *getattr(current, "worker_failures", {}).values()]
+        inner = [current.__cause__, cause, *getattr(current, "worker_failures", {}).values()]
         seen += [e for e in inner if isinstance(e, BaseException)]
     return None
