@@ -17,6 +17,7 @@ import pytest
 from radioplat.data import outage, retry
 from radioplat.data.decode import BadSample
 from radioplat.data.fetch import Fetcher
+from radioplat.data.files import RangeFile, stat_file
 from radioplat.data.index import build_index
 from radioplat.data.outage import StorageWait, is_waiting, note_waits_in, read_waits
 from radioplat.data.shard_index import ShardIndex
@@ -264,6 +265,28 @@ def test_credentials_that_stay_expired_end_in_a_named_error(s3, tmp_path):
     (tmp_path / "keys").write_text("NEW")
     with pytest.raises(StorageError, match=r"s3://bucket/0.tar could not be read for 1 s.*HTTP status 400"):
         Fetcher(index, 60.0, storage_timeout_s=1.0).bytes_of(0)
+
+
+def test_new_credentials_that_are_at_hand_are_taken_at_once_by_every_kind_of_access(s3, tmp_path):
+    start, index, sign_as = s3
+    start()
+    path = index.shard_paths[0]
+    file = RangeFile(path)
+    (tmp_path / "keys").write_text("NEW")
+    sign_as("NEW")
+    assert len(file.read(0, 100)) == 100 and stat_file(path) == file.state
+
+
+def test_a_bucket_that_is_away_is_waited_for_and_an_object_is_not(s3, photo, tmp_path):
+    start, index, _ = s3
+    start()
+    bucket = tmp_path / "store" / "bucket"
+    bucket.rename(away := bucket.with_name("away"))
+    threading.Timer(0.6, away.rename, (bucket,)).start()
+    assert Fetcher(index, 60.0).bytes_of(0) == photo(60, 50)
+    (bucket / "0.tar").unlink()
+    with pytest.raises(BadSample, match="shard_changed"):
+        Fetcher(index, 60.0).bytes_of(1)
 
 
 def test_a_wait_is_noted_while_any_read_of_the_process_waits(tmp_path, quick):
