@@ -166,7 +166,7 @@ def test_storage_that_fails_is_waited_for_in_the_readers_processes(cluster, run_
 
 @pytest.mark.proof
 def test_storage_that_fails_for_too_long_is_its_own_error(cluster, run_data, failing_reads, tmp_path):
-    arguments, _ = run_data(storage_timeout_s=1.0)
+    arguments, _ = run_data(timeout=60, storage_timeout_s=1.0)
     failing_reads.fail(str(tmp_path / "a"))
     with pytest.raises(StorageError, match="Input/output error") as caught:
         list(stream(arguments, {"env_vars": failing_reads.environment}))
