@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from radioplat.data.outage import is_waiting
-from radioplat.distill.phases import COLLECTIVE, DATA, LONG, WAITS, Phases
+from radioplat.distill.phases import COLLECTIVE, LONG, WAITS, Phases
 from radioplat.track.attempt_log import attempt_folder, write_last_words
 
 HANG_EXIT = 70  # of a process that ended itself because it hung
@@ -116,7 +116,9 @@ class Watchdog:
 
     def _beat(self) -> None:
         mark, now = self._phases.mark(), time.monotonic()
-        if mark != self._mark:
+        # A validation may wait for storage; its first sign of progress comes after the wait.
+        waits = self._phases.now in LONG and is_waiting()
+        if mark != self._mark or waits:
             self._mark, self._still_since, self._told = mark, now, 0.0
         self._ticks += 1
         with contextlib.suppress(OSError):
@@ -126,10 +128,7 @@ class Watchdog:
 
     def _mine(self) -> Pulse:
         still = time.monotonic() - self._still_since
-        phase = self._phases.now
-        if phase in LONG and is_waiting():  # a validation whose images cannot be read
-            phase = DATA
-        place = (phase, *self._phases.position)
+        place = (self._phases.now, *self._phases.position)
         return Pulse(self._rank, socket.gethostname(), os.getpid(), self._ticks, *place, round(still, 3))
 
     def _look(self) -> None:
@@ -166,7 +165,7 @@ class Watchdog:
     def _tell(self, mine: Pulse) -> None:
         if mine.still_s >= 2 * self._told:
             self._told = mine.still_s
-            what = "data" if mine.phase == DATA else "a teacher"
+            what = "data" if mine.phase == "data" else "a teacher"
             step = max(0, mine.step)
             self._say(f"rank {self._rank} has waited {mine.still_s:.0f} s for {what} at step {step}: no hang")
 

@@ -115,13 +115,13 @@ with outage.StorageWait("/corpus/1.tar", time.monotonic(), 60.0) as wait:
 def test_a_validation_that_waits_for_storage_does_not_hang(tmp_path):
     phases, ends, said, stop = Phases(), [], [], threading.Event()
     phases.at(3)
-    dog = Watchdog(phases, tmp_path, 1, 0, 1, 0.5, said.append, said.append, ends.append)
-    reads = threading.Thread(target=wait_for, args=(1.5,))
+    dog = Watchdog(phases, tmp_path, 1, 0, 1, 1.0, said.append, said.append, ends.append)
+    reads = threading.Thread(target=wait_for, args=(2.5,))
     with phases(VALIDATION):
         reads.start()
         while reads.is_alive():
             stop.wait(0.3)  # as one waits for a thread that reads
-        assert ends == [] and "has waited" in said[0] and "for data at step 3: no hang" in said[0]
+        assert ends == [] and said == []
         stop.wait(3.0)  # storage is back, and it makes no progress all the same
     dog.close()
     assert ends
