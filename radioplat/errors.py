@@ -53,6 +53,12 @@ class DataError(RadioplatError):
     """A shard, an image or an index cannot be used."""
 
 
+class StorageError(RadioplatError):
+    """A store of samples gave no answer for ``dataset.storage_timeout_s``; starting again would only wait again."""
+
+    restart_cause = "storage"
+
+
 class WeightsError(RadioplatError):
     """A checkpoint cannot be read safely, or does not fit the architecture it was named for."""
 
@@ -92,3 +98,17 @@ class Stopped(SystemExit):
 
 class EngineError(RadioplatError):
     """An ONNX file or a TensorRT engine could not be built."""
+
+
+def ours_in(error: BaseException) -> RadioplatError | None:
+    """The error of ours inside what Ray raises, wherever it wrapped it."""
+    seen: list[BaseException] = [error]
+    while seen:
+        current = seen.pop()
+        cause = getattr(current, "cause", None)
+        # What a task of Ray raises is of our class too, with a traceback for a message and the error itself inside.
+        if isinstance(current, RadioplatError) and not isinstance(cause, BaseException):
+            return current
+        inner = [current.__cause__, cause, *getattr(current, "worker_failures", {}).values()]
+        seen += [e for e in inner if isinstance(e, BaseException)]
+    return None

@@ -1,9 +1,13 @@
-"""A student and an object store that several rooms need."""
+"""A student, an object store and a broken disk that several rooms need."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +67,55 @@ def s3_store(monkeypatch) -> Iterator[S3Store]:
     store.client.create_bucket(Bucket="kept")
     yield store
     store.close()
+
+
+class FailingReads:
+    """Reads of local files that fail or hang, in processes that are started with :attr:`environment`."""
+
+    def __init__(self, library: Path, switch: Path) -> None:
+        self._switch = switch
+        self.environment = {"LD_PRELOAD": str(library), "RADIOPLAT_TEST_FAULT": str(switch)}
+
+    def fail(self, word: str) -> None:
+        """From now on a read of a file with ``word`` in its path is EIO."""
+        self._say(f"fail {word}")
+
+    def hang(self, word: str) -> None:
+        """From now on it hangs."""
+        self._say(f"hang {word}")
+
+    def cut(self, word: str) -> None:
+        """From now on it finds the end of the file."""
+        self._say(f"part {word}")
+
+    def mend(self) -> None:
+        """Reads are as ever."""
+        self._switch.unlink(missing_ok=True)
+
+    def _say(self, text: str) -> None:
+        aside = self._switch.with_suffix(".aside")
+        aside.write_text(text)
+        os.replace(aside, self._switch)
+
+
+@pytest.fixture(scope="session")
+def failing_reads_library(tmp_path_factory) -> Path:
+    """What is preloaded for :class:`FailingReads`; the machine's C compiler makes it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("preload") / "failing_reads.so"
+    source = Path(__file__).with_name("failing_reads.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+def failing_reads(failing_reads_library, tmp_path) -> Iterator[FailingReads]:
+    """See :class:`FailingReads`."""
+    reads = FailingReads(failing_reads_library, tmp_path / "fault")
+    yield reads
+    reads.mend()
 
 
 @pytest.fixture

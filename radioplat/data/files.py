@@ -8,6 +8,7 @@ range that is asked for. An error that may pass is tried again with growing paus
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -80,7 +81,7 @@ class RangeFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._source: _Source = retried(lambda: _Remote(path) if is_remote(path) else _Local(path), path)
+        self._source = retried(lambda: _open(path), path)
         self.state = self._source.state
 
     def read(self, offset: int, length: int) -> bytes:
@@ -88,7 +89,19 @@ class RangeFile:
         try:
             return self._source.read(offset, length)  # what nearly always is enough, without ceremony
         except OSError:
-            return retried(lambda: self._source.read(offset, length), self._path)
+            return retried(lambda: self._open_anew().read(offset, length), self._path)
+
+    def _open_anew(self) -> _Source:
+        """The handle may be what is broken: a stale one of NFS, a closed connection, expired credentials.
+
+        Raises:
+            OSError: it cannot be opened, or is another file now.
+        """
+        source = _open(self._path)
+        if source.state != self.state:
+            raise OSError(errno.ESTALE, "the file was replaced while it was open", self._path)
+        self._source = source
+        return source
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
@@ -198,6 +211,10 @@ class _Remote:
         """As :class:`_Source`'s."""
         length = min(length, self.state.size - offset)  # a range that starts behind the end is an error there
         return self._file.read_at(length, offset) if length > 0 else b""
+
+
+def _open(path: str) -> _Source:
+    return _Remote(path) if is_remote(path) else _Local(path)
 
 
 def _stat(path: str) -> FileState:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from multiprocessing import TimeoutError as ReadTimeout
+from multiprocessing.pool import AsyncResult, ThreadPool
 from typing import TypeVar
 
 from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING
+from radioplat.data.outage import is_waiting
 from radioplat.data.padding import padding_batch
 from radioplat.data.reader import GrainReader
 
@@ -27,30 +29,34 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yield ``read(item)`` of each item in order, ``prefetch`` of them read ahead.
 
-    Decoding and resizing release the interpreter lock, so threads use every core that they are given.
+    Decoding and resizing release the interpreter lock, so threads use every core that they are given. They are daemons:
+    one that hangs, or waits for storage, does not keep the process from ending.
 
     Args:
-        patience: seconds that a read may take; None for ever.
+        patience: seconds that a read may take, without those that it waits for storage that fails; None for ever.
         careful: what reads from then on, in new threads, once a read took longer; it must not hang.
     """
-    ahead: deque[tuple[Item, Future[Batch]]] = deque()
-    pool = _pool(threads)
+    ahead: deque[tuple[Item, AsyncResult[Batch]]] = deque()
+    pool = ThreadPool(max(1, threads))
 
     def take() -> Batch:
         nonlocal pool, read, patience, ahead
-        try:
-            return ahead[0][1].result(patience)
-        except TimeoutError:
-            if careful is None or ahead[0][1].done():
-                raise
-        pool.shutdown(wait=False, cancel_futures=True)  # its threads may hang for good
-        pool, read, patience = _pool(threads), careful, None
-        ahead = deque((item, pool.submit(read, item)) for item, _ in ahead)
-        return ahead[0][1].result()
+        waiting = True
+        while waiting:
+            try:
+                return ahead[0][1].get(patience)
+            except ReadTimeout:
+                if careful is None:
+                    raise
+                waiting = is_waiting()
+        pool.terminate()  # its threads may hang for good
+        pool, read, patience = ThreadPool(max(1, threads)), careful, None
+        ahead = deque((item, pool.apply_async(read, (item,))) for item, _ in ahead)
+        return ahead[0][1].get()
 
     try:
         for item in items:
-            ahead.append((item, pool.submit(read, item)))
+            ahead.append((item, pool.apply_async(read, (item,))))
             if len(ahead) > max(prefetch, threads):
                 yield take()
                 ahead.popleft()
@@ -58,11 +64,7 @@ def load_batches(
             yield take()
             ahead.popleft()
     finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, threads), thread_name_prefix="decode")
+        pool.terminate()
 
 
 def load_grains(reader: GrainReader, grains: Iterable[int], *, threads: int, prefetch: int) -> Iterator[Batch]:

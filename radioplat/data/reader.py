@@ -17,7 +17,7 @@ from radioplat.data.recipe import Equivariance, Recipe
 from radioplat.data.shard_index import ShardIndex
 from radioplat.data.uniform_color import refuse_uniform_color
 from radioplat.data.views import ViewSpec
-from radioplat.spec.dataset import AugmentationConfig
+from radioplat.spec.dataset import AugmentationConfig, DatasetConfig
 
 
 class Span(Protocol):
@@ -53,6 +53,7 @@ class GrainReader:
         boxes: of the objects; every view then carries those that it shows, and without a random crop shows the whole
             image, stretched.
         whole: evaluation views show the whole image, stretched, not its centred square.
+        storage_timeout_s: for how long storage that fails is waited for.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class GrainReader:
         equivariance: Equivariance = Equivariance.none,
         boxes: BoxTable | None = None,
         whole: bool = False,
+        storage_timeout_s: float = DatasetConfig.storage_timeout_s,
     ) -> None:
         self.index, self.order, self.views = index, order, list(views)
         self.batch_size, self.max_pixels = batch_size, max_pixels
@@ -77,12 +79,12 @@ class GrainReader:
         self.boxes = boxes
         self.recipe = Recipe(self.views, augmentation, seed, equivariance, whole=boxes is not None)
         self._still = Recipe(self.views, None, seed, whole=whole)
-        self._fetch = Fetcher(index, read_timeout_s)
+        self._fetch = Fetcher(index, read_timeout_s, storage_timeout_s=storage_timeout_s)
 
     def careful(self) -> GrainReader:
-        """The same reader, which gives up on each sample that storage does not deliver in ``read_timeout_s``."""
+        """The same reader, whose reads never hang: each ends after ``read_timeout_s``, and is tried again."""
         other = copy.copy(self)
-        other._fetch = Fetcher(self.index, self.read_timeout_s, careful=True)
+        other._fetch = self._fetch.as_careful()
         return other
 
     def read(self, grain: int) -> Batch:

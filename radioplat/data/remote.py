@@ -8,6 +8,10 @@ from functools import lru_cache
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, GcsFileSystem, S3FileSystem, resolve_s3_region
 
 SCHEMES = ("s3://", "gs://")
+_REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT",
+            "INVALID_CLIENT_TOKEN", "MISSING_AUTHENTICATION_TOKEN", "REQUEST_EXPIRED", "REQUEST_TIME_TOO_SKEWED",
+            "HTTP status 400", "HTTP status 401", "HTTP status 403", "UNAUTHENTICATED", "PERMISSION_DENIED",
+            "Permission denied")  # fmt: skip
 
 
 def is_remote(path: str) -> bool:
@@ -52,6 +56,17 @@ def _gcs() -> FileSystem:
     from datetime import timedelta
 
     return GcsFileSystem(retry_time_limit=timedelta(seconds=20))
+
+
+def credentials_refused(error: OSError) -> bool:
+    """Whether a store may have refused who asks: also 400, which is what S3 answers to an expired token."""
+    return any(word in str(error) for word in _REFUSED)
+
+
+def renew_clients() -> None:
+    """Make every client anew at its next use: each reads its credentials when it is made, and keeps them."""
+    _s3.cache_clear()
+    _gcs.cache_clear()
 
 
 def _endpoint() -> str | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TypeVar
+
+from radioplat.data.remote import credentials_refused, renew_clients
 
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.1  # then four times as long each: 0.1, 0.4, 1.6, 6.4
 Result = TypeVar("Result")
+_attempts: ContextVar[int | None] = ContextVar("attempts", default=None)
 
 _LASTING = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
                       errno.ELOOP, errno.EINVAL, errno.EBADF, errno.EMFILE})  # fmt: skip
@@ -29,18 +34,32 @@ def retried(action: Callable[[], Result], what: str) -> Result:
     Raises:
         OSError: it cannot heal, or did not within :data:`ATTEMPTS` (about nine seconds).
     """
-    pause = FIRST_PAUSE_S
-    for attempt in range(1, ATTEMPTS + 1):
+    pause, renewed, attempts = FIRST_PAUSE_S, False, _attempts.get() or ATTEMPTS
+    for attempt in range(1, attempts + 1):
         try:
             return action()
         except OSError as error:
-            if attempt == ATTEMPTS or not may_pass(error):
+            if credentials_refused(error) and not renewed and attempt < attempts:
+                renewed = True  # they may have expired, with new ones at hand
+                renew_clients()
+                continue
+            if attempt == attempts or not may_pass(error):
                 if error.strerror is None:  # pyarrow's errors: one sentence, no number
                     raise OSError(error.errno or errno.EIO, " ".join(str(error).split()), what) from error
                 raise
         time.sleep(pause * random.uniform(0.7, 1.3))  # workers that failed together must not come back together
         pause *= 4
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def tried_once() -> Iterator[None]:
+    """In the block nothing is repeated, for who spaces the attempts himself."""
+    token = _attempts.set(1)
+    try:
+        yield
+    finally:
+        _attempts.reset(token)
 
 
 def may_pass(error: OSError) -> bool:

@@ -220,6 +220,7 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> 
         reject_uniform=dataset.train_dataset.reject_uniform_color,
         equivariance=Equivariance.of(dataset.train_dataset),
         boxes=data.boxes,
+        storage_timeout_s=dataset.storage_timeout_s,
     )
 
 

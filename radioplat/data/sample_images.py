@@ -34,7 +34,17 @@ def sample_images(
     index = build_index(split, where, index_dir, max_pixels=dataset.max_pixels)
     rows = at_most(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
     views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-    reader = GrainReader(index, None, views, None, split.seed, 16, dataset.max_pixels, whole=whole)
+    reader = GrainReader(
+        index,
+        None,
+        views,
+        None,
+        split.seed,
+        16,
+        dataset.max_pixels,
+        whole=whole,
+        storage_timeout_s=dataset.storage_timeout_s,
+    )
     batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())
     alive = [batch.weight > 0 for batch in batches]
     if not any(a.any() for a in alive):

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import islice
+from pathlib import Path
 
 import pyarrow as pa
 import ray
@@ -21,11 +22,13 @@ import ray.data
 
 from radioplat.data.batch import Batch
 from radioplat.data.grains import PADDING, Grains
+from radioplat.data.outage import before_each_try, note_waits_in
 from radioplat.data.padding import padding_batch
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.views import ViewSpec
 from radioplat.data.wire import batch_to_table, pack, table_to_batch, unpack
+from radioplat.errors import ours_in
 
 MAX_GRAINS = 4096  # of one dataset
 # Of a block: enough that moving it is little beside decoding it, and few enough that the first comes soon.
@@ -41,6 +44,7 @@ class _ReadSpan:
         self._arguments = (directory, dataset_json, views)
 
     def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
+        note_waits_in(Path(self._arguments[0]))
         reader = open_reader(*self._arguments)
         patience = reader.read_timeout_s
         if _retries():
@@ -64,13 +68,20 @@ def _ended_after(seconds: float | None) -> Iterator[None]:
     A read that hangs inside the kernel can be neither interrupted nor left by the thread that it holds. Where it hung
     stands in the process's log.
     """
-    if seconds is not None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-    try:
+    if seconds is None:
         yield
+        return
+
+    def wind_up() -> None:
+        """Begin anew: a read that waits for storage does not hang."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+
+    wind_up()
+    try:
+        with before_each_try(wind_up):
+            yield
     finally:
-        if seconds is not None:
-            faulthandler.cancel_dump_traceback_later()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _retries() -> int:
@@ -137,8 +148,19 @@ def read_stream(iterator: ray.data.DataIterator, prefetch: int = 0) -> Iterator[
 
     Whoever reads this holds what is ahead of the student. Ray hands a block out only when the ``prefetch``-th after it
     has come: a read that is late would keep back as many blocks that are there.
+
+    Raises:
+        StorageError: a reader waited in vain for storage.
     """
-    for block in iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch):
+    blocks = iter(iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch))
+    while True:
+        try:
+            block = next(blocks, None)
+        except Exception as error:
+            ours = ours_in(error)
+            raise error if ours is None else ours from None
+        if block is None:
+            return
         for i in range(block.num_rows):
             yield from map(table_to_batch, unpack(block.slice(i, 1)))
 

@@ -42,6 +42,7 @@ _ADVICE = {
     "oom": "A start after it halves what the model sees at once; a smaller dataset.batch_size is quicker.",
     "node_lost": "Run the command again: it goes on from the last checkpoint.",
     "worker_killed": "Look into the worker's log and the node's dmesg; run the command again to go on.",
+    "storage": "Mend the storage (its mount, network or credentials) and run the same command again to go on.",
     "stopped": "Run the same command again: it goes on from the last checkpoint.",
     "drained": "Run the command again: it goes on from the last checkpoint.",
     "non_finite": "Lower train.optim.lr, or look at these samples; train.non_finite=skip_step goes on without them.",

@@ -39,9 +39,10 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus,
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
-from radioplat.distill.causes import cause_of, has_died, is_planned
+from radioplat.distill.causes import cause_of, failures, has_died, is_planned
 from radioplat.distill.pause import Paused, ask_to_pause, ask_to_stop
 from radioplat.distill.room import Node, live_nodes, room_for
+from radioplat.errors import StorageError
 from radioplat.track.attempts import Attempts
 
 logger = logging.getLogger(__name__)
@@ -256,6 +257,9 @@ class Restarts(DefaultFailurePolicy):
             return FailureDecision.RAISE
         if is_planned(training_failed_error):
             return FailureDecision.RETRY
+        causes = {getattr(failure, "restart_cause", None) for _, failure in failures(training_failed_error)}
+        if StorageError.restart_cause in causes:  # a group that starts again would wait as long again
+            return FailureDecision.RAISE
         if isinstance(training_failed_error, WorkerGroupError):
             step = max((event.from_step for event in Attempts(self._folder).read()), default=-1)
             if step > self._step:

@@ -13,6 +13,7 @@ import torch
 from radioplat.cores import decode_threads, torch_beside
 from radioplat.data.batch import Batch
 from radioplat.data.loader import load_grains
+from radioplat.data.outage import is_waiting
 from radioplat.data.run_data import open_reader
 from radioplat.distill import ds_compat
 from radioplat.distill.device_fit import device_problems
@@ -84,8 +85,8 @@ def _go_on(
 
 
 def _stop() -> None:
-    """On SIGTERM: leave after the step, or now where there has been none."""
-    if not is_stepping():
+    """On SIGTERM: leave after the step, or now where there has been none, or where none ends for want of storage."""
+    if not is_stepping() or is_waiting():
         raise Stopped
     ask_to_pause("stopped", "SIGTERM")
 

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+from radioplat.data.outage import note_waits_in
 from radioplat.distill.phases import Phases
 from radioplat.distill.prepare import Run
 from radioplat.distill.watchdog import Watchdog
@@ -24,6 +25,7 @@ def lookout(run: Run, attempt: int, rank: int, world_size: int, on_cluster: bool
     if on_cluster:
         tee_output(attempt_folder(run.folder, attempt) / f"worker_{rank}.log")
     phases = Phases()
+    note_waits_in(run.data_dir)
     with StatusLog(run.folder / "status.json") as status:
         limit = run.spec.train.hang_timeout_s
 
@@ -49,3 +51,4 @@ def lookout(run: Run, attempt: int, rank: int, world_size: int, on_cluster: bool
             raise
         finally:
             dog.close()
+            note_waits_in(None)

@@ -1,4 +1,7 @@
-"""What happens when a loss term is NaN or infinite: counted, recorded, decided by all ranks at once."""
+"""What happens when a loss term is NaN or infinite: counted, recorded, decided by all ranks at once.
+
+The same message between the ranks says whether any sample of the step has weight.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ class NonFiniteGuard:
 
     Attributes:
         tripped: whether this step has met a non-finite term on any rank.
+        has_weight: whether a sample of this step has weight, on any rank, as far as the step was checked.
         events: what this rank saw, for the report: (step, term, sample ids).
     """
 
     def __init__(self, config: TrainConfig, module: DistillModule | ClassifyModule, rank: int) -> None:
         self._config, self._module, self._rank = config, module, rank
-        self.tripped = False
+        self.tripped = self.has_weight = False
         self.events: list[tuple[int, str, list[int]]] = []
         self.reasons: list[str] = []  # why, where this rank knows it
         self._terms: list[str] = []
@@ -32,18 +36,21 @@ class NonFiniteGuard:
 
     def begin_step(self) -> None:
         """Forget the last step's verdict."""
-        self.tripped, self._terms, self.reasons = False, [], []
+        self.tripped, self.has_weight, self._terms, self.reasons = False, False, [], []
 
     def check(self, step: int, batch: Batch, losses: dict[str, torch.Tensor]) -> bool:
         """Whether every term is finite on every rank; one trip from the device, and one small all-reduce."""
         names = list(losses)
         found = torch.stack([losses[name].detach().float() for name in names])
         bad = [not math.isfinite(value) for value in found.tolist()]
+        weighs = bool(np.any(batch.weight))
         mine = [name for name, wrong in zip(names, bad, strict=True) if wrong]
         if mine:
             self.events += [(step, name, np.asarray(batch.sample_id).tolist()) for name in mine]
         if not group.alone():
-            bad = group.largest(torch.tensor(bad, dtype=torch.uint8, device=found.device)).tolist()
+            flags = torch.tensor([weighs, *bad], dtype=torch.uint8, device=found.device)
+            weighs, *bad = group.largest(flags).tolist()
+        self.has_weight |= bool(weighs)
         if any(bad):
             self.tripped = True
             self._terms = [name for name, wrong in zip(names, bad, strict=True) if wrong]

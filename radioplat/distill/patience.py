@@ -17,6 +17,7 @@ def collective_timeout(spec: Spec) -> timedelta:
     none of that is an error. :class:`radioplat.distill.watchdog.Watchdog` finds hangs, for it sees what the others do;
     this is for what it cannot see.
     """
+    data = spec.dataset.read_timeout_s + spec.dataset.storage_timeout_s
     services = [*spec.teachers.values(), TeacherServiceConfig()]
     teacher = max(max(s.start_timeout_s, s.recovery_timeout_s + 3 * s.timeout_s) for s in services)
-    return timedelta(seconds=max(_LEAST_S, 2 * (spec.train.hang_timeout_s + spec.dataset.read_timeout_s + teacher)))
+    return timedelta(seconds=max(_LEAST_S, 2 * (spec.train.hang_timeout_s + data + teacher)))

@@ -20,7 +20,7 @@ from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
 from radioplat.distill.spare import worker_environment
 from radioplat.distill.stop import asked, listen, passing_on
-from radioplat.errors import RadioplatError, SpecError, Stopped
+from radioplat.errors import SpecError, Stopped, ours_in
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
 from radioplat.track.attempt_log import attempt_folder, begun
@@ -71,7 +71,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             with passing_on(trainer.stop), _interruptible():
                 ended = trainer.fit().return_value
         except Exception as error:
-            cause = _ours(error)
+            cause = ours_in(error)
             if asked() and cause is None:
                 raise Stopped from None
             raise cause if cause is not None else error from None
@@ -122,15 +122,3 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     finally:
         for pool in pools.values():
             stop_pool(pool)
-
-
-def _ours(error: BaseException) -> RadioplatError | None:
-    """The error of ours inside what Ray raises, wherever it wrapped it."""
-    seen: list[BaseException] = [error]
-    while seen:
-        current = seen.pop()
-        if isinstance(current, RadioplatError):
-            return current
-        inner = [current.__cause__, getattr(current, "cause", None), *getattr(current, "worker_failures", {}).values()]
-        seen += [e for e in inner if isinstance(e, BaseException)]
-    return None

@@ -16,6 +16,7 @@ from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.scanning import scanner
 from radioplat.distill.stop import heeding_sigterm
+from radioplat.distill.storage_watch import StorageWatch
 from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.models.start import start_notes
 from radioplat.spec.load import load_spec, to_yaml
@@ -140,7 +141,10 @@ def _run_alone(
                 status.write(note, verbosity="WARNING")
             folder.write_experiment(to_yaml(spec))
             if start < run.total_steps:
-                with Follower(folder.status_path, callbacks, run.total_steps, start, task, progress):
+                with (
+                    Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),
+                    StorageWatch(run.data_dir, spec.dataset, status, say),
+                ):
                     _train(run, say)
         attempts.end("done")
     except Stopped:

@@ -74,7 +74,7 @@ class _Page:
 
     def __init__(self, run: Run, index: ShardIndex) -> None:
         self._run, self._index = run, index
-        self._fetch = Fetcher(index, run.spec.dataset.read_timeout_s, careful=True)
+        self._fetch = Fetcher(index, run.spec.dataset.read_timeout_s, True, run.spec.dataset.storage_timeout_s)
         self._drawn = self.left_out = 0
         names = [view.name for view in run.views]
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}

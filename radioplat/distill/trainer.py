@@ -110,6 +110,8 @@ class Trainer:
         self.spikes = SpikeGuard(self.spec.train.spike, self.state.recent_losses, self.state.rollbacks)
         self._has_checkpoint = self.state.global_step > 0
         self._moved = False  # whether the last step moved the weights
+        self._empty = False  # whether no sample of it has weight
+        self._empty_in_a_row = 0
         self._halvings = halvings[0]
         if self._halvings:
             apart = differs_in_pieces(self.module)
@@ -260,7 +262,7 @@ class Trainer:
         expected = self.grains.of_rank(step, self.seat.rank)
         self.guard.begin_step()
         self._look_at_average(step)
-        self.spikes.tripped = self._moved = False
+        self.spikes.tripped = self._moved = self._empty = False
         feed = self._counted(step, feed, len(expected))
         used: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
         for place, grain in enumerate(expected):
@@ -291,7 +293,11 @@ class Trainer:
             record.reduce(self.run.micro_batches, self.seat.device, self._lost)
             with group.deciding():
                 self.bad.judge(step)
-        if self.spikes.tripped:
+        self._empty_in_a_row = self._empty_in_a_row + 1 if self._empty else 0
+        if self._empty:
+            in_a_row = f" ({self._empty_in_a_row} such steps in a row)" if self._empty_in_a_row > 1 else ""
+            record.skipped_for = f"none of its samples has weight{in_a_row}"
+        elif self.spikes.tripped:
             record.skipped_for = "its loss jumped"
         elif not self._moved and not self._lost:
             self.reporter.warn(f"step {step + 1} moved no weight: its gradients were not finite")
@@ -325,7 +331,7 @@ class Trainer:
     @property
     def _lost(self) -> bool:
         """Whether the weights do not move in this step."""
-        return self.guard.tripped or self.spikes.tripped
+        return self.guard.tripped or self.spikes.tripped or self._empty
 
     def _learn(self, step: int, batch: Batch, micro: MicroBatch, record: StepRecord, scale: float, last: bool) -> None:
         real = batch.grain >= 0
@@ -343,6 +349,10 @@ class Trainer:
                 if real:
                     record.add(losses, share)
                 ends = last and number == len(pieces) - 1
+                if ends and not self.guard.has_weight:
+                    # Zero gradients move weights all the same: by weight decay, and by what the moments remember.
+                    self._empty = True
+                    return
                 self.engine.set_gradient_accumulation_boundary(ends)
                 self.engine.backward(losses["loss"] * (scale * share if real else 0.0))
                 if ends and self.spikes.skips and self._jumps(record):

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from radioplat.distill.phases import COLLECTIVE, WAITS, Phases
+from radioplat.data.outage import is_waiting
+from radioplat.distill.phases import COLLECTIVE, LONG, WAITS, Phases
 from radioplat.track.attempt_log import attempt_folder, write_last_words
 
 HANG_EXIT = 70  # of a process that ended itself because it hung
@@ -115,7 +116,9 @@ class Watchdog:
 
     def _beat(self) -> None:
         mark, now = self._phases.mark(), time.monotonic()
-        if mark != self._mark:
+        # A validation may wait for storage; its first sign of progress comes after the wait.
+        waits = self._phases.now in LONG and is_waiting()
+        if mark != self._mark or waits:
             self._mark, self._still_since, self._told = mark, now, 0.0
         self._ticks += 1
         with contextlib.suppress(OSError):

@@ -37,7 +37,16 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
         classes = index.classes or list(names) if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
         views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-        reader = GrainReader(index, None, views, None, split.seed, batch, dataset.max_pixels)
+        reader = GrainReader(
+            index,
+            None,
+            views,
+            None,
+            split.seed,
+            batch,
+            dataset.max_pixels,
+            storage_timeout_s=dataset.storage_timeout_s,
+        )
         found.append(
             Images(at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))
         )

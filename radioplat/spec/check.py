@@ -102,8 +102,9 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"at least {fewest} and at most {most} workers cannot be", "train.min_workers", hint)
     if not 0 <= train.resize_interval_s < math.inf:
         yield Problem(f"must not be negative, not {train.resize_interval_s}", "train.resize_interval_s")
-    if not dataset.read_timeout_s > 0:
-        yield Problem(f"must be positive, not {dataset.read_timeout_s}", "dataset.read_timeout_s")
+    for name in ("read_timeout_s", "storage_timeout_s"):
+        if not 0 < (value := getattr(dataset, name)) < math.inf:
+            yield Problem(f"must be positive and finite, not {value}", f"dataset.{name}")
     if not train.clip_grad_norm >= 0:
         yield Problem(f"must not be negative, not {train.clip_grad_norm}", "train.clip_grad_norm", "0: no clipping.")
     mean, std, where = student_normalisation(spec)

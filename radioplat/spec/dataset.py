@@ -158,10 +158,13 @@ class DatasetConfig:
     index_dir: str | None = None
     # (+) larger images are rejected by their header (a decompression bomb is never decoded), in pixels
     max_pixels: int = 178_956_970
-    # (+) the share of samples that may prove unreadable before the run stops with a report
+    # (+) the share of recent samples that may prove unreadable before the run stops with a report
     max_bad_fraction: float = 0.05
-    # (+) seconds after which a read that hangs is tried from another process, and then given up
+    # (+) seconds after which a read that hangs is tried from another process; a shard that fails for so long while
+    # others of its source can be read is given up
     read_timeout_s: float = 120.0
+    # (+) seconds that a run waits for storage that fails or is away, before it ends
+    storage_timeout_s: float = 1800.0
     # (+) an image whose bytes are not what the sidecar's sha256 or md5 says is unreadable
     verify_hashes: bool = False
     # (+) batches that are decoded and asked of the teachers ahead of the student, per training worker

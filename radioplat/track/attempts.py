@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAME = "attempts.jsonl"
-CAUSES = ("worker_killed", "node_lost", "drained", "resized", "stopped", "hang", "oom", "error", "done", "unknown")
+CAUSES = ("worker_killed", "node_lost", "drained", "resized", "stopped", "hang", "oom", "storage", "error",
+          "done", "unknown")  # fmt: skip
 PLANNED = ("drained", "resized", "stopped", "done")  # nothing was lost
 _DETAIL = 2000  # characters
 

@@ -86,7 +86,16 @@ def _open(spec: Spec, name: str, split: SplitConfig, size: int) -> tuple[np.ndar
     dataset = spec.dataset
     index_dir = Path(dataset.index_dir or Path(spec.results_dir) / "index") / name
     index = build_index(split, f"dataset.{name}_dataset", index_dir, max_pixels=dataset.max_pixels)
-    reader = GrainReader(index, None, [ViewSpec(str(size), size)], None, split.seed, 1, dataset.max_pixels)
+    reader = GrainReader(
+        index,
+        None,
+        [ViewSpec(str(size), size)],
+        None,
+        split.seed,
+        1,
+        dataset.max_pixels,
+        storage_timeout_s=dataset.storage_timeout_s,
+    )
     return np.asarray(RunData.create(index, split, dataset.max_pixels).kept()), reader
 
 

@@ -12,7 +12,8 @@ from botocore.config import Config
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from radioplat.data import retry
+from radioplat.data import outage, retry
+from radioplat.data.fetch import Fetcher
 from radioplat.data.files import RangeFile, list_files, read_range, stat_file
 from radioplat.data.index import build_index
 from radioplat.data.order import ArraySource, SampleOrder
@@ -154,6 +155,15 @@ def test_errors_that_pass_are_waited_for(folder, store, tmp_path):
     handle = RangeFile("s3://corpus/set/sub/0.tar")
     store.failures = 2
     assert handle.read(0, 100) == (folder / "sub/0.tar").read_bytes()[:100]
+
+
+def test_a_sample_waits_for_a_store_that_is_overloaded_for_long(folder, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.01)
+    index = build_index(split("s3://corpus/set"), "d", tmp_path / "index", max_pixels=10**9)
+    fetcher = Fetcher(index, 60.0)
+    expected = fetcher.bytes_of(3)
+    store.failures = 4 * retry.ATTEMPTS
+    assert fetcher.bytes_of(3) == expected and store.failures == 0
 
 
 def test_errors_that_stay_are_reported_once_and_soon(folder, store, client, tmp_path):

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
+from radioplat.data.outage import read_waits
 from radioplat.data.run_data import RunData, dataset_to_json, open_reader
 from radioplat.data.stream import deal, open_stream, read_in_turn, read_stream
 from radioplat.distill.feeder import Feeder
+from radioplat.errors import StorageError
 from radioplat.spec.load import load_spec
 
 pytestmark = pytest.mark.timeout(180)
@@ -43,13 +45,14 @@ def cluster():
 
 @pytest.fixture
 def run_data(tmp_path, write_tar, photo):
-    """run_data(timeout) -> arguments of the reader, and the data."""
+    """run_data(timeout, **fields of the dataset) -> arguments of the reader, and the data."""
     for shard in range(SHARDS):
         write_tar(tmp_path / f"a/{shard:02}.tar", [(f"{shard}_{i}.jpg", photo(60, 50)) for i in range(PER_SHARD)])
     sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(tmp_path / "a")}]}}
 
-    def make(timeout: float = TIMEOUT):
-        dataset = load_spec({"dataset": sources | {"batch_size": GRAIN, "read_timeout_s": timeout}}).dataset
+    def make(timeout: float = TIMEOUT, **fields: float):
+        fields = sources | {"batch_size": GRAIN, "read_timeout_s": timeout, **fields}
+        dataset = load_spec({"dataset": fields}).dataset
         split = dataset.train_dataset
         data = RunData.create(build_index(split, "d", tmp_path / "i", max_pixels=10**9), split, 10**9)
         data.save(tmp_path / "run")
@@ -68,9 +71,9 @@ def first_use(data: RunData, lowest: int) -> tuple[str, int]:
     return data.index.shard_paths[shard], grain[shard]
 
 
-def stream(arguments):
+def stream(arguments, environment: dict | None = None):
     """The batches of every step, four grains each."""
-    (iterator,) = open_stream(arguments, Grains(4, 1), 0, STEPS, tasks=2, cpus_per_task=1)
+    (iterator,) = open_stream(arguments, Grains(4, 1), 0, STEPS, tasks=2, cpus_per_task=1, environment=environment)
     return read_stream(iterator)
 
 
@@ -132,6 +135,42 @@ def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_s
     dead = {i for b in found for i, w in zip(b.sample_id.tolist(), b.weight, strict=True) if w == 0}
     assert dead == set(np.flatnonzero(data.index.shard == data.index.shard_paths.index(path)).tolist())
     assert {r for b in found for r in b.faults.values()} == {f"short_read: no answer within {TIMEOUT:g} s"}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("fault", ["fail", "hang"])
+def test_storage_that_fails_is_waited_for_in_the_readers_processes(cluster, run_data, failing_reads, tmp_path, fault):
+    timeout = 12.0 if fault == "fail" else TIMEOUT
+    arguments, data = run_data(timeout)
+    batches = stream(arguments, {"env_vars": failing_reads.environment})
+    found, noted, mended = [next(batches)], {}, threading.Event()
+
+    def mend() -> None:
+        failing_reads.mend()
+        mended.set()
+
+    def look() -> None:
+        while not mended.wait(0.1):
+            noted.update(read_waits(tmp_path / "run"))
+
+    getattr(failing_reads, fault)(str(tmp_path / "a"))
+    threading.Thread(target=look).start()
+    threading.Timer(30.0, mend).start()
+    found += batches
+    answer = "Input/output error" if fault == "fail" else f"no answer within {TIMEOUT:g} s"
+    assert mended.is_set() and {note.answer for note in noted.values()} == {answer}
+    assert fault == "hang" or len(noted) <= 2  # a process that waits goes on for longer than a read may hang
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert [b.faults for b in found if b.faults] == []
+
+
+@pytest.mark.proof
+def test_storage_that_fails_for_too_long_is_its_own_error(cluster, run_data, failing_reads, tmp_path):
+    arguments, _ = run_data(timeout=60, storage_timeout_s=1.0)
+    failing_reads.fail(str(tmp_path / "a"))
+    with pytest.raises(StorageError, match="Input/output error") as caught:
+        list(stream(arguments, {"env_vars": failing_reads.environment}))
+    assert type(caught.value) is StorageError and caught.value.problems[0].where == "dataset.storage_timeout_s"
 
 
 def test_the_next_dataset_is_begun_before_one_ends(cluster, run_data):

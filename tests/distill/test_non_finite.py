@@ -126,3 +126,13 @@ def test_a_penalty_is_no_teacher(guard):
     assert not it.check(0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
     it.decide(0)
     assert it._module.quarantined == {"b"}
+
+
+def test_weight_of_any_micro_batch_counts_for_the_step(guard):
+    it, ids = guard(), np.arange(2)
+    empty = Batch(0, {}, ids, ids, np.zeros(2, np.float32), ids)
+    it.begin_step()
+    assert it.check(0, empty, losses()) and not it.has_weight
+    assert it.check(0, batch(1, 2), losses()) and it.check(0, empty, losses()) and it.has_weight
+    it.begin_step()
+    assert not it.has_weight

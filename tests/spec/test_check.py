@@ -38,6 +38,9 @@ def test_the_published_example_has_no_problem():
         ("train.global_batch_size=0", "train.global_batch_size"),
         ("train.zero_stage=4", "train.zero_stage"),
         ("train.clip_grad_norm=-1", "train.clip_grad_norm"),
+        ("dataset.storage_timeout_s=0", "dataset.storage_timeout_s"),
+        ("dataset.storage_timeout_s=.inf", "dataset.storage_timeout_s"),
+        ("dataset.read_timeout_s=-1", "dataset.read_timeout_s"),
         ("train.keep_last=0", "train.keep_last"),
         ("train.keep_every=3", "train.keep_every"),  # all stay while nobody says how many
         ("train.max_checkpoint_failures=-1", "train.max_checkpoint_failures"),
