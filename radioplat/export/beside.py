@@ -9,15 +9,12 @@ import numpy as np
 
 from radioplat.data.sample_images import require_pictures, sample_images
 from radioplat.errors import EngineError
-from radioplat.export.detector import float_type_of
 from radioplat.export.onnx import OnnxReport
 from radioplat.export.qdq.bundle import Bundled, write_bundle
 from radioplat.export.qdq.calibration_cache import write_cache
 from radioplat.export.qdq.cpu import CpuReport, quantize_for_cpu
 from radioplat.export.qdq.observe import observe
 from radioplat.export.qdq.ranges import FILE, Range, activation_scales, write_ranges
-from radioplat.export.qdq.report import float_type
-from radioplat.export.qdq.trtexec import require_readable
 from radioplat.models.quantizer import quantizers
 from radioplat.models.student import Student
 from radioplat.spec.check_quantize import calibration_split
@@ -62,12 +59,6 @@ def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
         DataError: there are no calibration images, or they are of one colour.
     """
     floats = _float_file(spec, student, onnx_file)
-    asked = spec.export
-    if floats is None and asked.tensorrt_version:  # else the graph without Q/DQ is what TensorRT reads
-        formats = [] if asked.force_ptq else sorted({q.format for q in quantizers(student).values() if q.enabled})
-        data_type = float_type(float_type_of(spec), formats).strip().lower()
-        names = [format.value for format in formats]
-        require_readable(asked.tensorrt_version, data_type, names, asked.stored_weights)
     needed = spec.export.force_ptq or spec.export.cpu is not None
     return Needs(floats, calibration_batches(spec, _size(spec)) if needed else [])
 

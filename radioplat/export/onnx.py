@@ -33,6 +33,7 @@ from radioplat.export.qdq.report import (
     student_weight_only,
     write_beside,
 )
+from radioplat.export.qdq.trtexec import require_readable
 from radioplat.export.resolution import name_sides, step_of, tried_sizes
 from radioplat.models.detectors import AnyDetector
 from radioplat.models.fake_quantize import NumberFormat
@@ -123,6 +124,8 @@ def export_onnx(
     _known(adaptors, [] if detects else student.head_names)
     module = FlatDetector(student) if detects else FlatStudent(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
+    if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
+        require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
     opset, notes = _choose_opset(opset, data_type, module.formats, tensorrt_version)
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
