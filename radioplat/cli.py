@@ -120,7 +120,7 @@ def plan(args: argparse.Namespace) -> None:
     from radioplat.distill.show_plan import show
     from radioplat.spec.load import load_spec
 
-    show(run(load_spec(args.spec, args.overrides)))
+    show(run(load_spec(args.spec, args.overrides), args.planned))
 
 
 def index(args: argparse.Namespace) -> None:
@@ -351,6 +351,16 @@ def _add_spec(
     sub.add_argument("overrides", nargs="*", metavar=metavar, help=rest)
 
 
+def _add_planned(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--task",
+        dest="planned",
+        choices=("distill", "train", "quantize"),
+        help="the run to plan; default: train for labels without teachers, quantize where quantize.mode is qat and "
+        "there is a student to quantize, else distill",
+    )
+
+
 def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         program, description=sys.modules["radioplat"].__doc__, epilog="A task's fields: radioplat default_specs."
@@ -363,6 +373,8 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             _add_spec(sub)
             if name == "tune":
                 sub.add_argument("--space", metavar="FILE", required=True, help="the search space, a YAML file")
+            if name == "plan":
+                _add_planned(sub)
             sub.set_defaults(run=task)
             continue
         if name == "doctor":

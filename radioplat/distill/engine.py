@@ -14,7 +14,7 @@ from radioplat.distill.cpu_bf16 import CpuBf16
 from radioplat.distill.lamb import Lamb
 from radioplat.distill.optimizer import build_optimizer
 from radioplat.spec.root import Spec
-from radioplat.spec.train import Precision
+from radioplat.spec.train import Precision, TrainConfig
 from radioplat.teachers.teacher import has_native_bf16
 
 BUCKET = 500_000_000  # DeepSpeed's default: gradients, as numbers, that travel together at most
@@ -55,7 +55,7 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
     """
     train = spec.train
     low = train.precision is not Precision.fp32
-    zero: dict[str, Any] = {"stage": max(1, train.zero_stage) if low else train.zero_stage}
+    zero: dict[str, Any] = {"stage": zero_stage(train)}
     if zero["stage"]:
         # It reserves the whole bucket, 5e8 numbers by default, whatever the size of the student.
         zero["reduce_bucket_size"] = min(BUCKET, parameters)
@@ -76,6 +76,11 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         # DeepSpeed's own CPU Adam would be compiled at the start of each fresh machine, and is Adam alone.
         config["zero_force_ds_cpu_optimizer"] = False
     return config
+
+
+def zero_stage(train: TrainConfig) -> int:
+    """The stage that a run is in: 16 bits need one at least."""
+    return max(1, train.zero_stage) if train.precision is not Precision.fp32 else train.zero_stage
 
 
 def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:

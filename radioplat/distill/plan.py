@@ -19,18 +19,24 @@ from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_
 from radioplat.distill.design import Models, design_models
 from radioplat.distill.detector_design import detector_architecture, detector_widths
 from radioplat.distill.device_fit import device_problems
+from radioplat.distill.engine import zero_stage
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
+from radioplat.distill.plan_task import next_task, trained_by
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
 from radioplat.distill.prepare import steps_per_epoch
 from radioplat.distill.quantized_design import count_quantizers
 from radioplat.distill.stages import total_steps
+from radioplat.distill.start_warnings import start_warnings
 from radioplat.distill.student_design import build_on_meta
+from radioplat.distill.student_memory import parameter_bytes
+from radioplat.distill.told import told_problems
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.held_out_labels import held_out_labels
 from radioplat.evaluate.needs import masks_found, missing, not_asked
+from radioplat.models.detectors import build_detector
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.check_detection import detects
@@ -40,13 +46,22 @@ from radioplat.spec.prune import PruneConfig
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import without_teaching
-from radioplat.spec.train import Precision
 from radioplat.teachers.teacher import check_weights, compute_dtype, oddities
 
 
-def plan(spec: Spec, task: str = "distill") -> Plan:
-    """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem."""
-    result = Plan(problems=check(spec, task))
+def plan(spec: Spec, task: str | None = None) -> Plan:
+    """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem.
+
+    Args:
+        task: ``distill``, ``train`` or, for the training of ``quantize.mode: qat``, ``quantize``; default: what the
+            spec is for.
+    """
+    chosen, why = (task, "") if task else next_task(spec)
+    try:
+        spec, task, notes = trained_by(spec, chosen)
+    except RadioplatError as error:
+        return Plan(problems=list(error.problems))
+    result = Plan(problems=check(spec, task), warnings=notes, facts={"task": why} if why else {})
     if any(problem.where == "results_dir" for problem in result.problems):
         return result  # an index would be made below it
     spec = spec if task == "distill" else without_teaching(spec)
@@ -61,14 +76,13 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
         told = ["kNN where there are labels, fidelity", *masks_found(spec), *not_asked(spec)]
         result.facts["evaluation"] = "; ".join(told)
-    if detects(spec) and models is not None:
-        _detector(spec, models, result)
+    detector = _detector(spec, models, result) if detects(spec) and models is not None else None
     if models is not None:
         result.tasks = accepted_tasks(models.architecture)
         moves_found(spec, models, result)
         if spec.prune != PruneConfig():
             _prune(spec, models, result)
-        _placement(spec, models, result)
+        _placement(spec, models, result, detector)
     if data is not None:
         _length(spec, data, result)
     if models is not None and data is not None:
@@ -89,8 +103,8 @@ def plan(spec: Spec, task: str = "distill") -> Plan:
     return result
 
 
-def _detector(spec: Spec, models: Models, result: Plan) -> None:
-    """Annotations, the detector, and what binds it to its teachers."""
+def _detector(spec: Spec, models: Models, result: Plan) -> int | None:
+    """Annotations, the detector, and what binds it to its teachers; returns its parameters, if it can be built."""
     held_out = spec.dataset.val_dataset
     try:
         found = read_split(spec.dataset.train_dataset, spec.dataset.classes, "dataset.train_dataset")
@@ -99,9 +113,13 @@ def _detector(spec: Spec, models: Models, result: Plan) -> None:
             split = read_split(held_out, found.classes, "dataset.val_dataset")
             result.facts["held-out objects"] = str(split)
         form = detector_architecture(spec, models.architecture, found.classes)
+        if models.teachers:
+            result.problems += told_problems(spec)
         detector_widths(spec, form, models.teachers, models.infos)
+        return sum(parameter.numel() for parameter in build_detector(form).parameters())
     except RadioplatError as error:
         result.problems += error.problems
+    return None
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:
@@ -132,6 +150,7 @@ def _models(spec: Spec, task: str, result: Plan) -> Models | None:
         result.facts["quantized student"] = count_quantizers(build_on_meta(models.architecture))
     try:
         result.warnings += start_notes(spec, models.architecture)
+        result.warnings += start_warnings(spec, models.architecture)
     except RadioplatError as error:
         result.problems += error.problems
     return models
@@ -216,7 +235,12 @@ def _validation(spec: Spec, models: Models | None, data: RunData | None, result:
     return None
 
 
-def _placement(spec: Spec, models: Models, result: Plan) -> None:
+def _placement(spec: Spec, models: Models, result: Plan, detector: int | None = None) -> None:
+    """Where everything runs and what it takes.
+
+    Args:
+        detector: parameters of the one that is trained.
+    """
     try:
         on_ray = wants_ray(spec)
     except RadioplatError as error:
@@ -232,20 +256,16 @@ def _placement(spec: Spec, models: Models, result: Plan) -> None:
     device = "GPU" if gpus else "CPU"
     count = f"{world}" if world == most else f"{world} to {most}"
     result.warnings += padding_notes(spec)
-    average = 4 if spec.train.enable_ema else 0
-    master = 4 + (8 + average) // (world if spec.train.zero_stage else 1)
-    compute = 0 if spec.train.precision is Precision.fp32 else 2
-    aside = ""
-    if spec.train.offload:  # fp32 weights, moments and average; what computes them stays
-        aside, master, compute = ", optimizer on the host", 0, compute or 4
+    taken, parameters = parameter_bytes(spec.train, world), detector or models.student_parameters
+    aside = ", optimizer on the host" if spec.train.offload else ""
     result.models.append(
         ModelLine(
             "student",
-            "student and heads",
-            models.student_parameters,
-            models.student_parameters * (master + compute + 4),
+            "detector" if detector else "student and heads",
+            parameters,
+            taken.of(parameters),
             f"{count} {device} worker(s)" if on_ray else f"this process, {device}",
-            f"{spec.train.precision.value}, ZeRO-{spec.train.zero_stage}{aside}, stride {models.student_stride}",
+            f"{spec.train.precision.value}, ZeRO-{zero_stage(spec.train)}{aside}, stride {models.student_stride}",
         )
     )
     scheme_found(spec, models, result)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from radioplat.distill.design import Models
 from radioplat.distill.findings import ModelLine, Plan
 from radioplat.distill.student_design import build_on_meta
+from radioplat.distill.student_memory import parameter_bytes
 from radioplat.spec.distill import AverageView, Scheme, Source
 from radioplat.spec.resolve import AVERAGE, ResolvedTeacher
 from radioplat.spec.root import Spec
@@ -61,11 +62,10 @@ def mesa_lines(spec: Spec, models: Models) -> Iterator[ModelLine]:
 def inside_lines(spec: Spec, models: Models, teacher: ResolvedTeacher, world: int) -> Iterator[ModelLine]:
     """The line of a teacher inside the module; what it takes, each worker takes."""
     info, train = models.infos[teacher.name], spec.train
-    bf16 = train.precision is Precision.bf16
-    each, detail = (2 if bf16 else 4), f"{'+'.join(sorted(teacher.wanted))}"
+    size = info.parameters * (2 if train.precision is Precision.bf16 else 4)
+    detail = "+".join(sorted(teacher.wanted))
     if teacher.source is Source.peer:
-        # As the student: fp32 weights and two moments, which ZeRO cuts up, and gradients.
-        each = 4 + (2 if bf16 else 0) + 4 + (8 + (4 if train.enable_ema else 0)) // (world if train.zero_stage else 1)
+        size = parameter_bytes(train, world).of(info.parameters)  # it trains as the student does
         detail += f" at {teacher.view_size} px, trains with the student; {info.needs}"
     elif teacher.source is Source.ema:
         detail += " of another crop" if teacher.view == AVERAGE else " of the student's view"
@@ -73,7 +73,7 @@ def inside_lines(spec: Spec, models: Models, teacher: ResolvedTeacher, world: in
         teacher.name,
         _ROLES[teacher.source],
         info.parameters,
-        info.parameters * each,
+        size,
         "inside each worker",
         detail,
     )

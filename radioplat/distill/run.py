@@ -15,10 +15,12 @@ from radioplat.distill.mirror import settle
 from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.scanning import scanner
+from radioplat.distill.start_warnings import start_warnings
 from radioplat.distill.stop import heeding_sigterm
 from radioplat.distill.storage_watch import StorageWatch
 from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.models.start import start_notes
+from radioplat.models.student import StudentArchitecture
 from radioplat.spec.load import load_spec, to_yaml
 from radioplat.spec.root import Spec
 from radioplat.track.attempts import Attempts
@@ -136,7 +138,7 @@ def _run_alone(
             if run.annotations:
                 say(run.annotations)
                 status.write(run.annotations)
-            for note in (*(start_notes(spec, run.architecture) if start == 0 else ()), *run.notes):
+            for note in (*(_start(spec, run.architecture) if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
             folder.write_experiment(to_yaml(spec))
@@ -167,6 +169,11 @@ def _run_alone(
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} is done: {found[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
     return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path), account=account)
+
+
+def _start(spec: Spec, architecture: StudentArchitecture) -> list[str]:
+    """What is to be known of the weights that the student starts from."""
+    return [*start_notes(spec, architecture), *start_warnings(spec, architecture)]
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.distill.cluster import wants_ray
-from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.quantized_design import quantized_problems
+from radioplat.distill.student_memory import parameter_bytes
 from radioplat.errors import PlacementError, Problem, SpecError
 from radioplat.models.damp import add_weight_noise
 from radioplat.models.radio_vit import RadioViT
@@ -156,9 +156,9 @@ def _token_slots(student: Student) -> Iterator[Problem]:
 
 def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
     """Heads that alone are more than a worker can hold: weights, gradients, and what the optimizer and EMA keep."""
-    room, each = _memory(spec), bytes_per_parameter(spec)
+    room, taken = _memory(spec), parameter_bytes(spec.train, spec.worker_bounds[0])
     for i, (name, head) in enumerate(student.heads.items()):
-        needed = sum(p.numel() for p in head.parameters()) * each
+        needed = taken.of(sum(p.numel() for p in head.parameters()))
         if needed > room:
             message = (
                 f"the head of {name} takes {needed / 2**30:,.0f} GiB for its weights, their gradients and the "
@@ -167,19 +167,6 @@ def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
             own = spec.distill.teacher[i].spatial_num_inner
             where = f"distill.teacher[{i}].spatial_num_inner" if own else "distill.mlp_hidden_size"
             yield Problem(message, where, "Lower distill.mlp_hidden_size or the number of inner blocks.")
-
-
-def bytes_per_parameter(spec: Spec) -> float:
-    """What a parameter that learns takes on each worker: itself and its gradient; a master, moments and average, fp32.
-
-    ZeRO deals the last three over the workers from stage 1 on, gradients from 2 and weights from 3.
-    """
-    train, small = spec.train, spec.train.precision is not Precision.fp32
-    stage = max(1, train.zero_stage) if small else train.zero_stage
-    weight = gradient = 2 if small else 4
-    kept = 4 * (small + len(MOMENTS.get(train.optim.optim, ())) + train.enable_ema)
-    world = spec.worker_bounds[0]
-    return sum(size / (world if stage >= first else 1) for size, first in ((kept, 1), (gradient, 2), (weight, 3)))
 
 
 def _memory(spec: Spec) -> int:

@@ -37,6 +37,7 @@ def export_detector(spec: Spec, checkpoint: Path, path: Path) -> OnnxReport:
         width=width,
         batch_size=asked.batch_size,
         opset=asked.opset_version,
+        tensorrt_version=asked.tensorrt_version,
         data_type=float_type_of(spec),
         stored_weights=asked.stored_weights,
         verbose=asked.verbose,

@@ -16,6 +16,7 @@ from radioplat.errors import EngineError
 from radioplat.export.flat_detector import FlatDetector, as_wanted, is_detector_module
 from radioplat.export.flat_student import Exportable, FlatStudent, trace
 from radioplat.export.fold_resizes import fold_resizes
+from radioplat.export.lower_opset import TRACED, lower_opset
 from radioplat.export.onnx_check import Agreement, compare_with_torch
 from radioplat.export.precision import parse_data_type, retype, simulate
 from radioplat.export.qdq.insert import insert_pairs, remove_marks
@@ -32,14 +33,15 @@ from radioplat.export.qdq.report import (
     student_weight_only,
     write_beside,
 )
+from radioplat.export.qdq.trtexec import require_readable
 from radioplat.export.resolution import name_sides, step_of, tried_sizes
 from radioplat.models.detectors import AnyDetector
 from radioplat.models.fake_quantize import NumberFormat
 from radioplat.models.quantizer import in_float
+from radioplat.spec.tensorrt_version import LOWEST_OPSET, newest_opset, parse_version, unread_operators
 
-# The lowest operator set torch's exporter writes (what it offers for older ones is a conversion that mostly fails), and
-# the first in which ONNX defines convolutions in bf16.
-MIN_OPSET = {"fp32": 18, "fp16": 18, "bf16": 22}
+# The lowest operator set that can be written, and the first in which ONNX defines convolutions in bf16.
+MIN_OPSET = {"fp32": LOWEST_OPSET, "fp16": LOWEST_OPSET, "bf16": 22}
 # An fp32 file that is further from torch than this, relative to the largest value, is wrong rather than rounded.
 TOLERANCE = 1e-3
 # Protobuf's limit is 2 GiB a file.
@@ -84,7 +86,8 @@ def export_onnx(
     height: int,
     width: int,
     batch_size: int = -1,
-    opset: int = 18,
+    opset: int | None = None,
+    tensorrt_version: str | None = None,
     dynamic_resolution: bool = False,
     adaptors: Sequence[str] = (),
     data_type: str = "fp32",
@@ -103,7 +106,8 @@ def export_onnx(
     Args:
         batch_size: a fixed batch, or -1 for a dynamic one.
         dynamic_resolution: take images of any size whose sides are multiples of the student's stride.
-        opset: at least 18, and 22 for bf16; a lower one is raised with a note.
+        opset: at least 17, and 22 for bf16; a lower one is raised with a note. None: 18, or what is needed and read.
+        tensorrt_version: that must read the file; None for the newest.
         adaptors: heads to add, from ``student.head_names``.
         data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside; of a quantized student, of its other layers.
         stored_weights: keep a quantized student's weights as quantized numbers; False: as floats behind a Q/DQ pair.
@@ -120,14 +124,16 @@ def export_onnx(
     _known(adaptors, [] if detects else student.head_names)
     module = FlatDetector(student) if detects else FlatStudent(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
-    opset, notes = _choose_opset(opset, data_type, module.formats)
+    if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
+        require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
+    opset, notes = _choose_opset(opset, data_type, module.formats, tensorrt_version)
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]
     folder = _aside(path)
     try:
         written = folder / path.name
-        program = trace(module, outputs, (batch_size, height, width), opset, verbose, step)
+        program = trace(module, outputs, (batch_size, height, width), max(opset, TRACED), verbose, step)
         program.save(str(written), external_data=module.bytes > one_file_bytes)
         if step:
             name_sides(written)
@@ -138,6 +144,9 @@ def export_onnx(
         float_file = folder / "float" / Path(float_path).name if float_path else None
         ranges = _place_pairs(written, stored_weights, float_file, one_file_bytes) if module.formats else []
         check_half_scales(ranges, data_type)
+        if opset < TRACED:
+            for file in (written, float_file) if float_file else (written,):
+                _lower_opset(file, tensorrt_version, one_file_bytes)
         report = _describe(written, path, opset, notes)
         if batch_size <= 0 and report.inputs["images"][0] != "batch":
             raise _fixed_batch()
@@ -181,18 +190,42 @@ def _known(adaptors: Sequence[str], names: Sequence[str]) -> None:
             raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
 
 
-def _choose_opset(asked: int, data_type: str, formats: Sequence[NumberFormat]) -> tuple[int, list[str]]:
+def _choose_opset(
+    asked: int | None, data_type: str, formats: Sequence[NumberFormat], tensorrt_version: str | None
+) -> tuple[int, list[str]]:
     oldest, newest = least_opset(formats, data_type, MIN_OPSET[data_type]), onnx.defs.onnx_opset_version()
+    kinds = ", ".join([data_type, *(format.value for format in formats)])
+    if version := parse_version(tensorrt_version or ""):
+        read = newest_opset(version, NumberFormat.int4 in formats)
+        if oldest > read:
+            raise EngineError(
+                f"TensorRT {tensorrt_version} reads ONNX up to operator set {read}, and {kinds} needs {oldest}",
+                where="export.tensorrt_version",
+                hint="Take a newer TensorRT, or another export.data_type or quantization.",
+            )
+        newest = min(newest, read)
+    if asked is None:
+        return max(oldest, min(TRACED, newest)), []
     if asked > newest:
+        who = f"TensorRT {tensorrt_version}" if version else f"onnx {onnx.__version__}"
         raise EngineError(
-            f"operator set {asked} is unknown to onnx {onnx.__version__}",
+            f"operator set {asked} is unknown to {who}",
             where="export.opset_version",
             hint=f"Valid: {oldest} to {newest}.",
         )
     if asked < oldest:
-        kinds = ", ".join([data_type, *(format.value for format in formats)])
         return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {kinds} here"]
     return asked, []
+
+
+def _lower_opset(file: Path, tensorrt_version: str | None, one_file_bytes: int) -> None:
+    version = parse_version(tensorrt_version or "")
+    model = onnx.load(str(file))
+    if version:
+        lower_opset(model, f"TensorRT {tensorrt_version}", "export.tensorrt_version", unread_operators(version))
+    else:
+        lower_opset(model, f"operator set {LOWEST_OPSET}", "export.opset_version")
+    _save(model, file, one_file_bytes)
 
 
 def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_file_bytes: int) -> float:

@@ -74,6 +74,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             batch_size=asked.batch_size,
             dynamic_resolution=asked.dynamic_resolution,
             opset=asked.opset_version,
+            tensorrt_version=asked.tensorrt_version,
             adaptors=asked.adaptors,
             data_type=float_type_of(spec),
             stored_weights=asked.stored_weights,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from radioplat.errors import WeightsError
 from radioplat.models.donor import EMBEDDER, TABLE, TOKENS, Donor, as_radio, resized
 from radioplat.models.norm_fold import form_of, raw_layers
 from radioplat.models.radio_vit import RadioViT
-from radioplat.models.student import Student
+from radioplat.models.student import Student, StudentArchitecture
 from radioplat.models.weights import fit
 
 
@@ -134,17 +134,20 @@ def _radio(student: Student, donor: Donor, path: str, where: str) -> Match:
     return Match({f"backbone.{k}": v for k, v in found.items()}, notes)
 
 
-def _normalisation(student: Student, donor: Donor) -> list[str]:
-    """What to do where the donor saw images normalised otherwise."""
-    own = (student.architecture.mean, student.architecture.std)
-    pairs = [pair for a, b in zip(own, donor.normal or own, strict=True) for pair in zip(a, b, strict=True)]
-    if all(abs(a - b) < 1e-3 for a, b in pairs):
+def normalised_otherwise(architecture: StudentArchitecture, mean: Sequence[float], std: Sequence[float]) -> list[str]:
+    """What to do where weights were trained on images normalised by another ``mean`` and ``std`` than the student's."""
+    own = (*architecture.mean, *architecture.std)
+    if all(abs(a - b) < 1e-3 for a, b in zip(own, (*mean, *std), strict=True)):
         return []
-    mean, std = ([round(x, 4) for x in values] for values in donor.normal or own)
+    mean, std = ([round(x, 4) for x in values] for values in (mean, std))
     return [
-        f"it saw images normalised otherwise: model.backbone.student_norm_mean={mean} and student_norm_std={std} "
-        "are what it was trained with"
+        "it was trained on images normalised otherwise, and what it knows is worth less on these: set "
+        f"model.backbone.student_norm_mean={mean} and model.backbone.student_norm_std={std}"
     ]
+
+
+def _normalisation(student: Student, donor: Donor) -> list[str]:
+    return normalised_otherwise(student.architecture, *donor.normal) if donor.normal else []
 
 
 def _tokens(student: Student, donor: Donor, own: torch.Tensor) -> tuple[torch.Tensor, list[str]]:

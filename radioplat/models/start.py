@@ -57,14 +57,22 @@ def start_notes(spec: Spec, architecture: StudentArchitecture) -> list[str]:
     Raises:
         WeightsError: as :func:`start_student`, but for values.
     """
-    notes = []
+    return [f"{where}: {note}" for where, found in matches(spec, architecture) for note in found.notes]
+
+
+def matches(spec: Spec, architecture: StudentArchitecture) -> list[tuple[str, Match]]:
+    """What a student takes of the pretrained weights that are there, by shapes alone: each with its field.
+
+    Raises:
+        WeightsError: as :func:`start_student`, but for values.
+    """
     with torch.device("meta"):
         student = Student(replace(architecture, spectral_reparam=False))
-        for where, path in _paths(spec):
-            if not Path(path).exists() or is_detector(path):
-                continue
-            notes += [f"{where}: {n}" for n in _match(student, spec, path, where, shapes_only=True).notes]
-    return notes
+        return [
+            (where, _match(student, spec, path, where, shapes_only=True))
+            for where, path in _paths(spec)
+            if Path(path).exists() and not is_detector(path)
+        ]
 
 
 def known_architecture(spec: Spec) -> StudentArchitecture | None:

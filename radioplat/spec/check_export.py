@@ -10,8 +10,8 @@ from radioplat.spec.check_quantize import calibration_problems
 from radioplat.spec.cpu_export import CpuQuantization
 from radioplat.spec.resolve import teacher_names
 from radioplat.spec.root import Spec
-from radioplat.spec.tasks import ExportFormat
-from radioplat.spec.tensorrt_version import FIRST_WITHOUT_CACHE, parse_version
+from radioplat.spec.tasks import ExportConfig, ExportFormat
+from radioplat.spec.tensorrt_version import FIRST_WITHOUT_CACHE, LOWEST_OPSET, newest_opset, parse_version
 
 
 def export_problems(spec: Spec) -> Iterator[Problem]:
@@ -58,15 +58,26 @@ def _deployment(spec: Spec) -> Iterator[Problem]:
         if version is None:
             hint = "Give it as 8.6.1 or 10.3."
             yield Problem(f"{asked.tensorrt_version!r} is no version of TensorRT", "export.tensorrt_version", hint)
-        elif not (asked.wants_cache or asked.force_ptq or asked.bundle):
-            hint = "Leave it out, or ask for export.calibration_cache, force_ptq or bundle."
-            yield Problem("nothing that is written depends on it", "export.tensorrt_version", hint)
+        else:
+            yield from _opset(asked, version)
     if asked.wants_cache:
         if asked.tensorrt_version is None:
             yield Problem("which TensorRT is the cache for?", "export.tensorrt_version", "Give it as 8.6.1 or 10.3.")
         elif version is not None and version[0] >= FIRST_WITHOUT_CACHE:
             message = f"TensorRT {version[0]} has no calibration caches"
             yield Problem(message, "export.calibration_cache", "Its INT8 comes from Q/DQ alone: leave it out.")
+
+
+def _opset(asked: ExportConfig, version: tuple[int, int, int]) -> Iterator[Problem]:
+    """An operator set that the TensorRT that is named does not read."""
+    newest = newest_opset(version, int4=True)  # whether the student is int4, the checkpoint says
+    reads = f"TensorRT {asked.tensorrt_version} reads ONNX up to operator set {newest}"
+    if newest < LOWEST_OPSET:
+        message = f"{reads}, and {LOWEST_OPSET} is the lowest that is written"
+        yield Problem(message, "export.tensorrt_version", "It takes 8.4 or newer.")
+    elif asked.opset_version is not None and asked.opset_version > newest:
+        hint = f"Leave it out, or take {newest}."
+        yield Problem(f"{reads}, not {asked.opset_version}", "export.opset_version", hint)
 
 
 def chained_export_problems(spec: Spec) -> Iterator[Problem]:

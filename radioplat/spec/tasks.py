@@ -74,7 +74,9 @@ class ExportConfig:
     input_channel: int = 3
     input_width: int | None = None  # default: dataset.img_size
     input_height: int | None = None
-    opset_version: int = 18  # at least 18, and 22 for bf16; a lower one is raised
+    # 17 at the lowest, 19 for fp8 and beside quantized layers fp16, 21 for int4, 22 for bf16; a lower one is raised.
+    # Default: 18, or what tensorrt_version reads
+    opset_version: int | None = None
     batch_size: int = -1  # -1: dynamic
     dynamic_resolution: bool = False  # (+) the ONNX file takes images of any size, in whole strides
     on_cpu: bool = True  # TAO's; the student is traced on the CPU either way
@@ -88,7 +90,7 @@ class ExportConfig:
     stored_weights: bool = True
     # (+) INT8 scales for TensorRT up to 10, beside an ONNX file without Q/DQ: true, or the file to write
     calibration_cache: str | None = None
-    tensorrt_version: str | None = None  # (+) that the cache and the bundle are for, as 8.6.1 or 10.3
+    tensorrt_version: str | None = None  # (+) that files are for, as 8.6.1 or 10.3: opset, cache, bundle
     force_ptq: bool = False  # TAO's: an INT8 scale for every tensor, measured on real images; DLA asks for them
     # (+) a folder that needs no radioplat: graph, scales, preprocessing.json, scripts for trtexec and onnxruntime
     bundle: str | None = None

@@ -18,7 +18,7 @@ from radioplat.distill.module import DistillModule, MicroBatch
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.persist import trainable
 from radioplat.distill.running_state import RunningState
-from radioplat.distill.student_design import bytes_per_parameter, compile_backbone, equip
+from radioplat.distill.student_design import compile_backbone, equip
 from radioplat.errors import SpecError
 from radioplat.models import spectral
 from radioplat.models.features import Features
@@ -292,22 +292,6 @@ def test_a_reparametrized_student_goes_through_the_engine_and_back(precision, st
     other = build_engine(again, spec, 1)
     ds_compat.load_full_state(other, trainable(again), moments, whole, 2)
     assert step(again, other, 2) == pytest.approx(quiet, rel=1e-6) and first[0] != first[1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["train.zero_stage=0"], 4 + 4 + 8),
-        (["train.zero_stage=0", "train.enable_ema=true"], 4 + 4 + 8 + 4),
-        (["train.zero_stage=0", "train.optim.optim=sgd"], 4 + 4 + 4),
-        (["train.zero_stage=0", "train.precision=bf16"], 2 + 2 + 12),  # bf16 runs as stage 1; one worker keeps all
-        (["train.zero_stage=1", "train.num_gpus=4", "train.precision=bf16"], 2 + 2 + 12 / 4),
-        (["train.zero_stage=2", "train.num_gpus=4"], 4 + (4 + 8) / 4),
-        (["train.zero_stage=3", "train.num_gpus=4"], (4 + 4 + 8) / 4),
-    ],
-)
-def test_what_a_parameter_takes(overrides, expected):
-    assert bytes_per_parameter(spec_of("train.precision=fp32", *overrides)) == expected
 
 
 def test_a_head_that_only_the_optimizer_makes_too_wide():

@@ -11,12 +11,15 @@ import yaml
 import radioplat
 from benchmarks.composites import CLASSES, write_set
 from radioplat import cli
+from radioplat.data.detection_split import read_split
 from radioplat.data.ledger import effective, read_consumed
-from radioplat.distill.detector_design import take_decoder
+from radioplat.distill.design import design_models
+from radioplat.distill.detector_design import detector_architecture, take_decoder
 from radioplat.distill.plan import plan
 from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.evaluate.run import evaluate
 from radioplat.models.detector_file import load_detector
+from radioplat.models.detectors import build_detector
 from radioplat.spec.load import load_spec
 
 pytest.importorskip("transformers")
@@ -127,6 +130,32 @@ def test_plan_reads_annotations_and_bindings(spec, teacher):
     found = plan(load_spec(spec))
     assert ["srcs.9" in str(problem) for problem in found.problems] == [True]
     assert "8 images" in found.facts["objects"] and "8 images" in found.facts["held-out objects"]
+
+
+def test_plan_says_of_a_teacher_what_the_run_says(spec, teacher):
+    """TAO's specs describe the teacher once more: another description than its file's is refused by both."""
+    binding = dict(teacher_module_name="srcs.1", student_module_name="srcs.1", criterion="L2")
+    described = {"pretrained_teacher_model_path": str(teacher), "model": {"backbone": {"type": "resnet34"}}}
+    spec["distill"] = {"teacher": described, "bindings": [binding]}
+    with pytest.raises(SpecError) as caught:
+        radioplat.distill(spec)
+    assert plan(load_spec(spec)).problems == caught.value.problems
+    assert [problem.where for problem in caught.value.problems] == ["distill.teacher[0].model.backbone.type"]
+
+
+def test_plan_of_the_labels_alone_counts_the_whole_detector(spec):
+    found = plan(load_spec(spec))
+    assert not found.problems and found.facts["task"].startswith("train: ")
+    detector = build_detector(detector_architecture(*built_from(spec)))
+    assert [(m.role, m.parameters) for m in found.models] == [
+        ("detector", sum(parameter.numel() for parameter in detector.parameters()))
+    ]
+
+
+def built_from(spec):
+    whole = load_spec(spec)
+    split = read_split(whole.dataset.train_dataset, [], "dataset.train_dataset")
+    return whole, design_models(whole, "train").architecture, split.classes
 
 
 def test_the_decoder_is_the_teachers(teacher, spec):

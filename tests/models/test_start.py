@@ -195,7 +195,8 @@ def test_another_normalisation_is_named(written):
     student, path = written
     other = dataclasses.replace(student.architecture, mean=(0.5, 0.5, 0.5))
     (note,) = started(other, f"{BACKBONE}={path}")[1]
-    assert "model.backbone.student_norm_mean=[0.4, 0.5, 0.6] and student_norm_std=[0.2, 0.3, 0.4]" in note
+    assert "model.backbone.student_norm_mean=[0.4, 0.5, 0.6] and " in note
+    assert note.endswith("model.backbone.student_norm_std=[0.2, 0.3, 0.4]")
 
 
 def test_an_argument_of_the_file_that_is_not_known_is_refused_by_name(radio_student, tmp_path):

@@ -20,7 +20,7 @@ CODES = {
     NumberFormat.fp8: TensorProto.FLOAT8E4M3FN,
 }
 # The first operator set whose Q/DQ knows the type; 19 is also the first whose scales may be fp16.
-MIN_OPSET = {NumberFormat.int8: 18, NumberFormat.fp8: 19, NumberFormat.int4: 21}
+MIN_OPSET = {NumberFormat.int8: 13, NumberFormat.fp8: 19, NumberFormat.int4: 21}
 HALF_OPSET = 19
 
 

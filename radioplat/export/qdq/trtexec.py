@@ -57,14 +57,20 @@ def arguments(
         given.append(f"--{name}Shapes={','.join(texts)}")
     if cache:
         return [*given, "--int8", "--fp16", f"--calib={cache}"]
-    _check(major[0], version, data_type, formats, stored_weights)
+    require_readable(version, data_type, formats, stored_weights)
     if major[0] >= FIRST_STRONGLY_TYPED:
         # Types are the graph's own. TensorRT 11 knows nothing else; that its trtexec takes the flag is not tried here.
         return [*given, "--stronglyTyped"]
     return given + (["--int8"] if formats else []) + (["--fp16"] if data_type == "fp16" else [])
 
 
-def _check(major: int, version: str | None, data_type: str, formats: Sequence[str], stored: bool) -> None:
+def require_readable(version: str | None, data_type: str, formats: Sequence[str], stored: bool) -> None:
+    """Refuse what a version of TensorRT does not read in a graph with Q/DQ, or in one of floats.
+
+    Raises:
+        EngineError: names the version that reads it.
+    """
+    major = ((parse_version(version) if version else None) or NEWEST)[0]
     for needed, what, hint in (
         (9, "fp8" in formats, "fp8"),
         (10, "int4" in formats, "int4"),
