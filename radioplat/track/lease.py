@@ -119,22 +119,26 @@ class Lease:
         """Make a file name us in place of whom it names."""
         os.replace(self._written_aside(), path)
 
-    def _alone(self, token: str, change: Callable[[], None], path: Path | None = None) -> bool:
+    def _alone(self, token: str, change: Callable[[], None], path: Path | None = None, depth: int = 1) -> bool:
         """``change`` the file of ``token`` as the only one who may: newcomers that found it stale, and its holder.
 
         The right is a file of its own, named after the token, that only one can make. Who has it finds the token still
         in place, or comes too late; it cannot go while he looks. A right whose owner died is taken over likewise.
 
+        Args:
+            depth: 1 for the right to the lease, 2 for the right to a dead owner's right, and so on. It is part of the
+                name: a holder that died while it released owns the right that bears its own token.
+
         Returns:
             Whether it was changed.
         """
         path = path or self.path
-        right = self.path.with_name(f".{NAME}.after.{token}")
+        right = self.path.with_name(f".{NAME}.after.{token}" if depth == 1 else f".{NAME}.after.{depth}.{token}")
         if not self._create(right):
             other = read_holder(right)
             age = self._age(right)
             dead = age is not None and (age > self._stale_s or (other is not None and other.is_gone()))
-            if not dead or not self._alone(_token(other), lambda: self._put(right), right):
+            if not dead or not self._alone(_token(other), lambda: self._put(right), right, depth + 1):
                 return False
         try:
             if not path.exists() or _token(read_holder(path)) != token:
