@@ -175,7 +175,7 @@ class Lease:
             if not told:
                 told = True
                 self._say(
-                    f"{self.path.parent} is held by {_named(now)}, silent for {age:.0f} s: looking for at most "
+                    f"{self.path.parent} is held by {named(now)}, silent for {age:.0f} s: looking for at most "
                     f"{self._stale_s - age:.0f} s whether it lives"
                 )
             first = age
@@ -200,7 +200,7 @@ class Lease:
 
     def _taken(self, holder: Holder | None, why: str) -> LeaseTaken:
         return LeaseTaken(
-            f"another run writes this folder: {_named(holder)}; {why}",
+            f"another run writes this folder: {named(holder)}; {why}",
             where=str(self.path.parent),
             hint="Let it end or stop it, or choose another results_dir. If it is stopped by force, this command takes "
             f"over at once on that host, and after at most {self._stale_s:.0f} s on another.",
@@ -217,8 +217,16 @@ class Lease:
 def read_holder(path: Path) -> Holder | None:
     """Who holds a lease file; None where it is away or half-written."""
     try:
-        return Holder(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return parse_holder(path.read_bytes())
+    except OSError:
+        return None
+
+
+def parse_holder(text: bytes) -> Holder | None:
+    """Who is named in the text of such a file; None where it is half-written."""
+    try:
+        return Holder(**json.loads(text))
+    except (ValueError, TypeError):
         return None
 
 
@@ -228,7 +236,7 @@ def check_lease(folder: Path, token: str) -> TrainingError | None:
     if holder is None or holder.token == token:
         return None
     return TrainingError(
-        f"another run has taken this folder over: {_named(holder)}",
+        f"another run has taken this folder over: {named(holder)}",
         where=str(folder),
         hint="This one was silent for too long, or its driver was lost; it writes no further checkpoint.",
     )
@@ -238,7 +246,8 @@ def _token(holder: Holder | None) -> str:
     return holder.token if holder else ""
 
 
-def _named(holder: Holder | None) -> str:
+def named(holder: Holder | None) -> str:
+    """A holder in words."""
     if holder is None:
         return "a run that has left no name"
     return f"process {holder.pid} on {holder.host}, since {time.strftime('%F %T', time.localtime(holder.since))}"
