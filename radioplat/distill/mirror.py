@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -80,8 +79,11 @@ class Mirror:
 
     def standings(self) -> dict[str, Standing]:
         """Those that are complete, by the checkpoint's name."""
+        return self._judged(self._finished())
+
+    def _judged(self, uploads: list[Upload]) -> dict[str, Standing]:
         found = {}
-        for upload in sorted(self._finished(), key=lambda upload: upload.written):
+        for upload in sorted(uploads, key=lambda upload: upload.written):
             step = step_in(self._texts(upload)[1])
             if step is not None and not self._missing(upload):
                 score = read_score(self._read(upload, SCORES)) if SCORES in upload.files else None
@@ -127,18 +129,14 @@ class Mirror:
         Raises:
             TrainingError: another writer has come.
         """
-        self._own()
-        found = self.standings()
+        uploads = self._finished()
+        found = self._judged(uploads)
         gone = doomed(found, step, train)
-        if gone:
-            self.remove(gone)
-        return set(found) - gone
-
-    def remove(self, names: Collection[str]) -> None:
-        """Remove every finished upload of the checkpoints of these names."""
-        for upload in self._finished():
-            if upload.checkpoint in names:
+        self._own()
+        for upload in uploads:
+            if upload.checkpoint in gone:
                 self._remove_folder(upload.folder)
+        return set(found) - gone
 
     def clear_left_behind(self) -> None:
         """Remove what was never finished, as the one who claimed this place."""
