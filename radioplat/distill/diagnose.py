@@ -201,7 +201,9 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
     facts.append(
         f"last whole checkpoint: {found.newest[0].name}, step {found.step}"
         if found.newest
-        else "no checkpoint that can be read" if found.unreadable else "no checkpoint"
+        else "no checkpoint that can be read"
+        if found.unreadable
+        else "no checkpoint"
     )
     facts += [f"{Path(one.path).name}: {one}" for one in found.unreadable]
     causes = Counter(cause for n in range(1, attempt) if (cause := cause_of(folder, n)[0]))
