@@ -204,7 +204,7 @@ class _FirstRank:
     def __init__(self, plan: Plan) -> None:
         import torch
 
-        from radioplat.distill.checkpoint import RunState
+        from radioplat.distill.run_state import RunState
         from radioplat.distill.shelf import Shelf
         from radioplat.spec.train import TrainConfig
 

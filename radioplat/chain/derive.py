@@ -166,6 +166,8 @@ def depends_on(spec: Spec, stage: Stage) -> str:
         section.pop("results_dir", None)
         if name == "dataset":
             section.pop("index_dir")  # where it lies changes nothing
+        if name == "train":
+            section.pop("restart")  # nor what becomes of checkpoints that cannot be read
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from radioplat.distill import group
-from radioplat.distill.checkpoint import RunState
 from radioplat.distill.prepare import Run
+from radioplat.distill.run_state import RunState
 from radioplat.track.attempts import PLANNED, AttemptEvent, Attempts
 from radioplat.track.lease import check_lease
 from radioplat.track.status import StatusLog

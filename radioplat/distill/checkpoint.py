@@ -10,59 +10,43 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from radioplat.models.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE, read_tensors, student_files
+from radioplat.distill.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
+from radioplat.distill.unreadable import Unreadable, check_in_the_way
+from radioplat.models.checkpoint import (
+    EMA_FILE,
+    HEADS_FILE,
+    STUDENT_FILE,
+    STUDENT_KEY,
+    VERSION_KEY,
+    read_tensors,
+    student_files,
+    written_by,
+)
 from radioplat.models.detector import DetectorArchitecture
-from radioplat.models.detector_file import DETECTOR_FILE, detector_files
+from radioplat.models.detector_file import DETECTOR_FILE, DETECTOR_KEY, detector_files
 from radioplat.models.detectors import AnyDetector
-from radioplat.models.student import Student
+from radioplat.models.student import Student, StudentArchitecture
 from radioplat.models.tensor_file import write_tensors
+from radioplat.unknown_fields import unknown_fields
 
-SCHEMA = 1
-STATE, MANIFEST, OPTIMIZER = "state.json", "manifest.json", "optimizer.safetensors"
+MANIFEST, OPTIMIZER = "manifest.json", "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
 _FILES = {STATE, OPTIMIZER}
 _MODELS = ({STUDENT_FILE, HEADS_FILE}, {DETECTOR_FILE})  # one of them
-
-
-@dataclass
-class RunState:
-    """Where a run stands.
-
-    Attributes:
-        global_step: optimizer steps taken.
-        samples_consumed: the whole state of the data.
-        order_hash: of the sample order, with the fields it was made from in ``order_fields``.
-        order_from: the step at which this order, and the ledger beside the checkpoint, began: not 0 after
-            ``train.restart_order`` and after a resume from another run's checkpoint.
-        optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
-        recent_losses, rollbacks: of :class:`radioplat.distill.spikes.SpikeGuard`.
-        teacher_cost: the fields of a ``TeacherCost`` by teacher, since the first start.
-    """
-
-    global_step: int = 0
-    epoch: int = 0
-    samples_consumed: int = 0
-    optimizer_steps: int = 0
-    world_size: int = 1
-    attempt: int = 1
-    order_hash: str = ""
-    order_fields: dict[str, str] = field(default_factory=dict)
-    order_from: int = 0
-    quarantined: list[str] = field(default_factory=list)
-    teacher_cost: dict[str, dict[str, float]] = field(default_factory=dict)
-    recent_losses: list[float] = field(default_factory=list)
-    rollbacks: int = 0
-    schema: int = SCHEMA
+_KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE})
+_MODEL_KEYS = {STUDENT_KEY: StudentArchitecture, DETECTOR_KEY: DetectorArchitecture}
 
 
 @dataclass(frozen=True)
@@ -169,35 +153,135 @@ def _gone(name: str) -> str:
     return f".{name}.gone"
 
 
-def verified_state(folder: Path) -> RunState | None:
-    """The state of a checkpoint whose files all match its manifest; None for anything else."""
+def examine(folder: Path) -> RunState | Unreadable:
+    """The state of a checkpoint whose files all match its manifest and whose every field this version knows."""
+    manifest, state = _json(folder / MANIFEST), _json(folder / STATE)
+    step = step_of(folder)
+
+    def torn(reason: str) -> Unreadable:
+        """Of damaged files."""
+        return Unreadable(str(folder), step, reason, torn=True)
+
+    if not isinstance(manifest, dict) or state is None:
+        return torn(f"{STATE if isinstance(manifest, dict) else MANIFEST} is missing or damaged")
+    sums = sums_in(manifest)
+    schema = foreign_schema(state)
+    if schema and _matches(folder / STATE, sums.get(STATE)):  # which files it has is for its own version to say
+        return Unreadable(str(folder), step, f"{schema}; {_written_by(folder)}", torn=False)
+    if not (_FILES <= set(sums) and any(files <= set(sums) for files in _MODELS)):
+        return torn(f"{MANIFEST} does not list all files")
+    # A name that leads elsewhere, or to no plain file, is never opened.
+    for name, digest in sums.items():
+        if Path(name).name == name and not _matches(folder / name, digest):
+            return torn(f"{name} is missing or damaged, by {MANIFEST}")
+    faults = [*unknown_in_manifest(manifest), *unknown_in_state(state)]
+    faults += [fault for name in sums if name in _KNOWN - {STATE} for fault in _unknown_in_header(folder / name)]
+    if faults:
+        reason = f"{'; '.join(faults)}; {_written_by(folder)}"
+        return Unreadable(str(folder), step, reason, torn=False)
+    return RunState(**state)
+
+
+def sums_in(manifest: dict[str, Any]) -> dict[str, str]:
+    """The files that a ``manifest.json`` lists, with their SHA-256."""
+    return {name: digest for name, digest in manifest.items() if isinstance(digest, str) and len(digest) == 64}
+
+
+def unknown_in_manifest(manifest: dict[str, Any]) -> list[str]:
+    """The entries of a ``manifest.json`` that this version does not know, each with its file."""
+    return [f"{MANIFEST} has the unknown entry {name}" for name in manifest if name not in _KNOWN]
+
+
+def _unknown_in_header(file: Path) -> list[str]:
+    """The same for what a tensor file says of its model."""
+    metadata = _metadata(file)
+    names = [key for key in metadata if key not in (*_MODEL_KEYS, VERSION_KEY, "format")]
+    for key, kind in _MODEL_KEYS.items():
+        if key in metadata:
+            with contextlib.suppress(ValueError):  # whoever builds the model says that
+                names += unknown_fields(json.loads(metadata[key]), kind, f"{key}.")
+    return [f"{file.name} has the unknown field {name}" for name in names]
+
+
+def _metadata(file: Path) -> dict[str, str]:
     try:
-        sums = json.loads((folder / MANIFEST).read_text())
-        whole = _FILES <= set(sums) and any(files <= set(sums) for files in _MODELS)
-        if not whole or any(_sha256(folder / name) != digest for name, digest in sums.items()):
-            return None
-        raw = json.loads((folder / STATE).read_text())
-        return RunState(**raw) if raw.get("schema") == SCHEMA else None
-    except (OSError, ValueError, TypeError, AttributeError):  # missing, torn, or JSON of another form
+        with safe_open(file, "pt") as opened:
+            return opened.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
+def _written_by(folder: Path) -> str:
+    return written_by(_metadata(folder / STUDENT_FILE) or _metadata(folder / DETECTOR_FILE))
+
+
+def _json(file: Path) -> Any:
+    """None where there is no such file, or none of JSON."""
+    try:
+        return json.loads(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError):
         return None
 
 
-def newest(folder: Path) -> tuple[Path, RunState] | None:
-    """The checkpoint in ``folder`` with the most steps whose manifest verifies."""
-
-    for path in sorted(folder.glob("model_epoch_*"), key=step_of, reverse=True):
-        state = verified_state(path)
-        if state is not None:
-            return path, state
-    return None
-
-
-def step_of(path: Path) -> int:
-    """A checkpoint's global step, whole or not; -1 where that cannot be read."""
+def _matches(file: Path, digest: str | None) -> bool:
     try:
-        return int(json.loads((path / STATE).read_text())["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
+        return file.is_file() and _sha256(file) == digest
+    except OSError:
+        return False
+
+
+def verified_state(folder: Path) -> RunState | None:
+    """The state of a checkpoint that can be read; None for anything else."""
+    found = examine(folder)
+    return found if isinstance(found, RunState) else None
+
+
+@dataclass
+class Survey:
+    """What a task's folder holds.
+
+    Attributes:
+        newest: the checkpoint with the most steps that can be read, and its state.
+        unreadable: those that come before it.
+    """
+
+    newest: tuple[Path, RunState] | None = None
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    @property
+    def step(self) -> int | None:
+        """Of the newest; None where there is none."""
+        return None if self.newest is None else self.newest[1].global_step
+
+
+def survey(folder: Path) -> Survey:
+    """Examine the checkpoints in ``folder``, those with the most steps first, until one can be read."""
+    steps = {path: step_of(path) for path in folder.glob("model_epoch_*") if path.is_dir()}
+    found = Survey()
+    # Of those whose step cannot be told, none may be missed.
+    for path in sorted(steps, key=lambda path: math.inf if steps[path] is None else steps[path], reverse=True):
+        state = examine(path)
+        if isinstance(state, RunState):
+            found.newest = path, state
+            break
+        found.unreadable.append(state)
+    return found
+
+
+def newest(folder: Path) -> tuple[Path, RunState] | None:
+    """The checkpoint in ``folder`` with the most steps that can be read; None where there is no checkpoint at all.
+
+    Raises:
+        UnreadableCheckpoints: there are checkpoints, but none can be read, or a newer one is of another version.
+    """
+    found = survey(folder)
+    check_in_the_way(found.step, found.unreadable, str(folder))
+    return found.newest
+
+
+def step_of(path: Path) -> int | None:
+    """A checkpoint's global step, whole or not; None where that cannot be read."""
+    return step_in(_json(path / STATE))
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

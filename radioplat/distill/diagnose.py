@@ -11,13 +11,12 @@ from pathlib import Path
 
 from radioplat.data.ledger import read_rejected
 from radioplat.data.run_data import RunData
-from radioplat.distill.checkpoint import newest
+from radioplat.distill.checkpoint import survey
 from radioplat.errors import DataError, RadioplatError
 from radioplat.spec.load import load_spec
 from radioplat.track.attempt_log import LastWords, attempt_folder, begun, cause_of, last_words
 from radioplat.track.attempts import Attempts
 from radioplat.track.goodput import Goodput, goodput
-from radioplat.track.results import TaskFolder
 from radioplat.track.status import read_status
 
 _ALIVE_S = 120.0  # a pulse this fresh is of a worker that lives
@@ -199,11 +198,15 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
     step = next((line["step"] for line in reversed(lines) if "max_step" in line), None)
     if step is not None:
         facts.append(f"it came to step {step}")
-    found = newest(folder)
-    facts.append(f"last whole checkpoint: {found[0].name}, step {found[1].global_step}" if found else "no checkpoint")
-    names = [path.name for path in TaskFolder(folder.parent, folder.name).checkpoints()]
-    if torn := [name for name in names if found is None or name > found[0].name]:
-        facts.append(f"not whole: {', '.join(torn)}")
+    found = survey(folder)
+    facts.append(
+        f"last whole checkpoint: {found.newest[0].name}, step {found.step}"
+        if found.newest
+        else "no checkpoint that can be read"
+        if found.unreadable
+        else "no checkpoint"
+    )
+    facts += [f"{Path(one.path).name}: {one}" for one in found.unreadable]
     causes = Counter(cause for n in range(1, attempt) if (cause := cause_of(folder, n)[0]))
     if causes:
         facts.append("earlier attempts ended by " + ", ".join(f"{cause} ({n})" for cause, n in causes.items()))

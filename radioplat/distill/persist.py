@@ -9,24 +9,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.data.remote import is_remote
 from radioplat.distill import ds_compat, group
-from radioplat.distill.checkpoint import RunState, read_checkpoint, read_losses, snapshot, verified_state
+from radioplat.distill.checkpoint import read_checkpoint, read_losses, snapshot
 from radioplat.distill.ema import Ema
 from radioplat.distill.loss_state import LossState
-from radioplat.distill.mirror import download, mirror_of, newest_of
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.peers import PREFIX, peer_buffers, peer_parameters, restore_peers
 from radioplat.distill.prepare import Run
+from radioplat.distill.resume import mirror_of, starting_point
+from radioplat.distill.run_state import RunState
 from radioplat.distill.running_norm import saved_state
 from radioplat.distill.shelf import Outcome, Shelf
-from radioplat.errors import TrainingError, WeightsError
+from radioplat.errors import RadioplatError, TrainingError
 from radioplat.models.checkpoint import read_average
 from radioplat.models.weights import load_into
 from radioplat.spec.train import IntervalUnit
 from radioplat.terminal import note
 from radioplat.track.attempt_log import begun
 from radioplat.track.attempts import Attempts
+from radioplat.track.lease import check_lease
 from radioplat.track.results import TaskFolder
 
 
@@ -37,15 +38,19 @@ class Persistence:
         """Choose where to begin, the same on every rank: :attr:`state`.
 
         Raises:
-            WeightsError: ``train.resume_training_checkpoint_path`` names no whole checkpoint.
+            RadioplatError: on every rank; as :func:`starting_point`, or another run has taken the folder over.
         """
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
         self._optimizer_state: dict[str, torch.Tensor] = {}
         self._frozen: dict[str, torch.Tensor] = {}
         self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
-        self._shelf = Shelf(run.folder, run.spec.train, mirror_of(run.spec, run.task)) if rank == 0 else None
-        self._path, self.state = group.agree(self._choose() if rank == 0 else None)
+        self._shelf: Shelf | None = None
+        chosen = group.agree(self._begin() if rank == 0 else None)
+        if isinstance(chosen, RadioplatError):
+            with group.deciding():
+                raise chosen
+        self._path, self.state = chosen
         self.state.world_size = world_size
         self._last = 0  # step of the last save
 
@@ -193,6 +198,18 @@ class Persistence:
                 hint="Put that right and run the same command again: it goes on from the newest checkpoint.",
             )
 
+    def _begin(self) -> tuple[Path | None, RunState] | RadioplatError:
+        """On rank 0: where to begin, or what keeps the run from it."""
+        run = self._run
+        if (taken := check_lease(run.folder, run.lease)) is not None:  # nothing here is ours to clear
+            return taken
+        try:
+            chosen = self._choose()
+        except RadioplatError as error:
+            return error
+        self._shelf = Shelf(run.folder, run.spec.train, mirror_of(run.spec, run.task))
+        return chosen
+
     def _choose(self) -> tuple[Path | None, RunState]:
         found = starting_point(self._run)
         attempt = _attempts(self._run.folder) + 1
@@ -204,29 +221,6 @@ class Persistence:
             state.order_from = state.global_step
         state.order_hash, state.order_fields = self._run.order_hash, self._run.order_fields
         return path, state
-
-
-def starting_point(run: Run) -> tuple[Path, RunState] | None:
-    """The checkpoint that a start of ``run`` goes on from: its own newest, else the one that the spec names, else None.
-
-    Raises:
-        WeightsError: ``train.resume_training_checkpoint_path`` names no whole checkpoint.
-    """
-    explicit = run.spec.train.resume_training_checkpoint_path
-    found = newest_of(run)
-    if found is not None or not explicit:
-        return found
-    where, path = "train.resume_training_checkpoint_path", Path(explicit)
-    if is_remote(explicit):
-        try:
-            path = download(explicit, run.folder / ".resumed_from" / path.name) or path
-        except OSError as error:
-            raise WeightsError(f"{explicit} cannot be read: {error.strerror or error}", where=where) from None
-    state = verified_state(path)
-    if state is None:
-        hint = "Give a model_epoch_... folder, local or on an object store, or the model_latest link."
-        raise WeightsError(f"{explicit} is not a whole checkpoint", where=where, hint=hint)
-    return path, state
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

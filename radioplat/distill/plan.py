@@ -22,12 +22,12 @@ from radioplat.distill.device_fit import device_problems
 from radioplat.distill.engine import zero_stage
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import class_names, label_problems
-from radioplat.distill.mirror import unreachable
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_task import next_task, trained_by
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
 from radioplat.distill.prepare import steps_per_epoch
 from radioplat.distill.quantized_design import count_quantizers
+from radioplat.distill.resume import blocked_by, unreachable
 from radioplat.distill.stages import total_steps
 from radioplat.distill.start_warnings import start_warnings
 from radioplat.distill.student_design import build_on_meta
@@ -36,6 +36,7 @@ from radioplat.distill.told import told_problems
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.held_out_labels import held_out_labels
 from radioplat.evaluate.needs import masks_found, missing, not_asked
+from radioplat.export.run import task_folder
 from radioplat.models.detectors import build_detector
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
@@ -99,6 +100,11 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
                 "scores of a teacher (mode logits) would teach it"
             )
     result.problems += unreachable(spec, task)
+    blocking = list(blocked_by(spec, task, task_folder(spec, task)))
+    if spec.train.restart:
+        result.warnings += [f"train.restart will set it aside: {problem}" for problem in blocking]
+    else:
+        result.problems += blocking
     result.problems = list(dict.fromkeys(result.problems))
     return result
 

@@ -47,7 +47,8 @@ def doomed(found: Mapping[str, Standing], newest: int, train: TrainConfig) -> se
 
 def standings(folder: Path) -> dict[str, Standing]:
     """Every checkpoint of ``folder`` by its name."""
-    return {p.name: Standing(step_of(p), score_of(p)) for p in folder.glob("model_epoch_*") if p.is_dir()}
+    steps = {path: step_of(path) for path in folder.glob("model_epoch_*") if path.is_dir()}
+    return {path.name: Standing(step, score_of(path)) for path, step in steps.items() if step is not None}
 
 
 def score_of(checkpoint: Path) -> float | None:

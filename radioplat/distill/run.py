@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.distill.accounts import session, settled
-from radioplat.distill.checkpoint import RunState, newest
+from radioplat.distill.checkpoint import newest
 from radioplat.distill.follow import Callback, Follower
-from radioplat.distill.mirror import settle
-from radioplat.distill.persist import starting_point
 from radioplat.distill.prepare import Run, keep_data, prepare
+from radioplat.distill.resume import catch_up, set_aside, settle, starting_point
+from radioplat.distill.run_state import RunState
 from radioplat.distill.scanning import scanner
 from radioplat.distill.start_warnings import start_warnings
 from radioplat.distill.stop import heeding_sigterm
 from radioplat.distill.storage_watch import StorageWatch
+from radioplat.distill.unreadable import UnreadableCheckpoints
 from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.models.start import start_notes
 from radioplat.models.student import StudentArchitecture
@@ -131,7 +132,9 @@ def _run_alone(
             run, data = prepare(spec, task, folder.path, scan=scan)
             run = replace(run, lease=lease.token)
             settle(run)
-            start, line = _beginning(run, folder)
+            found = _starting_point(run, say)
+            start, line = _beginning(run, folder, found)
+            catch_up(run, found)
             keep_data(run, data)
             say(line)
             status.write(line)
@@ -189,19 +192,30 @@ def _train(run: Run, say: Callable[[str], None]) -> None:
         run_local(run, say)
 
 
-def _beginning(run: Run, folder: TaskFolder) -> tuple[int, str]:
+def _starting_point(run: Run, say: Callable[[str], None]) -> tuple[Path, RunState] | None:
+    """What the run goes on from. ``train.restart`` answers what :func:`starting_point` may ask: once, for then there is
+    nothing left to ask about, and a later start goes on from what this one saves.
+
+    Raises:
+        RadioplatError: as :func:`starting_point`, or checkpoints cannot be set aside.
+    """
+    try:
+        return starting_point(run)
+    except UnreadableCheckpoints as blocked:
+        if not run.spec.train.restart:
+            raise
+        say(set_aside(run, blocked))
+    return starting_point(run)
+
+
+def _beginning(run: Run, folder: TaskFolder, found: tuple[Path, RunState] | None) -> tuple[int, str]:
     """The step the run begins at, and the line that says why.
 
     Raises:
         SpecError: the checkpoint to go on from belongs to another order of samples.
-        WeightsError: the checkpoint that the spec names is not whole.
     """
-    found = starting_point(run)
     if found is None:
-        # A checkpoint that does not verify is there but cannot be used: the user must know before it starts over.
-        torn = [p.name for p in folder.checkpoints()]
-        why = f"{', '.join(torn)} is not whole" if torn else "it holds no checkpoint"
-        return 0, f"{folder.path}: starts fresh, {why}"
+        return 0, f"{folder.path}: starts fresh, it holds no checkpoint"
     path, state = found
     name = path.name if path.parent == run.folder else str(path)
     if state.order_hash != run.order_hash and not run.spec.train.restart_order:

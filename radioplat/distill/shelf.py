@@ -61,6 +61,7 @@ class Shelf:
         clear_left_behind(folder)
         if mirror is not None:
             with self._tolerated(f"{mirror.folder} cannot be tidied"):
+                mirror.claim()
                 mirror.clear_left_behind()
 
     def put(self, made: Snapshot, told: Callable[[Path], None]) -> None:

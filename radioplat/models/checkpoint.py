@@ -5,18 +5,22 @@ A run that averages its weights writes ``ema.safetensors`` beside them: the aver
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 
+from radioplat import __version__
 from radioplat.errors import WeightsError
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.models.weights import load_into, require_finite
+from radioplat.unknown_fields import unknown_fields
 
 STUDENT_FILE, HEADS_FILE, EMA_FILE = "student.safetensors", "heads.safetensors", "ema.safetensors"
-_KEY = "radioplat.student"
+STUDENT_KEY, VERSION_KEY = "radioplat.student", "radioplat.version"  # in the metadata
 
 
 def student_files(
@@ -29,7 +33,7 @@ def student_files(
     """
     heads = {k: v.float() for k, v in tensors.items() if k.startswith("heads.")}
     body = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items() if not k.startswith("heads.")}
-    metadata = {_KEY: architecture.to_json(), "format": "pt"}
+    metadata = {STUDENT_KEY: architecture.to_json(), VERSION_KEY: __version__, "format": "pt"}
     return {STUDENT_FILE: (body, metadata), HEADS_FILE: (heads, metadata)}
 
 
@@ -46,7 +50,8 @@ def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> Non
         metadata: text to keep beside the architecture.
     """
     tensors = {k: (v.float() if v.is_floating_point() else v).contiguous() for k, v in student.state_dict().items()}
-    save_file(tensors, path, {**metadata, _KEY: student.architecture.to_json(), "format": "pt"})
+    written = {STUDENT_KEY: student.architecture.to_json(), VERSION_KEY: __version__}
+    save_file(tensors, path, {**metadata, **written, "format": "pt"})
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -56,7 +61,7 @@ def is_checkpoint(path: str | Path) -> bool:
         return (path / STUDENT_FILE).is_file()
     try:
         with safetensors.safe_open(path, "pt") as opened:
-            return _KEY in (opened.metadata() or {})
+            return STUDENT_KEY in (opened.metadata() or {})
     except (safetensors.SafetensorError, OSError):
         return False
 
@@ -79,12 +84,32 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
             metadata = opened.metadata() or {}
     except (safetensors.SafetensorError, OSError) as error:
         raise WeightsError(f"{file} is not a whole safetensors file: {error}", where=where) from None
-    if _KEY not in metadata:
+    if STUDENT_KEY not in metadata:
         raise WeightsError(f"{file} does not say which architecture it holds", where=where)
     try:
-        return StudentArchitecture.from_json(metadata[_KEY])
-    except (ValueError, KeyError, TypeError):
-        raise WeightsError(f"{file} describes an architecture that this version cannot read", where=where) from None
+        return StudentArchitecture.from_json(metadata[STUDENT_KEY])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise unknown_form(file, metadata, STUDENT_KEY, StudentArchitecture, where) from None
+
+
+def unknown_form(file: Path, metadata: Mapping[str, str], key: str, kind: type, where: str) -> WeightsError:
+    """The error for metadata under ``key`` that does not become a ``kind``: which fields, and which versions."""
+    try:
+        fields = unknown_fields(json.loads(metadata[key]), kind)
+    except ValueError:
+        fields = []
+    what = f" ({key}: {', '.join(fields)})" if fields else f" ({key})"
+    return WeightsError(
+        f"{file} describes a model that radioplat {__version__} cannot read{what}; {written_by(metadata)}",
+        where=where,
+        hint="Use the version that wrote it.",
+    )
+
+
+def written_by(metadata: Mapping[str, str]) -> str:
+    """Which version wrote a file with this metadata, in words."""
+    version = metadata.get(VERSION_KEY)
+    return f"it was written by radioplat {version}" if version else "it does not say which version wrote it"
 
 
 def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:

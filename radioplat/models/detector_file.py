@@ -8,14 +8,15 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
+from radioplat import __version__
 from radioplat.errors import WeightsError
-from radioplat.models.checkpoint import has_average, read_average
+from radioplat.models.checkpoint import VERSION_KEY, has_average, read_average, unknown_form
 from radioplat.models.detector import DetectorArchitecture
 from radioplat.models.detectors import AnyDetector, build_detector
 from radioplat.models.weights import load_into, read_checkpoint, require_finite
 
 DETECTOR_FILE = "detector.safetensors"
-_KEY = "radioplat.detector"
+DETECTOR_KEY = "radioplat.detector"
 
 
 def save_detector(detector: AnyDetector, folder: Path) -> None:
@@ -30,7 +31,8 @@ def detector_files(
 ) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
     """What a checkpoint's detector file holds, by its name: fp32 tensors, and the metadata."""
     held = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
-    return {DETECTOR_FILE: (held, {_KEY: architecture.to_json(), "format": "pt"})}
+    metadata = {DETECTOR_KEY: architecture.to_json(), VERSION_KEY: __version__, "format": "pt"}
+    return {DETECTOR_FILE: (held, metadata)}
 
 
 def is_detector(path: str | Path) -> bool:
@@ -40,7 +42,7 @@ def is_detector(path: str | Path) -> bool:
         return (path / DETECTOR_FILE).is_file()
     try:
         with safetensors.safe_open(path, "pt") as opened:
-            return _KEY in (opened.metadata() or {})
+            return DETECTOR_KEY in (opened.metadata() or {})
     except (safetensors.SafetensorError, OSError):
         return False
 
@@ -97,9 +99,9 @@ def load_detector(path: str | Path, where: str = "", ema: bool | None = None) ->
 
 
 def _architecture(metadata: dict[str, str], file: Path, where: str) -> DetectorArchitecture:
-    if _KEY not in metadata:
+    if DETECTOR_KEY not in metadata:
         raise WeightsError(f"{file} does not say which detector it holds", where=where)
     try:
-        return DetectorArchitecture.from_json(metadata[_KEY])
-    except (ValueError, KeyError, TypeError):
-        raise WeightsError(f"{file} describes a detector that this version cannot read", where=where) from None
+        return DetectorArchitecture.from_json(metadata[DETECTOR_KEY])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise unknown_form(file, metadata, DETECTOR_KEY, DetectorArchitecture, where) from None

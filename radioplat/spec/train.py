@@ -171,6 +171,8 @@ class TrainConfig:
     damp: float = 0.0  # (+) DAMP: spread of the noise that the student's weights are multiplied with while training
     # (+) accept another sample order than the checkpoint's and begin it anew
     restart_order: bool = False
+    # (+) begin without checkpoints that this version cannot read, and keep them aside
+    restart: bool = False
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step
     # (+) how many non-finite steps in a row end the run
     max_non_finite_steps: int = 20

@@ -119,22 +119,26 @@ class Lease:
         """Make a file name us in place of whom it names."""
         os.replace(self._written_aside(), path)
 
-    def _alone(self, token: str, change: Callable[[], None], path: Path | None = None) -> bool:
+    def _alone(self, token: str, change: Callable[[], None], path: Path | None = None, depth: int = 1) -> bool:
         """``change`` the file of ``token`` as the only one who may: newcomers that found it stale, and its holder.
 
         The right is a file of its own, named after the token, that only one can make. Who has it finds the token still
         in place, or comes too late; it cannot go while he looks. A right whose owner died is taken over likewise.
 
+        Args:
+            depth: 1 for the right to the lease, 2 for the right to a dead owner's right, and so on. It is part of the
+                name: a holder that died while it released owns the right that bears its own token.
+
         Returns:
             Whether it was changed.
         """
         path = path or self.path
-        right = self.path.with_name(f".{NAME}.after.{token}")
+        right = self.path.with_name(f".{NAME}.after.{token}" if depth == 1 else f".{NAME}.after.{depth}.{token}")
         if not self._create(right):
             other = read_holder(right)
             age = self._age(right)
             dead = age is not None and (age > self._stale_s or (other is not None and other.is_gone()))
-            if not dead or not self._alone(_token(other), lambda: self._put(right), right):
+            if not dead or not self._alone(_token(other), lambda: self._put(right), right, depth + 1):
                 return False
         try:
             if not path.exists() or _token(read_holder(path)) != token:
@@ -171,7 +175,7 @@ class Lease:
             if not told:
                 told = True
                 self._say(
-                    f"{self.path.parent} is held by {_named(now)}, silent for {age:.0f} s: looking for at most "
+                    f"{self.path.parent} is held by {named(now)}, silent for {age:.0f} s: looking for at most "
                     f"{self._stale_s - age:.0f} s whether it lives"
                 )
             first = age
@@ -196,7 +200,7 @@ class Lease:
 
     def _taken(self, holder: Holder | None, why: str) -> LeaseTaken:
         return LeaseTaken(
-            f"another run writes this folder: {_named(holder)}; {why}",
+            f"another run writes this folder: {named(holder)}; {why}",
             where=str(self.path.parent),
             hint="Let it end or stop it, or choose another results_dir. If it is stopped by force, this command takes "
             f"over at once on that host, and after at most {self._stale_s:.0f} s on another.",
@@ -213,8 +217,16 @@ class Lease:
 def read_holder(path: Path) -> Holder | None:
     """Who holds a lease file; None where it is away or half-written."""
     try:
-        return Holder(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return parse_holder(path.read_bytes())
+    except OSError:
+        return None
+
+
+def parse_holder(text: bytes) -> Holder | None:
+    """Who is named in the text of such a file; None where it is half-written."""
+    try:
+        return Holder(**json.loads(text))
+    except (ValueError, TypeError):
         return None
 
 
@@ -224,7 +236,7 @@ def check_lease(folder: Path, token: str) -> TrainingError | None:
     if holder is None or holder.token == token:
         return None
     return TrainingError(
-        f"another run has taken this folder over: {_named(holder)}",
+        f"another run has taken this folder over: {named(holder)}",
         where=str(folder),
         hint="This one was silent for too long, or its driver was lost; it writes no further checkpoint.",
     )
@@ -234,7 +246,8 @@ def _token(holder: Holder | None) -> str:
     return holder.token if holder else ""
 
 
-def _named(holder: Holder | None) -> str:
+def named(holder: Holder | None) -> str:
+    """A holder in words."""
     if holder is None:
         return "a run that has left no name"
     return f"process {holder.pid} on {holder.host}, since {time.strftime('%F %T', time.localtime(holder.since))}"

@@ -165,6 +165,7 @@ CHANGES = {
     "export.opset_version=20": {Stage.export},
     "gen_trt_engine.tensorrt.max_batch_size=64": {Stage.export, Stage.engine},
     "cluster.mode=ray": set(),
+    "train.restart=true": set(),
     "results_dir=elsewhere": set(),
     "wandb.enable=true": set(),
     "prune.results_dir=elsewhere": set(),

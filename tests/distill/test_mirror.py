@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 
 import pytest
@@ -15,6 +16,8 @@ from radioplat.models.checkpoint import load_student
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student import Student, StudentArchitecture
 from radioplat.spec.train import TrainConfig
+
+OWNER = "owner.json"
 
 
 @pytest.fixture
@@ -82,43 +85,45 @@ def put(shelf: Shelf, made: Snapshot):
 def test_the_manifest_is_written_last_and_what_has_none_is_none(store, mirror, made, keys, tmp_path):
     path = commit(tmp_path, made(1))
     mirror.upload(path)
-    assert store.written[-1].endswith(f"model_epoch_001/{MANIFEST}")
-    assert {k.rpartition("/")[2] for k in keys()} == {file.name for file in path.iterdir()}
+    assert re.search(f"/model_epoch_001-[0-9a-f]{{8}}/{MANIFEST}$", store.written[-1])
+    assert {k.rpartition("/")[2] for k in keys()} == {OWNER, *(file.name for file in path.iterdir())}
     assert {n: s.step for n, s in mirror.standings().items()} == {"model_epoch_001": 1}
-    store.client.delete_object(Bucket="kept", Key=f"run/{tmp_path.name}/model_epoch_001/{MANIFEST}")
+    store.client.delete_object(Bucket="kept", Key=store.written[-1].removeprefix("/kept/"))
     assert mirror.standings() == {}
-    assert mirror.bring_newer(None, tmp_path / "other") is None
+    assert mirror.bring_newer(None, tmp_path / "other") == (None, [])
     mirror.clear_left_behind()
-    assert keys() == []
+    assert keys() == [f"{tmp_path.name}/{OWNER}"]
 
 
 def test_a_lost_folder_is_brought_back(mirror, made, student, tmp_path):
     for step in (1, 2):
         mirror.upload(commit(tmp_path / "old", made(step)))
     folder = tmp_path / "new"
-    path, state = mirror.bring_newer(None, folder)
+    (path, state), unreadable = mirror.bring_newer(None, folder)
     assert path == folder / "model_epoch_002" and state == RunState(2) and newest(folder) == (path, state)
-    assert (folder / "model_latest").resolve() == path
+    assert unreadable == []
     old = tmp_path / "old" / path.name
     assert all((path / file.name).read_bytes() == file.read_bytes() for file in old.iterdir())
     assert all(torch.equal(v, student.state_dict()[k]) for k, v in load_student(path).state_dict().items())
     # What is here already, and newer, is left alone.
     later = commit(folder, made(3)), RunState(3)
-    assert mirror.bring_newer(later, folder) == later
+    assert mirror.bring_newer(later, folder) == (later, [])
 
 
 @pytest.mark.parametrize("damage", ["torn", "gone"])
 def test_a_torn_one_is_passed_over(store, mirror, made, tmp_path, damage):
     for step in (1, 2):
         mirror.upload(commit(tmp_path / "old", made(step)))
-    place = {"Bucket": "kept", "Key": f"run/{tmp_path.name}/model_epoch_002/student.safetensors"}
+    where = mirror.find("model_epoch_002").removeprefix("s3://kept/")
+    place = {"Bucket": "kept", "Key": f"{where}/student.safetensors"}
     if damage == "torn":
         store.client.put_object(**place, Body=store.client.get_object(**place)["Body"].read()[:-9])
     else:
         store.client.delete_object(**place)
-    path, state = mirror.bring_newer(None, tmp_path / "new")
+    (path, state), unreadable = mirror.bring_newer(None, tmp_path / "new")
     assert (path.name, state.global_step) == ("model_epoch_001", 1)
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["model_epoch_001", "model_latest"]
+    assert [(one.torn, "student.safetensors is missing" in one.reason) for one in unreadable] == [(True, True)]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["model_epoch_001"]
 
 
 def test_the_store_keeps_what_the_spec_says_and_the_folder_the_newest(shelf, made, mirror, tmp_path):
@@ -161,23 +166,26 @@ def test_a_store_that_is_gone(store, shelf, made, tmp_path):
         Mirror("s3://kept/run").probe()
 
 
-def test_an_upload_that_breaks_off_leaves_the_older_of_the_same_name_to_nobody(store, mirror, made, tmp_path):
+def test_an_upload_that_breaks_off_leaves_the_older_of_the_same_name_as_it_was(store, mirror, made, keys, tmp_path):
     """Files of two checkpoints under one name must never be taken for one."""
     path = commit(tmp_path, made(1))
     mirror.upload(path)
     store.refuses = lambda method, path: method in ("PUT", "POST") and path.endswith("student.safetensors")
+    before = keys()
     with pytest.raises(OSError):
         mirror.upload(path)
-    assert mirror.standings() == {}
+    assert keys() == before and download(mirror.find(path.name), tmp_path / "again") == RunState(1)
 
 
 def test_a_checkpoint_by_its_remote_name(mirror, made, tmp_path):
     mirror.upload(commit(tmp_path, made(1)))
     target = tmp_path / "there" / "model_epoch_001"
-    assert download(f"{mirror.folder}/model_epoch_001", target) == target and verified_state(target) == RunState(1)
+    source = mirror.find("model_epoch_001")
+    assert download(source, target) == RunState(1) and verified_state(target) == RunState(1)
     stamp = target.stat().st_mtime_ns
-    assert download(f"{mirror.folder}/model_epoch_001/", target) == target and target.stat().st_mtime_ns == stamp
-    assert download(f"{mirror.folder}/model_epoch_007", tmp_path / "x") is None
+    assert download(f"{source}/", target) == RunState(1) and target.stat().st_mtime_ns == stamp
+    assert mirror.find("model_epoch_007") is None
+    assert download(f"{mirror.folder}/model_epoch_007", tmp_path / "x").torn
 
 
 def test_a_local_second_home(made, tmp_path):
@@ -189,6 +197,6 @@ def test_a_local_second_home(made, tmp_path):
     for step in (1, 2):
         put(shelf, made(step))
     shelf.close()
-    assert [p.name for p in (tmp_path / "nfs").iterdir()] == ["model_epoch_002"]
+    assert [p.name[:15] for p in sorted((tmp_path / "nfs").iterdir())] == ["model_epoch_002", OWNER]
     shutil.rmtree(tmp_path / "run")
-    assert mirror.bring_newer(None, tmp_path / "run")[1] == RunState(2)
+    assert mirror.bring_newer(None, tmp_path / "run")[0][1] == RunState(2)

@@ -89,7 +89,7 @@ def test_a_lost_folder_goes_on_from_the_store(quiet_run, make_spec, distil, s3_s
     assert sorted(p.name for p in first.folder.glob("model_*")) == [NAMES[3], "model_latest"]
     shutil.rmtree(first.folder)
     for name in NAMES[2:]:  # as if it had been lost in the middle
-        mirror._remove(name)
+        mirror._remove_folder(mirror.find(name).rpartition("/")[2])
     again = distil(spec, *EVERY_SECOND, there)
     assert again.result.resumed_from == 4 and f"goes on from {NAMES[1]} at step 4" in again.lines[0]
     assert same(again.result.checkpoint, quiet_run.result.checkpoint, student_tensors)

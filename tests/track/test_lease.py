@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,37 @@ with Lease(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(60)
 """
+
+# Dies by SIGKILL before the n-th operation on a file name of "enter" or of "leave"; says "through" if there are fewer.
+DIE = """
+import os, signal, sys
+from pathlib import Path
+from radioplat.track.lease import Lease
+folder, phase, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+now, count = "enter", 0
+def look(event, arguments):
+    global count
+    names = [str(a) for a in arguments if isinstance(a, (str, os.PathLike))]
+    touches = event in ("open", "os.link", "os.remove", "os.rename") and any("lease.json" in n for n in names)
+    if now == phase and touches:
+        count += 1
+        if count == left:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(look)
+with Lease(folder, print, beat_s=60):
+    now = "leave"
+now = ""
+print("through")
+"""
+
+
+def die(folder, phase: str, number: int) -> bool:
+    """Whether a process that entered and left was killed at operation ``number`` of ``phase``."""
+    ended = subprocess.run(
+        [sys.executable, "-c", DIE, folder, phase, str(number)], capture_output=True, text=True, timeout=30
+    )
+    assert (ended.returncode, ended.stdout) in ((-signal.SIGKILL, ""), (0, "through\n")), ended.stderr[-2000:]
+    return ended.returncode != 0
 
 
 def put(folder, holder: Holder) -> None:
@@ -168,3 +200,37 @@ def test_the_holder_keeps_it_fresh(tmp_path):
 def test_an_empty_token_is_not_held_to_it(tmp_path, elsewhere):
     put(tmp_path, elsewhere)
     assert check_lease(tmp_path, "") is None
+
+
+@pytest.mark.parametrize("phase", ["enter", "leave"])
+def test_a_kill_at_any_file_operation_costs_the_next_start_nothing(tmp_path, phase):
+    number, killed = 1, True
+    while killed:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if phase == "enter":
+            put(folder, replace(Holder.myself(), born="1"))  # it takes a dead run's lease over
+        killed = die(folder, phase, number)
+        begin = time.monotonic()
+        with Lease(folder, pytest.fail) as lease:
+            assert read_holder(folder / NAME).token == lease.token
+        assert time.monotonic() - begin < 2 and not (folder / NAME).exists()
+        number += 1
+    assert number > 5, "there are at least so many operations to be killed at"
+
+
+def test_kills_one_after_the_other_in_one_folder(tmp_path):
+    killed = [die(tmp_path, phase, number) for number in range(1, 8) for phase in ("leave", "enter")]
+    assert sum(killed) > 10
+    with Lease(tmp_path, pytest.fail):
+        pass
+
+
+def test_a_folder_that_an_earlier_version_left_stuck(tmp_path):
+    """Killed while it released: lease and right to it name the same dead holder."""
+    dead = replace(Holder.myself(), born="1")
+    put(tmp_path, dead)
+    (tmp_path / f".{NAME}.after.{dead.token}").write_text(json.dumps(asdict(dead)))
+    with Lease(tmp_path, pytest.fail):
+        pass
+    assert list(tmp_path.iterdir()) == []
