@@ -10,6 +10,7 @@ from typing import Any
 
 from radioplat.distill.accounts import session, settled
 from radioplat.distill.checkpoint import RunState, newest
+from radioplat.distill.cluster import first_contact, wants_ray
 from radioplat.distill.follow import Callback, Follower
 from radioplat.distill.mirror import settle
 from radioplat.distill.persist import starting_point
@@ -105,8 +106,10 @@ def run_task(
 ) -> RunResult:
     """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
     folder = TaskFolder(spec.results_dir, task, override)
-    with heeding_sigterm(), Lease(folder.path, say) as lease:
-        return _run_alone(spec, task, folder, lease, callbacks, progress, say)
+    with heeding_sigterm():
+        first_contact(spec)
+        with Lease(folder.path, say) as lease:
+            return _run_alone(spec, task, folder, lease, callbacks, progress, say)
 
 
 def _run_alone(
@@ -166,8 +169,6 @@ def _run_alone(
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:
-    from radioplat.distill.cluster import wants_ray
-
     if wants_ray(run.spec):
         from radioplat.distill.ray_run import run_on_ray
 
