@@ -105,9 +105,9 @@ def run_task(
     say: Callable[[str], None],
 ) -> RunResult:
     """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
-    folder = TaskFolder(spec.results_dir, task, override)
     with heeding_sigterm():
         first_contact(spec)
+        folder = TaskFolder(spec.results_dir, task, override)
         with Lease(folder.path, say) as lease:
             return _run_alone(spec, task, folder, lease, callbacks, progress, say)
 
