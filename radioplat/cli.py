@@ -416,10 +416,6 @@ def guarded(action: Callable[[], object]) -> int:
         problem = Problem(f"{error.strerror}", str(error.filename or "disk"), _REFUSED[error.errno])
         terminal.show_error(RadioplatError(problem))
         return 1
-    except MemoryError as error:
-        message = " ".join(f"this machine's memory is used up. {error}".split()).rstrip(".")
-        terminal.show_error(RadioplatError(message, hint="Lower batch sizes or the number of workers."))
-        return 1
     except Stopped as stopped:
         terminal.note(f"exit status {stopped.code}: {stopped}")
         return stopped.code
@@ -427,7 +423,11 @@ def guarded(action: Callable[[], object]) -> int:
         terminal.note("interrupted; run the same command again to go on from the last checkpoint")
         return 130
     except Exception as error:
-        return show_defect(error)
+        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":  # of torch, of Ray
+            return show_defect(error)
+        message = " ".join(f"out of memory. {error}".split()).rstrip(".")
+        terminal.show_error(RadioplatError(message, hint="Lower batch sizes or the number of workers."))
+        return 1
     return 0
 
 

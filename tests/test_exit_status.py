@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from radioplat import cli, defect
 
@@ -64,8 +65,13 @@ def test_what_the_machine_refuses_is_no_defect(tmp_path, capfd):
     def too_much() -> None:
         bytearray(1 << 62)
 
-    assert cli.guarded(too_much) == 1
-    assert "memory" in capfd.readouterr().err
+    def too_much_for_a_gpu() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    for action in (too_much, too_much_for_a_gpu):
+        assert cli.guarded(action) == 1
+        err = capfd.readouterr().err
+        assert "out of memory" in err and "batch sizes" in err and "defect" not in err
 
 
 @pytest.mark.parametrize("program", [["-m", "radioplat.cli"], [str(ROOT / "jobs" / "compress.py")]])
