@@ -5,7 +5,8 @@
 #   sbatch --nodes=4 clusters/slurm.sh -e $PWD/spec.yaml results_dir=/shared/results/run
 #
 # Two minutes before its time is up, or when it is preempted, the run gets SIGTERM: it saves, ends with exit status 75, and
-# the job is queued again. Home and results_dir must be the same on all nodes; `radioplat` and `ray` on the PATH.
+# the job is queued again; any other status ends it. Home and results_dir must be the same on all nodes; `radioplat` and
+# `ray` on the PATH.
 #SBATCH --job-name=radioplat
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -21,7 +22,9 @@
 set -uo pipefail
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_health_check_period_ms=1000
+export RADIOPLAT_DEBUG=1 # the traceback of a defect (exit status 70) stands in this job's log, not only in the node's /tmp
 readonly again=75 # EX_TEMPFAIL: the same command goes on where this one stopped
+readonly patience=${HEAD_PATIENCE:-180} # seconds for Ray's head to start
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}:$((20000 + SLURM_JOB_ID % 20000))   # jobs may share a node
@@ -47,9 +50,11 @@ trap '[[ $run ]] && kill -TERM "$run" || finish $again' TERM
 # --temp-dir is short: names of Ray's sockets must fit in 107 bytes.
 on_nodes "${nodes[0]}" ray start --head --block --port="${head##*:}" --dashboard-host=127.0.0.1 \
     --temp-dir="/tmp/rp-$SLURM_JOB_ID" --resources="$places"
-for try in {1..60}; do
-    ray health-check --address "$head" && break
-    ((try == 60)) && finish 1
+until timeout 20 ray health-check --address "$head"; do
+    if ((SECONDS > patience)); then
+        echo "the head on ${nodes[0]} does not answer after $SECONDS s: see srun's lines above" >&2
+        finish 1
+    fi
     sleep 2
 done
 if ((${#nodes[@]} > 1)); then

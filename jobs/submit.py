@@ -2,57 +2,36 @@
 
     python jobs/submit.py [--name NAME] [--runtime-env jobs/runtime_env.yaml] -- python jobs/sweep.py -e spec.yaml ...
 
-SIGTERM is passed on: the job saves, and this ends with 75; so it does where the cluster does not answer.
+SIGTERM is passed on: the job saves, and this ends with 75; so it does where the cluster is lost while the job runs. A
+cluster that never answered within `--wait` seconds, or refuses the token, is an error with status 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import shlex
-import signal
 import sys
 from pathlib import Path
 
-import yaml
-from aiohttp import ClientError
-from ray.job_submission import JobStatus, JobSubmissionClient
-
-
-async def follow(client: JobSubmissionClient, job: str) -> int:
-    """Print the job's output until it has ended; its exit status."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: loop.run_in_executor(None, client.stop_job, job))
-    while not client.get_job_status(job).is_terminal():
-        async for lines in client.tail_job_logs(job):
-            print(lines, end="", flush=True)
-        await asyncio.sleep(0.5)
-    info = client.get_job_info(job)
-    status = os.EX_TEMPFAIL if info.status == JobStatus.STOPPED else info.driver_exit_code
-    print(f"job {job}: {info.status}, {status if status is not None else info.message}", file=sys.stderr)
-    return 1 if status is None else 128 - status if status < 0 else status
+from radioplat import cli
 
 
 def main(arguments: list[str]) -> int:
     """Submit, follow; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--address", help="of the dashboard; default: RAY_ADDRESS")
+    parser.add_argument("--address", help="of the dashboard; RAY_ADDRESS goes before it")
     parser.add_argument("--name", default="", help="where a job of that name runs, that one is followed")
     parser.add_argument("--runtime-env", type=Path, help="a YAML file; default: what is on the cluster")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds for the cluster to answer; default 0")
     parser.add_argument("command", nargs="+", help="after --")
     asked = parser.parse_args(arguments)
-    environment = yaml.safe_load(asked.runtime_env.read_text()) if asked.runtime_env else None
-    mine = {"job_name": asked.name} if asked.name else {}
-    try:
-        client = JobSubmissionClient(asked.address)
-        running = [job for job in client.list_jobs() if mine and job.metadata == mine and not job.status.is_terminal()]
-        work = {"entrypoint": shlex.join(asked.command), "metadata": mine, "runtime_env": environment}
-        return asyncio.run(follow(client, running[0].submission_id if running else client.submit_job(**work)))
-    except (OSError, ClientError) as error:
-        print(f"the cluster does not answer: {error}", file=sys.stderr)
-        return os.EX_TEMPFAIL
+    ended: list[int] = []
+
+    def run() -> None:
+        from radioplat.distill.submission import submit
+
+        ended.append(submit(asked.command, asked.address, asked.name, asked.runtime_env, asked.wait))
+
+    return cli.guarded(run) or ended[0]
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 from radioplat import __version__, terminal
-from radioplat.errors import RadioplatError, Stopped
+from radioplat.defect import show_defect
+from radioplat.errors import Problem, RadioplatError, Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``radioplat``. Exit status: 0, 1 for a problem that was named, 75 where a run was
-    told to stop and the same command goes on, 130 when interrupted."""
+    """Entry point of ``radioplat``. Exit status: 0; 1 for a problem that was named; 2 for a wrong argument; 70 for a
+    defect of ours; 75 where a run was told to stop and the same command goes on; 130 when interrupted."""
     return _run(_parser("radioplat", _TASKS), argv)
 
 
@@ -399,18 +400,33 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
     return parser
 
 
+# What the machine refuses, and what to do about it: no defect of ours.
+_REFUSED = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+        "Make room there; the same command goes on from the last checkpoint.",
+    ),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Name a path that you may read and write, or change its permissions."),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+        "Name another path: there a folder is where a file should be, or the other way round, or the name is too long.",
+    ),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files: ulimit -n 65536."),
+}
+
+
 def guarded(action: Callable[[], object]) -> int:
-    """Run ``action``; a problem that was named is shown without a traceback. Returns the exit status."""
+    """Run ``action`` and show what ends it without a traceback. Returns the exit status, see docs/user_guide.md."""
     try:
         action()
     except RadioplatError as error:
         terminal.show_error(error)
         return 1
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        hint = "Make room there; the same command goes on from the last checkpoint."
-        terminal.show_error(RadioplatError(f"{error.strerror}", where=str(error.filename or "disk"), hint=hint))
+        if error.errno not in _REFUSED:
+            return show_defect(error)
+        problem = Problem(f"{error.strerror}", str(error.filename or "disk"), _REFUSED[error.errno])
+        terminal.show_error(RadioplatError(problem))
         return 1
     except Stopped as stopped:
         terminal.note(f"exit status {stopped.code}: {stopped}")
@@ -418,6 +434,12 @@ def guarded(action: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         terminal.note("interrupted; run the same command again to go on from the last checkpoint")
         return 130
+    except Exception as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":  # of torch, of Ray
+            return show_defect(error)
+        message = " ".join(f"out of memory. {error}".split()).rstrip(".")
+        terminal.show_error(RadioplatError(message, hint="Lower batch sizes or the number of workers."))
+        return 1
     return 0
 
 

@@ -67,6 +67,10 @@ class PlacementError(RadioplatError):
     """The cluster can never offer what the spec asks for."""
 
 
+class ClusterError(RadioplatError):
+    """A cluster cannot be joined: it does not answer, wants another token, runs other versions, or is elsewhere."""
+
+
 class TrainingError(RadioplatError):
     """The run itself had to stop: non-finite losses under policy ``fail``, a broken order, a lost pool."""
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from radioplat.distill.contact import check_contact
 from radioplat.distill.room import WORKER_RESOURCE
-from radioplat.errors import PlacementError, Problem
+from radioplat.errors import ClusterError, PlacementError, Problem
 from radioplat.spec.cluster import ClusterMode, Placement
 from radioplat.spec.resolve import ResolvedTeacher
 from radioplat.spec.root import Spec
@@ -87,6 +88,9 @@ def offer(spec: Spec) -> Offer:
     """The most that the cluster of ``spec`` can ever have; nothing is started.
 
     A cluster that is not there yet would be this machine; its logical CPUs are then as many as the run asks for.
+
+    Raises:
+        ClusterError: it cannot be joined.
     """
     address = _address(spec)
     if address is None and not _is_joined():
@@ -96,7 +100,7 @@ def offer(spec: Spec) -> Offer:
 
     ours = not ray.is_initialized()
     if ours:
-        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+        _join(address, log_to_driver=False)
     try:
         return _most()
     finally:
@@ -136,7 +140,8 @@ def joined(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[bool]:
     """Be connected to a cluster; yields whether it has GPUs. A cluster of our own ends with the block.
 
     Raises:
-        PlacementError: the cluster can never hold the run.
+        ClusterError: the cluster cannot be joined.
+        PlacementError: it can never hold the run.
     """
     import ray
 
@@ -160,21 +165,18 @@ def attached(address: str | None) -> Iterator[bool]:
         address: default: RAY_ADDRESS, else the cluster on this machine.
 
     Raises:
-        PlacementError: none runs there.
+        ClusterError: none runs there, or it cannot be joined.
     """
     import ray
 
     found = address or _running()
     ours = not ray.is_initialized()
     if ours and found is None:
-        raise PlacementError(
+        raise ClusterError(
             "no cluster runs here", where="cluster.address", hint="ray start --head, or set RAY_ADDRESS."
         )
-    try:
-        if ours:
-            ray.init(address=found, logging_level=logging.WARNING, log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
-        raise PlacementError(f"cannot join the cluster at {found}: {error}", where="cluster.address") from None
+    if ours:
+        _join(found, log_to_driver=False)
     try:
         yield _most().gpus > 0
     finally:
@@ -188,11 +190,11 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
 
     if ray.is_initialized():
         return False
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     address = _address(spec)
     if address:
-        ray.init(address=address, logging_level=logging.WARNING)
+        _join(address)
         return False
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     # On one machine logical CPUs are bookkeeping: offer what the spec asks, so that a laptop runs it too.
     # Without a dashboard: its nine processes take two small cores half a minute to start. Ray Train's clean-up actor
     # misses it and warns every second; a cluster that ends with the run needs no clean-up, so only errors are shown.
@@ -206,6 +208,37 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
         logging_config=ray.LoggingConfig(log_level="ERROR"),
     )
     return True
+
+
+def first_contact(spec: Spec) -> None:
+    """Before a task writes anything: the cluster that its run is to join answers, if there is one.
+
+    Raises:
+        ClusterError: it cannot be joined.
+    """
+    if spec.cluster.mode is not ClusterMode.local and not _is_joined() and (address := _address(spec)):
+        check_contact(address, _named_by(address))
+
+
+def _join(address: str, log_to_driver: bool = True) -> None:
+    """``ray.init`` for a cluster that runs, once it answers."""
+    import ray
+
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    check_contact(address, _named_by(address))
+    try:
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=log_to_driver)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        said = str(error.__cause__ or error).strip().splitlines()
+        raise ClusterError(
+            f"cannot join the cluster at {address}: {said[-1] if said else type(error).__name__}",
+            where=_named_by(address),
+            hint="`ray status` on a node of the cluster must show this machine.",
+        ) from error
+
+
+def _named_by(address: str) -> str:
+    return "RAY_ADDRESS" if address == os.environ.get("RAY_ADDRESS") else "cluster.address"
 
 
 # Given to controller and workers by the driver's environment, where the user has not set them. Ray's own values suit
@@ -252,7 +285,8 @@ def _running() -> str | None:
     from ray._private.utils import read_ray_address
 
     current = read_ray_address()  # what `ray start` left behind; it may have died since
-    return current if current and current in find_gcs_addresses() else None
+    # By this name ray.init sends the token that such a cluster wants; by its address it does not.
+    return "auto" if current and current in find_gcs_addresses() else None
 
 
 def _is_joined() -> bool:

@@ -249,10 +249,10 @@ def _placement(spec: Spec, models: Models, result: Plan, detector: int | None = 
     """
     try:
         on_ray = wants_ray(spec)
+        there = offer(spec) if on_ray else Offer.this_machine()
     except RadioplatError as error:
         result.problems += error.problems
         return
-    there = offer(spec) if on_ray else Offer.this_machine()
     gpus = there.gpus > 0
     world, most = spec.worker_bounds  # what one worker holds is told of the fewest
     if on_ray:

@@ -20,10 +20,11 @@ from radioplat.distill.prepare import Run
 from radioplat.distill.ray_entry import train_function
 from radioplat.distill.spare import worker_environment
 from radioplat.distill.stop import asked, listen, passing_on
-from radioplat.errors import SpecError, Stopped, ours_in
+from radioplat.errors import SpecError, Stopped, TrainingError, ours_in
 from radioplat.spec.cluster import Placement
 from radioplat.teachers.service import RemoteTeacher, start_pool, stop_pool
 from radioplat.track.attempt_log import attempt_folder, begun
+from radioplat.track.attempts import LOST, Attempts
 
 
 def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
@@ -67,6 +68,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             folder=run.folder,
             others={"CPU": beside.cpus, "GPU": beside.gpus},
         )
+        before = Attempts(run.folder).last
         try:
             with passing_on(trainer.stop), _interruptible():
                 ended = trainer.fit().return_value
@@ -74,6 +76,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             cause = ours_in(error)
             if asked() and cause is None:
                 raise Stopped from None
+            cause = cause or _lost_too_often(run, before)
             raise cause if cause is not None else error from None
         if ended is not None:
             raise ended
@@ -122,3 +125,21 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     finally:
         for pool in pools.values():
             stop_pool(pool)
+
+
+def _lost_too_often(run: Run, before: int) -> TrainingError | None:
+    """The error of a run that was given up because its workers were lost, by the last end in ``attempts.jsonl``.
+
+    Args:
+        before: attempts of earlier starts of the command.
+    """
+    events = Attempts(run.folder).read()
+    if not events or events[-1].attempt <= before or events[-1].cause not in LOST:
+        return None
+    limit = run.spec.train.max_failures
+    return TrainingError(
+        f"the workers were lost again after {limit} restarts in a row without a new checkpoint: {events[-1].cause} "
+        f"({events[-1].detail})",
+        where="train.max_failures",
+        hint=f"radioplat diagnose {run.folder} shows why. The same command goes on from the last checkpoint.",
+    )

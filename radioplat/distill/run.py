@@ -10,6 +10,7 @@ from typing import Any
 
 from radioplat.distill.accounts import session, settled
 from radioplat.distill.checkpoint import newest
+from radioplat.distill.cluster import first_contact, wants_ray
 from radioplat.distill.follow import Callback, Follower
 from radioplat.distill.prepare import Run, keep_data, prepare
 from radioplat.distill.resume import catch_up, set_aside, settle, starting_point
@@ -108,9 +109,11 @@ def run_task(
     say: Callable[[str], None],
 ) -> RunResult:
     """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
-    folder = TaskFolder(spec.results_dir, task, override)
-    with heeding_sigterm(), Lease(folder.path, say) as lease:
-        return _run_alone(spec, task, folder, lease, callbacks, progress, say)
+    with heeding_sigterm():
+        first_contact(spec)
+        folder = TaskFolder(spec.results_dir, task, override)
+        with Lease(folder.path, say) as lease:
+            return _run_alone(spec, task, folder, lease, callbacks, progress, say)
 
 
 def _run_alone(
@@ -180,8 +183,6 @@ def _start(spec: Spec, architecture: StudentArchitecture) -> list[str]:
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:
-    from radioplat.distill.cluster import wants_ray
-
     if wants_ray(run.spec):
         from radioplat.distill.ray_run import run_on_ray
 

@@ -12,6 +12,7 @@ from radioplat.errors import PlacementError
 from radioplat.nodes.training import training_workers
 
 _LOOK_S = 0.5
+_ANSWER_S = 30.0  # Ray's command takes some seconds to start on a busy machine
 
 
 def drain(seconds: float, reason: str, node_id: str | None = None) -> None:
@@ -23,7 +24,7 @@ def drain(seconds: float, reason: str, node_id: str | None = None) -> None:
         node_id: Ray's, in hex; default: the node on this machine.
 
     Raises:
-        PlacementError: no cluster runs here, or it refused.
+        PlacementError: no cluster runs here, it does not answer, or it refused.
     """
     command = [
         str(Path(sys.executable).parent / "ray"),
@@ -33,12 +34,16 @@ def drain(seconds: float, reason: str, node_id: str | None = None) -> None:
         f"--deadline-remaining-seconds={max(0, math.floor(seconds))}",
         *([f"--node-id={node_id}"] if node_id else []),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    hint = "Run it on a node of the cluster, with the cluster's RAY_AUTH_MODE and token."
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:  # it waits for minutes; a machine that is to go has two
+        raise PlacementError(f"the cluster does not answer within {_ANSWER_S:g} seconds", hint=hint) from None
     if done.returncode:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise PlacementError(
             f"ray drain-node failed: {said[-1].strip() if said else f'exit status {done.returncode}'}",
-            hint="Run it on a node of the cluster, with the cluster's RAY_AUTH_MODE and token.",
+            hint=hint,
         )
 
 

@@ -16,6 +16,7 @@ NAME = "attempts.jsonl"
 CAUSES = ("worker_killed", "node_lost", "drained", "resized", "stopped", "hang", "oom", "storage", "error",
           "done", "unknown")  # fmt: skip
 PLANNED = ("drained", "resized", "stopped", "done")  # nothing was lost
+LOST = ("worker_killed", "node_lost", "drained", "hang", "oom")  # a process went, or a machine: no exception of ours
 _DETAIL = 2000  # characters
 
 

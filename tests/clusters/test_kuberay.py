@@ -67,9 +67,12 @@ def test_a_job_tells_exit_statuses_apart(clusters, cluster):
     rules = tree["spec"]["podFailurePolicy"]["rules"]
     acts = {code: rule["action"] for rule in rules if "onExitCodes" in rule for code in rule["onExitCodes"]["values"]}
     assert acts == {os.EX_TEMPFAIL: "Ignore", 1: "FailJob", 2: "FailJob", 130: "FailJob"}
+    assert os.EX_SOFTWARE not in acts and 0 < tree["spec"]["backoffLimit"] <= 5, "a defect is tried a few times"
     pod = tree["spec"]["template"]["spec"]
     assert pod["restartPolicy"] == "Never", "Kubernetes wants it for a podFailurePolicy"
     (container,) = pod["containers"]
+    wait = float(container["command"][container["command"].index("--wait") + 1])
+    assert 300 <= wait <= 3600, "a head on a new node takes minutes; nothing is waited for for ever"
     secrets = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if "valueFrom" in entry]
     assert secrets == [{"name": cluster["authOptions"]["secretName"], "key": "auth_token"}]
     assert container["image"] == cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["image"]

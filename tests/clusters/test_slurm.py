@@ -27,21 +27,26 @@ STAND_INS = {
 
 
 @pytest.fixture
-def job(clusters, tmp_path):
-    """The batch script, started; and what was called."""
+def environment(tmp_path) -> dict[str, str]:
+    """The stand-ins, and what Slurm sets; LOG is where calls are written down."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
     for name, body in STAND_INS.items():
         (binaries / name).write_text(f"#!/bin/bash\n{body}\n")
         (binaries / name).chmod(0o755)
-    log = tmp_path / "calls"
-    environment = os.environ | {
+    return os.environ | {
         "PATH": f"{binaries}:{os.environ['PATH']}",
-        "LOG": str(log),
+        "LOG": str(tmp_path / "calls"),
         "SLURM_JOB_ID": "4242",
         "SLURM_JOB_NODELIST": "[a-c]",
         "SLURM_GPUS_ON_NODE": "8",
     }
+
+
+@pytest.fixture
+def job(clusters, environment):
+    """The batch script, started; and what was called."""
+    log = Path(environment["LOG"])
     process = subprocess.Popen(
         [clusters / "slurm.sh", "-e", "spec.yaml"], env=environment, start_new_session=True, stderr=subprocess.PIPE
     )
@@ -70,7 +75,23 @@ def test_a_signal_becomes_a_requeue(job):
     assert "radioplat distill -e spec.yaml cluster.mode=ray a:24242" in calls
 
 
-@pytest.mark.parametrize("status", [0, 1])
+def test_a_head_that_never_answers_is_a_named_end(clusters, environment, tmp_path):
+    """As `ray health-check` does for a closed port: it takes longer than anyone wants, and fails."""
+    (tmp_path / "bin" / "ray").write_text('#!/bin/bash\n[ "$1" = health-check ] && sleep 1; exit 1\n')
+    done = subprocess.run(
+        [clusters / "slurm.sh", "-e", "spec.yaml"],
+        env=environment | {"HEAD_PATIENCE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1 and "the head on a does not answer" in done.stderr
+    calls = (tmp_path / "calls").read_text()
+    assert "requeue" not in calls and "radioplat distill" not in calls
+
+
+@pytest.mark.parametrize("status", [0, 1, 70])
 def test_an_end_is_an_end(job, status):
     process, log = job
     Path(f"{log}.end").write_text(str(status))
