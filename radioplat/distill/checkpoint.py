@@ -172,7 +172,7 @@ def _gone(name: str) -> str:
 def verified_state(folder: Path) -> RunState | None:
     """The state of a checkpoint whose files all match its manifest; None for anything else."""
     try:
-        sums = json.loads((folder / MANIFEST).read_text())
+        sums = json.loads(_regular(folder / MANIFEST).read_text())
         whole = _FILES <= set(sums) and any(files <= set(sums) for files in _MODELS)
         if not whole or any(_sha256(folder / name) != digest for name, digest in sums.items()):
             return None
@@ -195,7 +195,7 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
 def step_of(path: Path) -> int:
     """A checkpoint's global step, whole or not; -1 where that cannot be read."""
     try:
-        return int(json.loads((path / STATE).read_text())["global_step"])
+        return int(json.loads(_regular(path / STATE).read_text())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
 
@@ -212,8 +212,19 @@ def read_losses(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _regular(path: Path) -> Path:
+    """``path``, if a regular file is there: to read a device or a pipe may never end.
+
+    Raises:
+        OSError: there is something else, or nothing.
+    """
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path
 
 
 @contextlib.contextmanager

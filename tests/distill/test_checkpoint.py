@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -100,6 +102,35 @@ def test_a_damaged_one_is_passed_over(file, damage, write, tmp_path):
     older, newer = write("model_epoch_001", 3), write("model_epoch_002", 6)
     (newer / file).write_bytes(damage((newer / file).read_bytes()))
     assert verified_state(newer) is None
+    assert newest(tmp_path)[0] == older
+
+
+@pytest.fixture
+def must_end():
+    """A test that still reads after some seconds has failed; it is not waited for."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("still reading"))
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "zeros", "pipe", ".", "../pipe"])
+def test_a_manifest_that_names_what_is_no_file(name, write, tmp_path, must_end):
+    older, newer = write("model_epoch_001", 3), write("model_epoch_002", 6)
+    os.symlink("/dev/zero", newer / "zeros")
+    os.mkfifo(newer / "pipe")
+    os.mkfifo(tmp_path / "pipe")
+    manifest = json.loads((newer / checkpoint.MANIFEST).read_text())
+    (newer / checkpoint.MANIFEST).write_text(json.dumps({name: "0" * 64, **manifest}))
+    assert newest(tmp_path)[0] == older
+
+
+@pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.MANIFEST])
+def test_a_pipe_in_place_of_a_file(file, write, tmp_path, must_end):
+    older, newer = write("model_epoch_001", 3), write("model_epoch_002", 6)
+    (newer / file).unlink()
+    os.mkfifo(newer / file)
     assert newest(tmp_path)[0] == older
 
 
