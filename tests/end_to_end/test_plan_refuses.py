@@ -74,7 +74,6 @@ def binding(**changes) -> str:
         (["export.input_width=50", "distill.then=[export]"], "export.input_width"),
         # class-token slots out of range
         ([f"{T}[1].summary_token_idx=2"], f"{T}[1].summary_token_idx"),
-        ([f"{T}[0].summary_token_idx=-1"], f"{T}[0].summary_token_idx"),
     ],
 )
 def test_plan_names_the_field(planned, capfd, overrides, where):
