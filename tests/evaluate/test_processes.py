@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 
 from radioplat.distill.design import design_models
-from radioplat.errors import RadioplatError, WeightsError
-from radioplat.errors import SpecError
+from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.evaluate.knn import knn_accuracy
 from radioplat.evaluate.processes import Processes
 from radioplat.evaluate.run import evaluate
