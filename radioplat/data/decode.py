@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from radioplat.data.headers import ImageHeader, image_header, open_lazily
 from radioplat.data.png import png_damage
 
 MAX_PIXELS = 178_956_970  # the default of dataset.max_pixels
+_BAND_PIXELS = 1 << 21  # that are converted at a time
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 
 
@@ -77,7 +79,7 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
     if rgb is None:
         if header.format == "PNG" and (damage := png_damage(data)):
             raise BadSample("corrupt_image", damage)
-        rgb, factor = _decode_pillow(data), 1
+        rgb, factor = _decode_pillow(data, header), 1
     rgb = _upright(rgb, header.orientation)
     if rgb.shape[:2] != (-(-header.height // factor), -(-header.width // factor)):
         says, has = f"{header.width}x{header.height}", f"{rgb.shape[1]}x{rgb.shape[0]}"
@@ -96,26 +98,44 @@ def _factor(header: ImageHeader, reduction: float) -> int:
     return 1
 
 
+def _stored_size(header: ImageHeader) -> tuple[int, int]:
+    """Width and height as a decoder gives them, not upright yet."""
+    size = header.width, header.height
+    return size if header.orientation < 5 else size[::-1]
+
+
+def _require_size(size: tuple[int, int], header: ImageHeader) -> None:
+    """Refuse an image that its decoder takes for another size than the header reader did, before it is decoded.
+
+    ``max_pixels`` was compared with the header's size. A PNG with two headers, say, has the size of the first for a
+    reader of headers and that of the last for Pillow.
+    """
+    if size != _stored_size(header):
+        width, height = _stored_size(header)
+        detail = f"the header says {width}x{height}, the decoder {size[0]}x{size[1]}"
+        raise BadSample("size_mismatch", detail)
+
+
 def _decode_jpeg(data: bytes, header: ImageHeader, factor: int, fast: bool) -> np.ndarray | None:
     """RGB at 1/factor of the size, or None where libjpeg-turbo refuses (CMYK, oddities, damage): Pillow then judges."""
     try:
+        _require_size(simplejpeg.decode_jpeg_header(data)[1::-1], header)
         if factor == 1:
             return simplejpeg.decode_jpeg(data, "RGB", fastdct=fast, fastupsample=fast)
-        height, width = -(-header.height // factor), -(-header.width // factor)
-        if header.orientation > 4:  # the file lies on its side
-            height, width = width, height
+        width, height = (-(-side // factor) for side in _stored_size(header))
         return simplejpeg.decode_jpeg(data, "RGB", fast, fast, min_height=height, min_width=width, min_factor=factor)
     except (ValueError, RuntimeError):
         return None
 
 
-def _decode_pillow(data: bytes) -> np.ndarray:
+def _decode_pillow(data: bytes, header: ImageHeader) -> np.ndarray:
     try:
         image = open_lazily(io.BytesIO(data))
         if image is None:
             raise BadSample("not_an_image")
+        _require_size(image.size, header)
         image.load()
-        return np.asarray(_to_rgb(image))
+        return _to_rgb(image)
     except BadSample:
         raise
     except Image.DecompressionBombError as error:
@@ -124,24 +144,41 @@ def _decode_pillow(data: bytes) -> np.ndarray:
         raise BadSample("corrupt_image", f"{type(error).__name__}: {error}") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in _DEEP_MODES:
-        return _from_deep(image)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    """``image`` in stretches of rows: what a conversion needs beside it and the result is then little."""
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        whole = rows >= image.height
+        yield slice(top, bottom), image if whole else image.crop((0, top, image.width, bottom))
 
 
-def _from_deep(image: Image.Image) -> Image.Image:
-    """One deep channel to 8 bits. 32-bit files do not say their white: the least usual one that holds the data."""
-    values = np.asarray(image).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise BadSample("corrupt_image", "pixels that are not finite")
+def _to_rgb(image: Image.Image) -> np.ndarray:
+    """uint8 ``[h, w, 3]``."""
+    white = _white(image) if image.mode in _DEEP_MODES else None
+    rgb = np.empty((image.height, image.width, 3), np.uint8)
+    for rows, band in _bands(image):
+        if white is not None:
+            values = np.asarray(band).astype(np.float64)
+            rgb[rows] = np.rint(np.clip(values / white, 0, 1) * 255)[:, :, None]
+        elif band.has_transparency_data:
+            paper = Image.new("RGBA", band.size, "white")
+            rgb[rows] = np.asarray(Image.alpha_composite(paper, band.convert("RGBA")).convert("RGB"))
+        else:
+            rgb[rows] = np.asarray(band if band.mode == "RGB" else band.convert("RGB"))
+    return rgb
+
+
+def _white(image: Image.Image) -> float:
+    """The white of one deep channel. 32-bit files do not say theirs: the least usual one that holds the data."""
+    top = 0.0
+    for _, band in _bands(image):
+        most = float(np.asarray(band).max(initial=0))
+        if not np.isfinite(most) or not np.isfinite(np.asarray(band).min(initial=0)):
+            raise BadSample("corrupt_image", "pixels that are not finite")
+        top = max(top, most)
     whites = {"I": (65_535, 2**31 - 1), "F": (1, 255, 65_535, 2**31 - 1)}.get(image.mode, (65_535,))
-    top = values.max(initial=0)
-    white = next((w for w in whites if top <= w), top)
-    return Image.fromarray(np.rint(np.clip(values / white, 0, 1) * 255).astype(np.uint8)).convert("RGB")
+    return next((w for w in whites if top <= w), top)
 
 
 def _upright(rgb: np.ndarray, orientation: int) -> np.ndarray:

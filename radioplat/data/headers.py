@@ -31,6 +31,7 @@ _MAGIC = (
     (b"II+\0", TiffImageFile),
     (b"MM\0+", TiffImageFile),
 )
+_LONGEST_SIDE = 2**31 - 1  # as PNG has it, and the shard index; a TIFF can say more
 _EXIF = b"Exif\0\0"  # what stands before an EXIF block, in some formats
 
 
@@ -83,10 +84,12 @@ def header_at(read: Callable[[int, int], bytes], stream: Callable[[], BinaryIO])
         name, found = "PNG", png_size(read, start)
     else:
         name, found = "", None
-    if found is not None:
+    if found is None:
+        header = _careful_header(stream())
+    else:
         width, height, turn = found
-        return ImageHeader(width, height, name, turn) if turn < 5 else ImageHeader(height, width, name, turn)
-    return _careful_header(stream())
+        header = ImageHeader(width, height, name, turn) if turn < 5 else ImageHeader(height, width, name, turn)
+    return None if header is None or max(header.width, header.height) > _LONGEST_SIDE else header
 
 
 def _careful_header(stream: BinaryIO) -> ImageHeader | None:

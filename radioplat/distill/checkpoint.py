@@ -296,8 +296,19 @@ def read_losses(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _regular(path: Path) -> Path:
+    """``path``, if a regular file is there: to read a device or a pipe may never end.
+
+    Raises:
+        OSError: there is something else, or nothing.
+    """
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path
 
 
 @contextlib.contextmanager

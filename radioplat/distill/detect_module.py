@@ -11,7 +11,8 @@ from torch import nn
 from torchvision.ops import box_convert
 
 from radioplat.distill.detector_bindings import DetectorBindings, Widths, student_modules
-from radioplat.distill.module import MicroBatch, regularized
+from radioplat.distill.micro_batch import MicroBatch
+from radioplat.distill.module import regularized
 from radioplat.losses.grid import Overlap
 from radioplat.models.capture import captured
 from radioplat.models.detectors import AnyDetector

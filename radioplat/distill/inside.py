@@ -14,7 +14,8 @@ from radioplat.spec.distill import AverageView, Source
 from radioplat.spec.resolve import AVERAGE, ResolvedTeacher
 
 if TYPE_CHECKING:
-    from radioplat.distill.module import DistillModule, MicroBatch
+    from radioplat.distill.micro_batch import MicroBatch
+    from radioplat.distill.module import DistillModule
 
 
 @dataclass

@@ -10,7 +10,8 @@ import torch
 
 from radioplat.data.batch import Batch
 from radioplat.data.order import SampleOrder
-from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
+from radioplat.distill.micro_batch import MicroBatch
+from radioplat.distill.module import ClassifyModule, DistillModule
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.overlap import overlap_of
 from radioplat.distill.phases import INLINE, TEACHER, Phases

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import nn
 from radioplat.distill.average import AverageStudent
 from radioplat.distill.inside import answers_inside, with_answers
 from radioplat.distill.mesa import mesa_loss
+from radioplat.distill.micro_batch import MicroBatch
 from radioplat.distill.peers import Peer
 from radioplat.losses.balance import TeacherBalance
 from radioplat.losses.grid import Overlap, on_common_grid
@@ -25,33 +26,6 @@ from radioplat.models.student import Student
 from radioplat.spec.distill import DistillConfig, LabelForm, Source
 from radioplat.spec.labels import label_weight
 from radioplat.spec.resolve import ResolvedTeacher, Term
-
-
-@dataclass
-class MicroBatch:
-    """A micro-batch on the training device.
-
-    Attributes:
-        views: uint8 ``[B, 3, H, W]`` by view name.
-        weight: float32 ``[B]``.
-        label: int64 ``[B]``, -1 where there is none.
-        targets: each teacher's features, bf16.
-        factors: what a teacher's terms are multiplied by, 1 where it is not named. Of a teacher with factor 0 the
-            targets may be any finite numbers: its head runs all the same, so that ranks whose micro-batches are seen by
-            other teachers meet in the same collectives, and gets a gradient of zero.
-        overlaps: how a teacher's view lies to the student's, where they differ or a mask hides part of one.
-        inner_overlaps: the same by view, for teachers inside the module.
-        boxes: of the objects in the student's view, ``[B, M, 6]``, see :class:`radioplat.data.batch.View`.
-    """
-
-    views: dict[str, torch.Tensor]
-    weight: torch.Tensor
-    label: torch.Tensor
-    targets: dict[str, Features] = field(default_factory=dict)
-    factors: dict[str, float] = field(default_factory=dict)
-    overlaps: dict[str, Overlap] = field(default_factory=dict)
-    inner_overlaps: dict[str, Overlap] = field(default_factory=dict)
-    boxes: torch.Tensor | None = None
 
 
 @dataclass

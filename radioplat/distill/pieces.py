@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from radioplat.distill.module import MicroBatch
+from radioplat.distill.micro_batch import MicroBatch
 from radioplat.losses.criterion import BatchWise
-from radioplat.losses.grid import Overlap
 
 
 def in_pieces(micro: MicroBatch, count: int) -> list[tuple[float, MicroBatch]]:
@@ -23,31 +19,10 @@ def in_pieces(micro: MicroBatch, count: int) -> list[tuple[float, MicroBatch]]:
     """
     if count <= 1:
         return [(1.0, micro)]
-    sizes = [len(part) for part in torch.arange(len(micro.weight)).tensor_split(min(count, len(micro.weight)))]
-    weights = [float(part.sum()) for part in micro.weight.split(sizes)]
+    pieces = micro.split(count)
+    weights = [float(piece.weight.sum()) for piece in pieces]
     whole = sum(weights)
-    found, start = [], 0
-    for size, weight in zip(sizes, weights, strict=True):
-        cut = slice(start, start + size)
-        found.append((weight / whole if whole else 1 / len(sizes), _cut(micro, cut)))
-        start += size
-    return found
-
-
-def _cut(micro: MicroBatch, cut: slice) -> MicroBatch:
-    return replace(
-        micro,
-        views={name: view[cut] for name, view in micro.views.items()},
-        weight=micro.weight[cut],
-        label=micro.label[cut],
-        boxes=None if micro.boxes is None else micro.boxes[cut],
-        targets={name: features.map(lambda t: t[cut]) for name, features in micro.targets.items()},
-        overlaps={name: _cut_overlap(overlap, cut) for name, overlap in micro.overlaps.items()},
-    )
-
-
-def _cut_overlap(overlap: Overlap, cut: slice) -> Overlap:
-    return replace(overlap, **{name: value[cut] for name, value in vars(overlap).items() if value is not None})
+    return [(w / whole if whole else 1 / len(pieces), piece) for w, piece in zip(weights, pieces, strict=True)]
 
 
 def differs_in_pieces(module: nn.Module) -> list[str]:

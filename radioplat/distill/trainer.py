@@ -24,8 +24,9 @@ from radioplat.distill.detector_design import detect_module
 from radioplat.distill.ema import Ema
 from radioplat.distill.engine import arithmetic, build_engine
 from radioplat.distill.loss_state import LossState
+from radioplat.distill.micro_batch import MicroBatch
 from radioplat.distill.micro_batches import MicroBatches
-from radioplat.distill.module import ClassifyModule, DistillModule, MicroBatch
+from radioplat.distill.module import ClassifyModule, DistillModule
 from radioplat.distill.non_finite import NonFiniteGuard
 from radioplat.distill.optimizer import set_rates
 from radioplat.distill.pause import Pauses

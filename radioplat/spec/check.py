@@ -14,7 +14,6 @@ from radioplat.spec.check_losses import loss_problems
 from radioplat.spec.check_optimizer import optimizer_problems
 from radioplat.spec.check_scheme import scheme_problems
 from radioplat.spec.check_stages import equivariance_problems, mosaic_problems, stage_problems
-from radioplat.spec.check_steady import steady_problems
 from radioplat.spec.check_student import student_structure
 from radioplat.spec.check_target_norm import target_norm_problems
 from radioplat.spec.check_upsampling import upsampled_teachers, upsampler_training
@@ -40,9 +39,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_draws(spec),
         *optimizer_problems(spec),
         *zero_problems(spec),
-        *steady_problems(spec),
         *_feature_cache(spec),
-        *_prices(spec),
         *checkpoint_problems(spec),
         *evaluation_problems(spec),
         *student_structure(spec),
@@ -61,52 +58,21 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         problems += [*_teachers(spec), *upsampler_training(spec)]
     if task == "train" and spec.dataset.num_classes < 1 and not detects(spec):
         problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
-    elif spec.dataset.num_classes < 0:
-        problems.append(Problem(f"must not be negative, not {spec.dataset.num_classes}", "dataset.num_classes"))
     return problems
 
 
 def _sizes(spec: Spec) -> Iterator[Problem]:
-    train, dataset = spec.train, spec.dataset
-    at_least_one = {
-        "dataset": ("batch_size", "img_size", "workers", "prefetch_batches", "max_pixels"),
-        "train": (
-            "num_gpus",
-            "num_nodes",
-            "num_epochs",
-            "checkpoint_interval",
-            "log_interval",
-            "max_non_finite_steps",
-            "global_batch_size",
-            "max_steps",
-            "min_workers",
-            "max_workers",
-        ),
-    }
-    small = [
-        Problem(f"must be at least 1, not {value}", f"{section}.{name}")
-        for section, names in at_least_one.items()
-        for name in names
-        if (value := getattr(getattr(spec, section), name)) is not None and value < 1
-    ]
-    yield from small
-    if not small and spec.global_batch_size % dataset.batch_size:
+    dataset = spec.dataset
+    if spec.global_batch_size % dataset.batch_size:
         yield Problem(
             f"{spec.global_batch_size} is not a multiple of dataset.batch_size {dataset.batch_size}",
             "train.global_batch_size",
             "The global batch is cut into whole micro-batches.",
         )
     fewest, most = spec.worker_bounds
-    if not small and fewest > most:
+    if fewest > most:
         hint = "train.max_workers is train.num_gpus * train.num_nodes where it is unset."
         yield Problem(f"at least {fewest} and at most {most} workers cannot be", "train.min_workers", hint)
-    if not 0 <= train.resize_interval_s < math.inf:
-        yield Problem(f"must not be negative, not {train.resize_interval_s}", "train.resize_interval_s")
-    for name in ("read_timeout_s", "storage_timeout_s"):
-        if not 0 < (value := getattr(dataset, name)) < math.inf:
-            yield Problem(f"must be positive and finite, not {value}", f"dataset.{name}")
-    if not train.clip_grad_norm >= 0:
-        yield Problem(f"must not be negative, not {train.clip_grad_norm}", "train.clip_grad_norm", "0: no clipping.")
     mean, std, where = student_normalisation(spec)
     pairs = {"dataset.augmentation.": (dataset.augmentation.mean, dataset.augmentation.std), where: (mean, std)}
     for path, pair in pairs.items():
@@ -116,26 +82,16 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
 def _augmentation(spec: Spec) -> Iterator[Problem]:
     """Ranges that make no sense."""
     augmentation, path = spec.dataset.augmentation, "dataset.augmentation"
-    scale, ratio = augmentation.random_crop.scale_range, augmentation.random_crop.ratio_range
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-        yield Problem(
-            f"two shares with 0 < low <= high <= 1 are needed, not {scale}", f"{path}.random_crop.scale_range"
-        )
-    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
-        yield Problem(f"two ratios with 0 < low <= high are needed, not {ratio}", f"{path}.random_crop.ratio_range")
-    scale = augmentation.with_scale_random_crop.scale_range
-    if len(scale) != 2 or not 1 <= scale[0] <= scale[1] < math.inf:
-        where = f"{path}.with_scale_random_crop.scale_range"
-        yield Problem(f"two scales with 1 <= low <= high are needed, not {scale}", where)
+    pairs = {
+        "random_crop.scale_range": augmentation.random_crop.scale_range,
+        "random_crop.ratio_range": augmentation.random_crop.ratio_range,
+        "with_scale_random_crop.scale_range": augmentation.with_scale_random_crop.scale_range,
+    }
+    for name, pair in pairs.items():
+        if len(pair) != 2 or pair[0] > pair[1]:
+            yield Problem(f"two numbers with low <= high are needed, not {pair}", f"{path}.{name}")
     if augmentation.random_rotate.enable and not augmentation.random_rotate.angle_list:
         yield Problem("at least one angle is needed", f"{path}.random_rotate.angle_list")
-    for name in ("brightness", "contrast", "saturation", "hue"):
-        value, most = getattr(augmentation.random_color, name), 0.5 if name == "hue" else math.inf
-        if not 0 <= value <= most:
-            yield Problem(
-                f"must not be negative{', nor above 0.5' if name == 'hue' else ''}, not {value}",
-                f"{path}.random_color.{name}",
-            )
 
 
 def _draws(spec: Spec) -> Iterator[Problem]:
@@ -174,8 +130,6 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
                 f"{teacher.where}.pretrained_teacher_model_path",
                 "Give the path of a local .safetensors, .pth or .pt file.",
             )
-        if teacher.input_size < 1:
-            yield Problem(f"must be at least 1, not {teacher.input_size}", f"{teacher.where}.input_size")
         yield from normalisation_problems(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
         yield from _service(spec.teachers.get(teacher.name, TeacherServiceConfig()), f"teachers.{teacher.name}")
 
@@ -203,8 +157,6 @@ def _bindings(spec: Spec) -> Iterator[Problem]:
         if binding.criterion in (LossType.angle, LossType.tangent_sphere):
             hint = "Take another loss."
             yield Problem("it keeps statistics of summaries, which a binding has not", f"{where}.criterion", hint)
-        if not (math.isfinite(binding.weight) and binding.weight >= 0):
-            yield Problem(f"must be a number from 0, not {binding.weight}", f"{where}.weight")
 
 
 def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
@@ -213,13 +165,6 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
     whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
     if not whole or not 1 <= pair[0] <= pair[1]:
         yield Problem(f"a number from 1, or two as [least, most], not {replicas}", f"{where}.replicas")
-    if service.max_batch is not None and service.max_batch < 1:
-        yield Problem(f"must be at least 1, not {service.max_batch}", f"{where}.max_batch")
-    for name in ("timeout_s", "start_timeout_s", "recovery_timeout_s"):
-        if not getattr(service, name) > 0:
-            yield Problem(f"must be positive, not {getattr(service, name)}", f"{where}.{name}")
-    if any(not amount > 0 for amount in service.resources.values()):
-        yield Problem(f"amounts above 0 are needed, not {service.resources}", f"{where}.resources")
     if {"CPU", "GPU", "memory"} & service.resources.keys():
         hint = "CPUs and GPUs: num_cpus, num_gpus."
         yield Problem("custom resources are meant, not Ray's own", f"{where}.resources", hint)
@@ -231,22 +176,11 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
 
 def _feature_cache(spec: Spec) -> Iterator[Problem]:
     cache = spec.feature_cache
-    if cache.max_bytes < 1:
-        hint = "To keep nothing, leave feature_cache.dir empty."
-        yield Problem(f"must be at least 1, not {cache.max_bytes}", "feature_cache.max_bytes", hint)
     if cache.dir is not None and not cache.dir.strip():
         yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
     elif "://" in (cache.dir or "") and not cache.dir.startswith(("s3://", "gs://")):
         hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
         yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
-
-
-def _prices(spec: Spec) -> Iterator[Problem]:
-    for name in ("gpu_hour_price", "cpu_hour_price"):
-        price = getattr(spec.cluster, name)
-        if price is not None and not 0 <= price < math.inf:
-            hint = "Leave it out where it is not known."
-            yield Problem(f"must not be negative, not {price}", f"cluster.{name}", hint)
 
 
 def _chain(spec: Spec) -> Iterator[Problem]:
@@ -283,8 +217,6 @@ def _wandb(spec: Spec) -> Iterator[Problem]:
         yield Problem("there are no event files that W&B could keep", "wandb.sync_tensorboard", hint)
     if asked.mode is not None and asked.mode not in modes:
         yield Problem(f"must be one of {', '.join(modes)}, not {asked.mode!r}", "wandb.mode")
-    if not (asked.finish_s > 0 and math.isfinite(asked.finish_s)):
-        yield Problem(f"must be above 0, not {asked.finish_s}", "wandb.finish_s")
 
 
 def _not_yet(where: str) -> Problem:

@@ -11,15 +11,11 @@ from radioplat.spec.root import Spec
 
 
 def checkpoint_problems(spec: Spec) -> Iterator[Problem]:
-    """Problems of ``results_dir``, ``train.keep_*``, ``checkpoint_dir`` and ``max_checkpoint_failures``."""
+    """Problems of ``results_dir``, ``train.keep_*`` and ``checkpoint_dir``."""
     train = spec.train
     if "://" in spec.results_dir:
         hint = "Name a folder, and put checkpoints on the store as well with train.checkpoint_dir."
         yield Problem("status.json and the ledger need a folder, not an object store", "results_dir", hint)
-    for name, least in {"keep_last": 1, "keep_best": 0, "keep_every": 1, "max_checkpoint_failures": 0}.items():
-        value = getattr(train, name)
-        if value is not None and value < least:
-            yield Problem(f"must be at least {least}, not {value}", f"train.{name}")
     if train.keep_last is None:
         for name in ("keep_best", "keep_every"):
             if getattr(train, name):

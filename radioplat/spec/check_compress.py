@@ -26,11 +26,6 @@ def compress_problems(spec: Spec) -> Iterator[Problem]:
     for name in asked.changes:
         if name not in names:
             yield Problem("no stage has this name", f"compress.changes.{name}", f"Stages: {', '.join(names)}.")
-    gates = asked.gates
-    if gates.min_kept is not None and not 0 < gates.min_kept <= 1:
-        yield Problem(f"must be above 0 and at most 1, not {gates.min_kept}", "compress.gates.min_kept")
-    if gates.retries < 0:
-        yield Problem(f"must not be negative, not {gates.retries}", "compress.gates.retries")
     val = spec.dataset.val_dataset
     if CHANGES_STUDENT & set(asked.stages) and not (val.tar_data_sources or val.images_dir):
         hint = "Each student is judged on it; the test split is never used for that."

@@ -62,8 +62,6 @@ def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
         if getattr(distill, name) != getattr(default, name):
             hint = "Leave it at its default: a detector learns by bindings and boxes."
             yield Problem("it has no effect on a detector", f"distill.{name}", hint)
-    if not distill.box_loss_weight >= 0:
-        yield Problem(f"must be a number from 0, not {distill.box_loss_weight}", "distill.box_loss_weight")
     plain = TeacherConfig()
     for i, teacher in enumerate(distill.teacher):
         for name in _OF_TEACHERS:

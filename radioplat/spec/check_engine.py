@@ -14,11 +14,9 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 def engine_problems(config: TensorRTConfig) -> Iterator[Problem]:
     """Fields of ``config`` that contradict each other, whatever builds the engine."""
     sizes = config.min_batch_size, config.opt_batch_size, config.max_batch_size
-    if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
-        message = "batch sizes must satisfy 1 <= min <= opt <= max, not " + ", ".join(map(str, sizes))
+    if not sizes[0] <= sizes[1] <= sizes[2]:
+        message = "batch sizes must satisfy min <= opt <= max, not " + ", ".join(map(str, sizes))
         yield Problem(message, f"{_SECTION}.{{min,opt,max}}_batch_size")
-    if config.workspace_size < 1:
-        yield Problem(f"must be at least 1 MiB, not {config.workspace_size}", f"{_SECTION}.workspace_size")
     yield from _calibration(config)
     for i, rule in enumerate(config.layers_precision):
         pattern, _, precision = rule.rpartition(":")
@@ -35,10 +33,7 @@ def engine_problems(config: TensorRTConfig) -> Iterator[Problem]:
 def _calibration(config: TensorRTConfig) -> Iterator[Problem]:
     asked, defaults, where = config.calibration, CalibrationConfig(), f"{_SECTION}.calibration"
     for name in ("cal_batch_size", "cal_batches"):
-        value = getattr(asked, name)
-        if value < 1:
-            yield Problem(f"must be at least 1, not {value}", f"{where}.{name}")
-        elif value != getattr(defaults, name) and not asked.cal_image_dir:
+        if getattr(asked, name) != getattr(defaults, name) and not asked.cal_image_dir:
             yield Problem("is for images of cal_image_dir, and none is given", f"{where}.{name}", "Give the folder.")
     sources = asked.cal_image_dir or asked.cal_cache_file or asked.cal_json_file
     if sources and config.data_type.strip().lower() != "int8":

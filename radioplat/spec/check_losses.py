@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
@@ -43,8 +42,6 @@ def _term(term: Term, batch_size: int) -> Iterator[Problem]:
         fitting = f"For {_NAMES[term.kind]} take {', '.join(loss.value for loss in _FIT[term.kind])}."
         where = f"{term.where}.type" if term.extra else term.where
         yield Problem(f"loss {term.loss.value} does not compare {_NAMES[term.kind]}", where, fitting)
-    if term.extra and not 0 <= term.weight < math.inf:
-        yield Problem(f"must not be negative, not {term.weight}", f"{term.where}.weight")
     if 1 <= batch_size < _NEEDS.get(term.loss, 1):
         message = f"loss {term.loss.value} compares images of a micro-batch, which has {batch_size}"
         yield Problem(message, "dataset.batch_size", f"Take at least {_NEEDS[term.loss]}.")
@@ -72,16 +69,9 @@ def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Proble
         config.spatial_focal_gamma,
         config.spatial_focal_max_weight,
     )
-    if not 0 <= weight <= 1:
-        yield Problem(f"must lie in [0, 1], not {weight}", f"{where}.spatial_focal_weight")
-    elif weight and not any(term.loss in _VECTORS for term in maps):
+    if weight and not any(term.loss in _VECTORS for term in maps):
         message = "no loss of this teacher compares maps position by position"
         yield Problem(message, f"{where}.spatial_focal_weight", hint)
-    if not 0 <= gamma < math.inf:
-        yield Problem(f"must not be negative, not {gamma}", f"{where}.spatial_focal_gamma")
-    if not (most == 0 or 1 <= most < math.inf):
-        message = f"must be at least 1, the mean of the weights, or 0 for no limit, not {most}"
-        yield Problem(message, f"{where}.spatial_focal_max_weight")
     if not weight and (gamma, most) != (1.0, 4.0):
         message = "there are no focal weights"
         yield Problem(message, f"{where}.spatial_focal_weight", "Set it above 0, or leave the other two out.")
@@ -90,15 +80,11 @@ def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Proble
 def _class_scores(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Problem]:
     distill, terms = spec.distill, [term for teacher in teachers for term in teacher.terms]
     kl = any(term.loss is LossType.KL for term in terms)
-    if not 0 < distill.temperature < math.inf:
-        yield Problem(f"must be positive, not {distill.temperature}", "distill.temperature")
-    elif distill.temperature != 1 and (distill.kl_form is KLForm.tao or not kl):
+    if distill.temperature != 1 and (distill.kl_form is KLForm.tao or not kl):
         message = "no loss has a temperature: " + ("TAO's KL has 1" if kl else "no teacher's is KL")
         hint = "Set distill.kl_form: hinton, or leave this at 1." if kl else "Leave it at 1."
         yield Problem(message, "distill.temperature", hint)
-    if not 0 <= distill.alpha <= 1:
-        yield Problem(f"must lie in [0, 1], not {distill.alpha}", "distill.alpha")
-    elif distill.alpha and not (spec.dataset.num_classes > 0 or any(term.kind == "logits" for term in terms)):
+    if distill.alpha and not (spec.dataset.num_classes > 0 or any(term.kind == "logits" for term in terms)):
         message = "labels need a classifier: the student has none, and no teacher's class scores are distilled"
         hint = "Give dataset.num_classes, or a teacher mode logits; or leave this at 0."
         yield Problem(message, "distill.alpha", hint)
@@ -127,7 +113,5 @@ def _balance(spec: Spec) -> Iterator[Problem]:
     alone = sum(teacher.source is not Source.deeper for teacher in distill.teacher) == 1
     if distill.balance is Balance.adaloss and alone:
         yield Problem("there is one teacher, and nothing to balance", "distill.balance", "Take fixed.")
-    if not 0 <= distill.teacher_drop_prob <= 1:
-        yield Problem(f"must lie in [0, 1], not {distill.teacher_drop_prob}", "distill.teacher_drop_prob")
-    elif distill.teacher_drop_prob and alone:
+    if distill.teacher_drop_prob and alone:
         yield Problem("there is one teacher, which is never dropped", "distill.teacher_drop_prob", "Leave it at 0.")

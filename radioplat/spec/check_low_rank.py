@@ -17,12 +17,6 @@ def low_rank_problems(spec: Spec) -> Iterator[Problem]:
     if len(given) != 1:
         what = f"{' and '.join(given)} contradict each other" if given else "how narrow?"
         yield Problem(what, "low_rank", "Give one of low_rank.energy, low_rank.rank and low_rank.ratio.")
-    for name in ("energy", "ratio"):
-        value = getattr(asked, name)
-        if value is not None and not 0 < value < 1:
-            yield Problem(f"must be between 0 and 1, not {value}", f"low_rank.{name}")
-    if asked.rank is not None and asked.rank < 1:
-        yield Problem(f"must be at least 1, not {asked.rank}", "low_rank.rank")
     if asked.retrain.mode is RetrainMode.weight_rewind:
         hint = "Take finetune or lr_rewind."
         yield Problem("factors have no earlier values to go back to", "low_rank.retrain.mode", hint)

@@ -22,17 +22,7 @@ from radioplat.spec.root import Spec
 def prune_problems(spec: Spec) -> Iterator[Problem]:
     """What the task ``prune`` cannot do."""
     asked = spec.prune
-    for name, least in (("granularity", 1), ("rounds", 1), ("score_batches", 1), ("blocks", 0)):
-        if getattr(asked, name) < least:
-            yield Problem(f"must be at least {least}, not {getattr(asked, name)}", f"prune.{name}")
-    for name in ("amount", "threshold"):
-        if not 0 <= getattr(asked, name) < 1:
-            hint = "1 would leave nothing." if getattr(asked, name) >= 1 else ""
-            yield Problem(f"must be at least 0 and below 1, not {getattr(asked, name)}", f"prune.{name}", hint)
-    budget = {name: share for name, share in vars(asked.budget).items() if share is not None}
-    for name, share in budget.items():
-        if not 0 < share < 1:
-            yield Problem(f"must be between 0 and 1, a share of today's, not {share}", f"prune.budget.{name}")
+    budget = [name for name, share in vars(asked.budget).items() if share is not None]
     if budget and asked.mode is PruneMode.threshold:
         yield Problem(
             "a budget finds prune.amount, and mode threshold does not read that", "prune.budget", "Take mode: amount."
@@ -88,9 +78,6 @@ def _sparsity(asked: SparsityConfig) -> Iterator[Problem]:
                 known = ", ".join(pattern.value for pattern in SparsityPattern)
                 yield Problem("without a type nothing becomes zero", f"{where}.{name}", f"{where}.type: {known}.")
         return
-    if not 0 < asked.amount < 1:
-        hint = "1 would leave nothing." if asked.amount >= 1 else ""
-        yield Problem(f"must be between 0 and 1, not {asked.amount}", f"{where}.amount", hint)
     if asked.type is SparsityPattern.two_of_four:
         if asked.amount != plain.amount:
             yield Problem(f"2:4 means a half, not {asked.amount}", f"{where}.amount", "Leave it out.")

@@ -33,10 +33,6 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"the backend {asked.backend} takes none", "quantize.backend_kwargs", "Leave it out.")
     if asked.checkpoint and asked.model_path and asked.checkpoint != asked.model_path:
         yield Problem("quantize.checkpoint names another", "quantize.model_path", "Give one of them.")
-    if asked.calibration_batches < 1:
-        yield Problem(f"must be at least 1, not {asked.calibration_batches}", "quantize.calibration_batches")
-    if not 50 <= asked.percentile <= 100:
-        yield Problem(f"must lie between 50 and 100, not {asked.percentile}", "quantize.percentile")
     if asked.equalize and asked.relu6:
         hint = "Set one of them to false."
         yield Problem("weights cannot be moved across a ReLU6", "quantize.equalize", hint)
@@ -77,9 +73,6 @@ def _of_files(spec: Spec) -> Iterator[Problem]:
 
 def _qat(spec: Spec) -> Iterator[Problem]:
     own, default = spec.quantize.qat, QatConfig()
-    for name in ("num_epochs", "max_steps", "lr"):
-        if (value := getattr(own, name)) is not None and not value > 0:
-            yield Problem(f"must be positive, not {value}", f"quantize.qat.{name}")
     if spec.quantize.mode is not QuantizeMode.qat:
         for name, value in vars(own).items():
             if value != getattr(default, name):

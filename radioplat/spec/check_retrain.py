@@ -23,12 +23,6 @@ def retrain_problems(spec: Spec, asked: RetrainConfig, where: str) -> Iterator[P
         return
     if asked.epochs is not None and asked.steps is not None:
         yield Problem(f"{where}.epochs says how long, too", f"{where}.steps", "Leave one of the two out.")
-    for name in ("epochs", "steps"):
-        value = getattr(asked, name)
-        if value is not None and value < 1:
-            yield Problem(f"must be at least 1, not {value}", f"{where}.{name}")
-    if asked.lr is not None and not asked.lr > 0:
-        yield Problem(f"must be positive, not {asked.lr}", f"{where}.lr")
     rewinds = asked.mode is RetrainMode.weight_rewind
     if rewinds and asked.rewind_to is None:
         hint = "Give a model_epoch_... folder of the run that the student is from."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
@@ -161,10 +160,6 @@ def _peer(spec: Spec, teacher: ResolvedTeacher) -> Iterator[Problem]:
 
 def _mesa(spec: Spec) -> Iterator[Problem]:
     mesa, where = spec.distill.mesa, "distill.mesa"
-    if not 0 <= mesa.weight < math.inf:
-        yield Problem(f"must not be negative, not {mesa.weight}", f"{where}.weight")
-    if mesa.start_step < 0:
-        yield Problem(f"must not be negative, not {mesa.start_step}", f"{where}.start_step")
     if not mesa.weight and mesa != MesaConfig():
         yield Problem("MESA has no weight", f"{where}.weight", f"Set it above 0, or leave {where} out.")
 

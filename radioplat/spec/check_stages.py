@@ -14,27 +14,14 @@ _WHERE = "distill.stages"
 
 
 def stage_problems(spec: Spec) -> Iterator[Problem]:
-    """Stages of no length, of unknown teachers or none, and such as the run does not hold."""
+    """Stages of unknown teachers or none, and such as the run does not hold."""
     names, stages = teacher_names(spec.distill.teacher), spec.distill.stages
-    small = [
-        Problem(f"must be at least 1, not {value}", f"distill.{section}[{i}].{name}")
-        for section, configs, fields in (
-            ("stages", stages, ("steps", "img_size")),
-            ("partitions", spec.distill.partitions, ("img_size",)),
-        )
-        for i, config in enumerate(configs)
-        for name in fields
-        if (value := getattr(config, name)) is not None and value < 1
-    ]
-    yield from small
     for i, stage in enumerate(stages):
-        if stage.lr is not None and not stage.lr > 0:
-            yield Problem(f"must be positive, not {stage.lr}", f"{_WHERE}[{i}].lr")
         for name in stage.teachers:
             if name not in names:
                 hint = f"Teachers: {', '.join(names) or 'none'}."
                 yield Problem(f"no teacher is called {name!r}", f"{_WHERE}[{i}].teachers", hint)
-    if stages and not small:
+    if stages:
         yield from _length(spec)
         yield from _taught(spec, names)
     yield from _without_effect(spec)
@@ -94,9 +81,7 @@ def mosaic_problems(spec: Spec) -> Iterator[Problem]:
     resolved = resolve_teachers(spec)
     for i, teacher in enumerate(spec.distill.teacher):
         where = f"distill.teacher[{i}]"
-        if teacher.mosaic < 1:
-            yield Problem(f"must be at least 1, not {teacher.mosaic}", f"{where}.mosaic")
-        if teacher.mosaic <= 1:
+        if teacher.mosaic == 1:
             continue
         if teacher.input_size is None or teacher.match_student_resolution:
             hint = "Give input_size, the teacher's native size, and leave out match_student_resolution."

@@ -15,9 +15,6 @@ _SECTION = "distill.target_norm"
 def target_norm_problems(spec: Spec) -> Iterator[Problem]:
     """What is wrong with ``target_norm`` and with teachers' ``spatial_norm_type``."""
     config, default = spec.distill.target_norm, TargetNormConfig()
-    for name in ("fit_batches", "refresh_steps", "freeze_after"):
-        if (value := getattr(config, name)) < 1:
-            yield Problem(f"must be at least 1, not {value}", f"{_SECTION}.{name}")
     teachers = resolve_teachers(spec)
     for teacher, given in zip(teachers, spec.distill.teacher, strict=True):
         if given.spatial_norm_type is not None and "spatial" not in teacher.wanted:

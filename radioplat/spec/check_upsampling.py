@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
@@ -60,21 +59,10 @@ def upsampler_training(spec: Spec) -> Iterator[Problem]:
     elif any(t.inside or t.ensemble for t in resolve_teachers(spec) if config.teacher in (None, t.name)):
         hint = "Name a teacher with pretrained_teacher_model_path."
         yield Problem("an upsampler is trained for one set of frozen weights", f"{section}.teacher", hint)
-    for name in ("steps", "batch_size", "views", "fit_images", "held_out", "width", "heads", "window", "log_interval"):
-        if (value := getattr(config, name)) < 1:
-            yield Problem(f"must be at least 1, not {value}", f"{section}.{name}")
-    if config.window > 0 and config.window % 2 == 0:
+    if config.window % 2 == 0:
         yield Problem(f"a window has an odd side, not {config.window}", f"{section}.window")
-    if config.heads > 0 and config.width > 0 and config.width % config.heads:
+    if config.width % config.heads:
         yield Problem(f"{config.heads} heads do not divide a width of {config.width}", f"{section}.heads")
-    for name, low, high in (("max_zoom", 1, math.inf), ("max_shift", 0, 0.5)):
-        if not low <= (value := getattr(config, name)) <= high or value == math.inf:
-            yield Problem(f"must lie between {low} and {high}, not {value}", f"{section}.{name}")
-    for name in ("lr", "weight_decay", "warmup_steps"):
-        value = getattr(config, name)
-        if not 0 <= value < math.inf or (name == "lr" and not value):
-            rule = "must be positive" if name == "lr" else "must not be negative"
-            yield Problem(f"{rule}, not {value}", f"{section}.{name}")
     yield from _factor(spec, names)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from radioplat.spec.ranges import SECONDS, number
 
 
 class ClusterMode(str, Enum):
@@ -21,15 +23,15 @@ class ClusterConfig:
 
     mode: ClusterMode = ClusterMode.auto
     address: str | None = None  # default: RAY_ADDRESS, else a running cluster, else one of our own
-    cpus_per_worker: float = 1.0
-    cpus_per_decode: float = 1.0
+    cpus_per_worker: float = number(1.0, at_least=0)
+    cpus_per_decode: float = number(1.0, at_least=0)
     # Keep a process on each worker's node that has imported everything, so that a restart is quick: some 0.6 GB of host
     # memory for each worker.
     spare_workers: bool = False
-    worker_resources: dict[str, float] = field(default_factory=dict)  # custom resources, e.g. {student_node: 1}
+    worker_resources: dict[str, float] = number(dict, above=0)  # custom resources, e.g. {student_node: 1}
     # Of one hour, in any currency, to tell what teachers cost; without cpu_hour_price a GPU's price has its CPUs in it.
-    gpu_hour_price: float | None = None
-    cpu_hour_price: float | None = None
+    gpu_hour_price: float | None = number(None, at_least=0, hint="Leave it out where it is not known.")
+    cpu_hour_price: float | None = number(None, at_least=0, hint="Leave it out where it is not known.")
 
 
 class Placement(str, Enum):
@@ -65,19 +67,21 @@ class TeacherServiceConfig:
     """(+) One entry of section ``teachers``, by the teacher's name."""
 
     replicas: Any = 1  # n, or [least, most]: one more while requests queue up, one less while none come
-    num_gpus: float | None = None  # default: 1 where the cluster has GPUs, else 0
-    num_cpus: float = 1.0
-    resources: dict[str, float] = field(default_factory=dict)  # custom ones, of each replica: {radioplat_teacher: 1}
+    num_gpus: float | None = number(None, at_least=0)  # default: 1 where the cluster has GPUs, else 0
+    num_cpus: float = number(1.0, at_least=0)
+    resources: dict[str, float] = number(dict, above=0)  # custom ones, of each replica: {radioplat_teacher: 1}
     precision: TeacherPrecision = TeacherPrecision.auto
     placement: Placement = Placement.spread
     transport: Transport = Transport.auto
     compile: bool = False
     # Samples of a forward: requests of several students are run together, and what is missing is padded, so that the
     # shape is always the same. Default: dataset.batch_size.
-    max_batch: int | None = None
-    timeout_s: float = 300.0  # a forward that takes longer hangs
-    start_timeout_s: float = 600.0  # for the replicas' places on the cluster and for loading their weights
-    recovery_timeout_s: float = 1800.0  # how long students hold for a replica whose node was lost
+    max_batch: int | None = number(None, at_least=1)
+    timeout_s: float = number(300.0, above=0, at_most=SECONDS)  # a forward that takes longer hangs
+    # for the replicas' places on the cluster and for loading their weights
+    start_timeout_s: float = number(600.0, above=0, at_most=SECONDS)
+    # how long students hold for a replica whose node was lost
+    recovery_timeout_s: float = number(1800.0, above=0, at_most=SECONDS)
     cache: bool = True  # whether its features go through feature_cache, where that names a folder
     pool: str | None = None  # a pool of this name outlives the run and serves others too; see `radioplat teachers`
 
@@ -95,4 +99,5 @@ class FeatureCacheConfig:
     """(+) Spec section ``feature_cache``: teachers' answers, kept for later epochs and trials; off without ``dir``."""
 
     dir: str | None = None  # a folder of this machine, one that nodes share, or s3://..., gs://...
-    max_bytes: int = 100_000_000_000  # of all files in it, whoever wrote them
+    # of all files in it, whoever wrote them
+    max_bytes: int = number(100_000_000_000, at_least=1, hint="To keep nothing, leave feature_cache.dir empty.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from radioplat.spec.ranges import number
+
 
 class Stage(str, Enum):
     """A task of the chain; each takes the student that the stage before left."""
@@ -41,10 +43,10 @@ class OnFail(str, Enum):
 class GatesConfig:
     """What each stage must keep of the starting student, on ``dataset.val_dataset``."""
 
-    min_kept: float | None = None  # share of the metric; unset: nothing is asked
+    min_kept: float | None = number(None, above=0, at_most=1)  # share of the metric; unset: nothing is asked
     metric: GateMetric | None = None  # unset: fidelity, and of a detector mAP
     on_fail: OnFail = OnFail.stop
-    retries: int = 3  # milder settings that are tried, with on_fail: relax
+    retries: int = number(3, at_least=0)  # milder settings that are tried, with on_fail: relax
 
 
 @dataclass

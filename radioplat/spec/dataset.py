@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from radioplat.spec.ranges import SECONDS, number
+
 
 class WeightMode(str, Enum):
     """How often a sample whose hash is seen f times is drawn: 1/f, 1/f^2, 1/log(1+f), or always."""
@@ -21,19 +23,19 @@ class TarSource:
     """One corpus of WebDataset shards, ``{root_dir}/**/*.tar``."""
 
     root_dir: str = "???"
-    samples_per_file: int = 10_000
-    steps_per_epoch: int = 10_000
-    scale_factor: float = 1.0
+    samples_per_file: int = number(10_000, at_least=1)
+    steps_per_epoch: int = number(10_000, at_least=1)
+    scale_factor: float = number(1.0, above=0)
 
 
 @dataclass
 class ResolutionFilter:
     """Thresholds on the native resolution; each applies only when set, and each is inclusive."""
 
-    min_short_side: int | None = None
-    min_long_side: int | None = None
-    min_area: int | None = None
-    max_aspect_ratio: float | None = None
+    min_short_side: int | None = number(None, at_least=0)
+    min_long_side: int | None = number(None, at_least=0)
+    min_area: int | None = number(None, at_least=0)
+    max_aspect_ratio: float | None = number(None, at_least=1)
 
 
 @dataclass
@@ -42,7 +44,7 @@ class SplitConfig:
 
     images_dir: str | None = None
     tar_data_sources: list[TarSource] = field(default_factory=list)
-    seed: int = 42
+    seed: int = number(42, at_least=0)
     full_equivariance: bool = False
     shift_equivariance: bool = False
     data_weight_mode: WeightMode | None = None
@@ -60,8 +62,8 @@ class RandomFlip:
     """Mirror an image left-right or top-bottom."""
 
     enable: bool = True
-    hflip_probability: float = 0.5
-    vflip_probability: float = 0.0
+    hflip_probability: float = number(0.5, at_least=0, at_most=1)
+    vflip_probability: float = number(0.0, at_least=0, at_most=1)
 
 
 @dataclass
@@ -69,8 +71,8 @@ class RandomCrop:
     """Random resized crop: area as a share of the image, and aspect ratio (width over height)."""
 
     enable: bool = True
-    scale_range: list[float] = field(default_factory=lambda: [0.25, 1.0])
-    ratio_range: list[float] = field(default_factory=lambda: [0.75, 4.0 / 3.0])
+    scale_range: list[float] = number(lambda: [0.25, 1.0], above=0, at_most=1)
+    ratio_range: list[float] = number(lambda: [0.75, 4.0 / 3.0], above=0)
 
 
 @dataclass
@@ -84,8 +86,8 @@ class Switch:
 class RandomRotate(Switch):
     """Turn an image by one of ``angle_list`` (degrees, counter-clockwise), drawn evenly."""
 
-    rotate_probability: float = 0.5
-    angle_list: list[float] = field(default_factory=lambda: [90.0, 180.0, 270.0])
+    rotate_probability: float = number(0.5, at_least=0, at_most=1)
+    angle_list: list[float] = number(lambda: [90.0, 180.0, 270.0])
 
 
 @dataclass
@@ -93,17 +95,17 @@ class RandomColor(Switch):
     """Change brightness, contrast and saturation by a factor in 1 +- the field, and turn the hue by up to +-hue * 360
     degrees."""
 
-    brightness: float = 0.3
-    contrast: float = 0.3
-    saturation: float = 0.3
-    hue: float = 0.3
+    brightness: float = number(0.3, at_least=0)
+    contrast: float = number(0.3, at_least=0)
+    saturation: float = number(0.3, at_least=0)
+    hue: float = number(0.3, at_least=0, at_most=0.5)
 
 
 @dataclass
 class RandomErase(Switch):
     """Paint a random rectangle grey."""
 
-    erase_probability: float = 0.2
+    erase_probability: float = number(0.2, at_least=0, at_most=1)
 
 
 @dataclass
@@ -111,7 +113,7 @@ class ScaleRandomCrop(Switch):
     """Enlarge an image by a factor from ``scale_range`` beyond what fills the view, and cut at a random place; takes
     the place of ``random_crop``."""
 
-    scale_range: list[float] = field(default_factory=lambda: [1.0, 1.2])
+    scale_range: list[float] = number(lambda: [1.0, 1.2], at_least=1)
 
 
 @dataclass
@@ -129,26 +131,26 @@ class AugmentationConfig:
     with_random_blur: bool = False
     # sizes, each as likely as the others; or TAO's form, {size: probability} each
     multi_scales: list[Any] = field(default_factory=list)
-    patch_size: int | None = None
-    mean: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
-    std: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
+    patch_size: int | None = number(None, at_least=1)
+    mean: list[float] = number(lambda: [0.485, 0.456, 0.406])
+    std: list[float] = number(lambda: [0.229, 0.224, 0.225], above=0)
 
 
 @dataclass
 class DatasetConfig:
     """Spec section ``dataset``."""
 
-    img_size: int = 224
-    batch_size: int = 8
-    workers: int = 8
-    num_classes: int = 0
+    img_size: int = number(224, at_least=1, at_most=65_536)
+    batch_size: int = number(8, at_least=1)
+    workers: int = number(8, at_least=1)
+    num_classes: int = number(0, at_least=0)
     # (+) names of the classes of detection shards, by label; a COCO file names its own
     classes: list[str] = field(default_factory=list)
-    val_img_size: int | None = None
-    val_batch_size: int | None = None
+    val_img_size: int | None = number(None, at_least=1, at_most=65_536)
+    val_batch_size: int | None = number(None, at_least=1)
     knn_validation: bool = False
-    knn_num_classes: int | None = None
-    knn_max_train_batches: int | None = None
+    knn_num_classes: int | None = number(None, at_least=1)
+    knn_max_train_batches: int | None = number(None, at_least=1)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     train_dataset: SplitConfig = field(default_factory=SplitConfig)
     val_dataset: SplitConfig = field(default_factory=SplitConfig)
@@ -157,15 +159,15 @@ class DatasetConfig:
     # (+) where the shard index is kept; default: results_dir/index
     index_dir: str | None = None
     # (+) larger images are rejected by their header (a decompression bomb is never decoded), in pixels
-    max_pixels: int = 178_956_970
+    max_pixels: int = number(178_956_970, at_least=1)
     # (+) the share of recent samples that may prove unreadable before the run stops with a report
-    max_bad_fraction: float = 0.05
+    max_bad_fraction: float = number(0.05, at_least=0, at_most=1)
     # (+) seconds after which a read that hangs is tried from another process; a shard that fails for so long while
     # others of its source can be read is given up
-    read_timeout_s: float = 120.0
+    read_timeout_s: float = number(120.0, above=0, at_most=SECONDS)
     # (+) seconds that a run waits for storage that fails or is away, before it ends
-    storage_timeout_s: float = 1800.0
+    storage_timeout_s: float = number(1800.0, above=0, at_most=SECONDS)
     # (+) an image whose bytes are not what the sidecar's sha256 or md5 says is unreadable
     verify_hashes: bool = False
     # (+) batches that are decoded and asked of the teachers ahead of the student, per training worker
-    prefetch_batches: int = 4
+    prefetch_batches: int = number(4, at_least=1)

@@ -8,6 +8,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from radioplat.spec.model import ModelConfig
+from radioplat.spec.ranges import number
 
 
 class LossType(str, Enum):
@@ -130,17 +131,17 @@ class ExtraLossConfig:
 
     type: LossType = MISSING
     kind: Kind = MISSING
-    weight: float = 1.0
+    weight: float = number(1.0, at_least=0)
 
 
 @dataclass
 class ViTDetConfig:
     """Windowed attention during training, with probability ``prob``."""
 
-    prob: float = 0.0
-    window_sizes: list[int] = field(default_factory=list)
-    num_global: int | None = None
-    num_windowed: int | None = None
+    prob: float = number(0.0, at_least=0, at_most=1)
+    window_sizes: list[int] = number(list, at_least=2)
+    num_global: int | None = number(None, at_least=1)
+    num_windowed: int | None = number(None, at_least=1)
 
 
 @dataclass
@@ -150,7 +151,7 @@ class BindingConfig:
     teacher_module_name: str = MISSING
     student_module_name: str = MISSING
     criterion: LossType = MISSING
-    weight: float = 1.0
+    weight: float = number(1.0, at_least=0)
     teacher: str | None = None  # (+) by name; unset: the only one
 
 
@@ -191,9 +192,9 @@ class TargetNormConfig:
 
     type: TargetNormType = TargetNormType.none
     fit: TargetNormFit = TargetNormFit.before
-    fit_batches: int = 100
-    refresh_steps: int = 100
-    freeze_after: int = 3000
+    fit_batches: int = number(100, at_least=1)
+    refresh_steps: int = number(100, at_least=1)
+    freeze_after: int = number(3000, at_least=1)
     path: str | None = None  # of statistics: read where the file is there, else written once they are measured
 
 
@@ -201,27 +202,29 @@ class TargetNormConfig:
 class PartitionConfig:
     """(+) A share of every global batch, in whole micro-batches, and the names of the teachers that see it."""
 
-    share: float = MISSING
+    share: float = number(MISSING, above=0, at_most=1 + 1e-6, hint="All add up to 1.")
     teachers: list[str] = field(default_factory=list)
-    img_size: int | None = None  # pixels a side of the student's view there; unset: as everywhere else
+    # pixels a side of the student's view there; unset: as everywhere else
+    img_size: int | None = number(None, at_least=1, at_most=65_536)
 
 
 @dataclass
 class StageConfig:
     """(+) A stretch of the run: so many optimizer steps, and what is different in them."""
 
-    steps: int = MISSING
-    img_size: int | None = None  # of the student; unset: as everywhere else
+    steps: int = number(MISSING, at_least=1)
+    img_size: int | None = number(None, at_least=1, at_most=65_536)  # of the student; unset: as everywhere else
     teachers: list[str] = field(default_factory=list)  # who teaches; empty: all of them
-    lr: float | None = None  # the schedule starts again at each stage, its warm-up too; unset: train.optim.lr
+    # the schedule starts again at each stage, its warm-up too; unset: train.optim.lr
+    lr: float | None = number(None, above=0)
 
 
 @dataclass
 class MesaConfig:
     """(+) MESA: the student's map against that of its moving average on another crop, both layer-normalised."""
 
-    weight: float = 0.0
-    start_step: int = 0  # the first global step at which it counts
+    weight: float = number(0.0, at_least=0)
+    start_step: int = number(0, at_least=0)  # the first global step at which it counts
     view: AverageView = AverageView.shifted
 
 
@@ -236,32 +239,36 @@ class TeacherConfig:
     pretrained_teacher_model_path: str | None = None
     ensemble: list[str] = field(default_factory=list)  # (+) several weights of one backbone: their mean teaches
     loss_type: LossType | None = None
-    loss_lambda: float | None = None
+    loss_lambda: float | None = number(None, at_least=0)
     mode: Mode | None = None
-    input_size: int | None = None
-    patch_size: int | None = None
+    input_size: int | None = number(None, at_least=1, at_most=65_536)
+    patch_size: int | None = number(None, at_least=1)
     match_student_resolution: bool | None = None  # unset: true, or false where input_size is given
-    upsample_factor: int = 1  # 2 or 4 with an adaptor
-    stochastic_resolutions: dict[int, float] = field(default_factory=dict)
-    norm_mean: list[float] = field(default_factory=list)
-    norm_std: list[float] = field(default_factory=list)
-    summary_loss_weight: float = 1.0
-    fd_loss_weight: float = 1.0
+    upsample_factor: int = number(1, at_least=1)  # 2 or 4 with an adaptor
+    stochastic_resolutions: dict[int, float] = number(dict, at_least=0)
+    norm_mean: list[float] = number(list)
+    norm_std: list[float] = number(list, above=0)
+    summary_loss_weight: float = number(1.0, at_least=0)
+    fd_loss_weight: float = number(1.0, at_least=0)
     summary_loss_type: SummaryLoss = SummaryLoss.CE
     spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
-    spatial_focal_weight: float = 0.0  # 0: all positions count alike; 1: by the teacher's saliency alone
-    spatial_focal_gamma: float = 1.0
-    spatial_focal_max_weight: float = 4.0
+    # 0: all positions count alike; 1: by the teacher's saliency alone
+    spatial_focal_weight: float = number(0.0, at_least=0, at_most=1)
+    spatial_focal_gamma: float = number(1.0, at_least=0)
+    spatial_focal_max_weight: float = number(4.0, at_least=1, also=(0,), hint="1 is the mean of all; 0: no limit.")
     extra_losses: list[ExtraLossConfig] = field(default_factory=list)  # (+)
-    summary_token_idx: int | None = None  # the student's class token that its head reads; default: one of its own
+    # the student's class token that its head reads; default: one of its own
+    summary_token_idx: int | None = number(None, at_least=0)
     spatial_mlp_version: str = "v2"  # or attn
-    spatial_num_inner: int | None = None
-    fd_upsample_factor: int = 1  # (+) the map's head is so many times finer than the student's map, by pixel shuffle
+    spatial_num_inner: int | None = number(None, at_least=0, at_most=100)
+    # (+) the map's head is so many times finer than the student's map, by pixel shuffle
+    fd_upsample_factor: int = number(1, at_least=1, at_most=16)
     spatial_norm_type: SpatialNormType | None = None  # of the map; unset: target_norm.type
     adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
     upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
     do_upsample: bool = True
-    mosaic: int = 1  # (+) k: sees k x k of the student's images side by side, in a picture of input_size
+    # (+) k: sees k x k of the student's images side by side, in a picture of input_size
+    mosaic: int = number(1, at_least=1, at_most=64)
 
 
 @dataclass
@@ -272,22 +279,24 @@ class DistillConfig:
     scheme: Scheme = Scheme.offline  # (+)
     mesa: MesaConfig = field(default_factory=MesaConfig)  # (+)
     loss_type: LossType = LossType.KL
-    loss_lambda: float = 0.5
+    loss_lambda: float = number(0.5, at_least=0)
     kl_form: KLForm = KLForm.tao  # (+)
-    temperature: float = 1.0  # (+) of KL in the hinton form
-    alpha: float = 0.0  # (+) share of cross-entropy with labels; an image without a label is distilled alone
+    temperature: float = number(1.0, above=0)  # (+) of KL in the hinton form
+    # (+) share of cross-entropy with labels; an image without a label is distilled alone
+    alpha: float = number(0.0, at_least=0, at_most=1)
     label_form: LabelForm = LabelForm.alpha  # (+)
     balance: Balance = Balance.fixed  # (+)
-    teacher_drop_prob: float = 0.0  # (+) UNIC's: an image loses each teacher but its worst with this probability
+    # (+) UNIC's: an image loses each teacher but its worst with this probability
+    teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
     mode: Mode = Mode.auto
     use_mlp: bool = True
-    mlp_hidden_size: int = 1024
-    mlp_num_inner: int = 0
+    mlp_hidden_size: int = number(1024, at_least=1, hint="For a single linear layer set distill.use_mlp: false.")
+    mlp_num_inner: int = number(0, at_least=0, at_most=100)
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
     bindings: list[BindingConfig] = field(default_factory=list)
     # (+) with model.task: detection: what multiplies the detector's own losses beside the bindings, and whether its
     # decoder starts with the (first) teacher's weights
-    box_loss_weight: float = 1.0
+    box_loss_weight: float = number(1.0, at_least=0)
     decoder_from_teacher: bool = False
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
+from radioplat.spec.ranges import number
+
 
 def _weight_decays() -> list[float]:
     return [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
@@ -34,9 +36,9 @@ class LinearProbeConfig:
     """(+) ``evaluate.linear_probe``: a linear classifier on frozen summaries of labelled training images."""
 
     enable: bool = False
-    weight_decays: list[float] = field(default_factory=_weight_decays)  # the best on ``held_out`` is taken
-    held_out: float = 0.2  # share of each class of the training images that judges them
-    max_iter: int = 200  # of L-BFGS, for each weight decay
+    weight_decays: list[float] = number(_weight_decays, at_least=0)  # the best on ``held_out`` is taken
+    held_out: float = number(0.2, above=0, below=1)  # share of each class of the training images that judges them
+    max_iter: int = number(200, at_least=1)  # of L-BFGS, for each weight decay
 
 
 class DecoderKind(str, Enum):
@@ -50,11 +52,11 @@ class DecoderKind(str, Enum):
 class LightDecoderConfig:
     """(+) How a light decoder is trained; of no use to a linear one."""
 
-    width: int = 128  # channels
-    steps: int = 400
-    batch_size: int = 16  # maps
-    lr: float = 2e-3  # at its highest: one cycle
-    weight_decay: float = 0.01
+    width: int = number(128, at_least=1)  # channels
+    steps: int = number(400, at_least=1)
+    batch_size: int = number(16, at_least=1)  # maps
+    lr: float = number(2e-3, above=0)  # at its highest: one cycle
+    weight_decay: float = number(0.01, at_least=0)
 
 
 @dataclass
@@ -70,20 +72,21 @@ class MaskedConfig:
 
     masks_dir: str | None = None
     shards_dir: str | None = None  # in place of the folders
-    num_classes: int = 0
+    num_classes: int = number(0, at_least=0, at_most=255)
     # the numbers in a mask that are class 0, 1, ...; empty: these numbers themselves
-    class_values: list[int] = field(default_factory=list)
-    ignore_index: int | None = 255  # the number of a pixel without a class; null: there is none
+    class_values: list[int] = number(list, at_least=0, at_most=255)
+    # the number of a pixel without a class; null: there is none
+    ignore_index: int | None = number(255, at_least=0, at_most=255, hint="null: there is none.")
     val_masks_dir: str | None = None  # unset, and no val_shards_dir: ``val_share`` is held out, by name
     val_shards_dir: str | None = None
-    val_share: float = 0.25
-    max_images: int | None = None  # per split; unset: all
+    val_share: float = number(0.25, above=0, below=1)
+    max_images: int | None = number(None, at_least=2)  # per split; unset: all
     decoder: DecoderKind = DecoderKind.linear
     # views of each training image: the centred square, then crops and flips of dataset.augmentation
-    views: int = 1
-    weight_decays: list[float] = field(default_factory=_weight_decays)  # of a linear decoder
-    held_out: float = 0.2  # share of the training images that judges them
-    max_iter: int = 200
+    views: int = number(1, at_least=1)
+    weight_decays: list[float] = number(_weight_decays, at_least=0)  # of a linear decoder
+    held_out: float = number(0.2, above=0, below=1)  # share of the training images that judges them
+    max_iter: int = number(200, at_least=1)
     light: LightDecoderConfig = field(default_factory=LightDecoderConfig)
 
     @property
@@ -116,7 +119,7 @@ class ChangeConfig(MaskedConfig):
 
     before_dir: str | None = None
     after_dir: str | None = None
-    num_classes: int = 2
+    num_classes: int = number(2, at_least=0, at_most=255)
     val_before_dir: str | None = None
     val_after_dir: str | None = None
 
@@ -126,12 +129,13 @@ class CorrespondenceConfig:
     """(+) ``evaluate.correspondence``: positions of held-out images found again in a warped copy of each."""
 
     enable: bool = False
-    images: int = 64  # the first of the held-out images
-    thresholds: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2])  # shares of the image's side
-    max_rotation: float = 30.0  # degrees, either way
-    max_zoom: float = 1.25  # times, either way
-    max_shift: float = 0.1  # share of the side, either way along each axis
-    max_tilt: float = 0.1  # how much the scale changes from edge to edge by perspective
+    images: int = number(64, at_least=1)  # the first of the held-out images
+    thresholds: list[float] = number(lambda: [0.05, 0.1, 0.2], above=0, at_most=1)  # shares of the image's side
+    max_rotation: float = number(30.0, at_least=0, at_most=180)  # degrees, either way
+    max_zoom: float = number(1.25, at_least=1, at_most=4)  # times, either way
+    max_shift: float = number(0.1, at_least=0, at_most=0.5)  # share of the side, either way along each axis
+    # how much the scale changes from edge to edge by perspective
+    max_tilt: float = number(0.1, at_least=0, at_most=0.5)
 
 
 @dataclass

@@ -132,6 +132,8 @@ def _mistyped(value: Any, kind: type, key: str, path: str) -> Iterator[Problem]:
         full = getattr(error, "full_key", None) or key
         at = path + full.removeprefix(key) if full.startswith(key) else path
         yield Problem("a value of this kind cannot stand here" if is_secret(path) else first_line(error), at)
+    except OverflowError:
+        yield Problem("a number this large cannot stand here", path)
 
 
 @functools.cache

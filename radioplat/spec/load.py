@@ -1,4 +1,5 @@
-"""YAML and overrides to a :class:`Spec`: every unknown, missing or mistyped field is reported at once.
+"""YAML and overrides to a :class:`Spec`: every unknown, missing or mistyped field is reported at once, and then every
+number that is out of its range.
 
 The user's file is only ever read. Interpolations (``${...}``) are resolved; ``???`` marks a value that must be given.
 """
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from radioplat.errors import SpecError
 from radioplat.spec.fields import faults, first_line, is_secret
 from radioplat.spec.overrides import apply_override
+from radioplat.spec.ranges import range_problems
 from radioplat.spec.root import Spec
 from radioplat.spec.sizes import scale_faults
 from radioplat.spec.tao_dino import accept_dino
@@ -30,10 +32,10 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
         overrides: hydra-style ``a.b[0].c=value`` or ``a.b.0.c=value``; values are YAML.
 
     Returns:
-        A validated tree of dataclasses; semantic checks are `radioplat.spec.check`'s.
+        A validated tree of dataclasses; what contradicts another field is for `radioplat.spec.check`.
 
     Raises:
-        SpecError: with one problem for each unknown, missing or mistyped field.
+        SpecError: with one problem for each unknown, missing or mistyped field, or for each number out of its range.
     """
     name, tree = _read(source)
     for override in overrides:
@@ -52,9 +54,9 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
         spec = typing.cast(Spec, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
-    odd = scale_faults(spec.dataset.augmentation.multi_scales)
-    if problems := [dataclasses.replace(p, where=_at(name, p.where)) for p in odd]:
-        raise SpecError(*problems)
+    problems = [*scale_faults(spec.dataset.augmentation.multi_scales), *range_problems(spec)]
+    if problems:
+        raise SpecError(*(dataclasses.replace(p, where=_at(name, p.where)) for p in problems))
     return spec
 
 
@@ -93,6 +95,8 @@ def _plain(source: str | dict | DictConfig, name: str) -> dict:
         tree = OmegaConf.create(source)
     except yaml.YAMLError as error:
         raise SpecError(f"not valid YAML{_place(error)}", where=name) from None
+    except ValueError:  # of numbers with thousands of digits
+        raise SpecError("not valid YAML: one of its numbers cannot be read", where=name) from None
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
     if not isinstance(tree, DictConfig):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from radioplat.spec.ranges import number
+
 
 @dataclass
 class BackboneConfig:
@@ -15,21 +17,21 @@ class BackboneConfig:
     pretrained_backbone_path: str | None = None
     freeze_backbone: bool = False
     freeze_norm: bool = False
-    input_dim: list[int] = field(default_factory=lambda: [3, 224, 224])
-    output_dim: list[int] = field(default_factory=list)
-    feature_dim: int | None = None
-    student_norm_mean: list[float] = field(default_factory=list)
-    student_norm_std: list[float] = field(default_factory=list)
+    input_dim: list[int] = number(lambda: [3, 224, 224], at_least=1)
+    output_dim: list[int] = number(list, at_least=1)
+    feature_dim: int | None = number(None, at_least=1)
+    student_norm_mean: list[float] = number(list)
+    student_norm_std: list[float] = number(list, above=0)
     # (+) architecture arguments on top of what `type` implies: embed_dim, depth, num_heads, ...
     kwargs: dict[str, Any] = field(default_factory=dict)
     # (+) RADIO ViT: side in pixels of the position table that CPE crops from, and how many registers follow
     # the class tokens: a number, or enough to make their sum a multiple of `register_multiple`.
-    cpe_max_size: int | None = None
+    cpe_max_size: int | None = number(None, at_least=1, at_most=65_536)
     cpe: bool = True  # while a student trains; false: the whole table at every step, as in evaluation
-    cpe_num_registers: int | None = None
-    register_multiple: int | None = None
+    cpe_num_registers: int | None = number(None, at_least=0)
+    register_multiple: int | None = number(None, at_least=1)
     # (+) of a student: DropPath, and linear layers as (gamma / sigma(W)) W
-    drop_path: float = 0.0
+    drop_path: float = number(0.0, at_least=0, below=1)
     spectral_reparam: bool = False
 
 

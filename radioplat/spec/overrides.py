@@ -64,7 +64,7 @@ def _value(key: str, text: str) -> Any:
         # omegaconf's own reading of YAML: 1e-3 is a number, a date is text.
         parsed = OmegaConf.from_dotlist([f"value={text}"])
         return typing.cast(dict, OmegaConf.to_container(parsed))["value"]
-    except (yaml.YAMLError, OmegaConfBaseException):
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError):  # ValueError: of numbers with thousands of digits
         shown = "" if is_secret(key) else f" {text!r}"
         raise SpecError(f"the value{shown} is not valid YAML", where=key) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from radioplat.spec.ranges import number
 from radioplat.spec.retrain import RetrainConfig
 
 
@@ -66,7 +67,7 @@ class SparsityConfig:
     """Single weights of linear layers and convolutions that become zero, and stay so while training goes on."""
 
     type: SparsityPattern | None = None
-    amount: float = 0.5  # share of the weights that is zero then; of 2:4 it is a half
+    amount: float = number(0.5, above=0, below=1)  # share of the weights that is zero then; of 2:4 it is a half
     scope: PruneScope = PruneScope.layer
     exclude: list[str] = field(default_factory=list)  # patterns of the backbone's layers that are left alone
 
@@ -75,9 +76,9 @@ class SparsityConfig:
 class PruneBudget:
     """What the pruned backbone may take, as a share of what it takes now; ``amount`` is then found."""
 
-    params: float | None = None
-    macs: float | None = None  # multiply-accumulates of one image of dataset.img_size
-    latency: float | None = None  # seconds of such an image, on the machine that prunes
+    params: float | None = number(None, above=0, below=1)
+    macs: float | None = number(None, above=0, below=1)  # multiply-accumulates of one image of dataset.img_size
+    latency: float | None = number(None, above=0, below=1)  # seconds of such an image, on the machine that prunes
 
 
 @dataclass
@@ -87,9 +88,10 @@ class PruneConfig:
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
     results_dir: str | None = None
     mode: PruneMode = PruneMode.amount
-    amount: float = 0.5  # share of the channels that goes
-    threshold: float = 0.1  # channels go that are worth less than this share of their layer's most worthy one
-    granularity: int = 8  # channels that stay are a multiple of this
+    amount: float = number(0.5, at_least=0, below=1)  # share of the channels that goes
+    # channels go that are worth less than this share of their layer's most worthy one
+    threshold: float = number(0.1, at_least=0, below=1)
+    granularity: int = number(8, at_least=1)  # channels that stay are a multiple of this
     raw_prune_score: RawScore = RawScore.L2
     score: PruneScore = PruneScore.magnitude  # (+)
     scope: PruneScope = PruneScope.layer  # (+)
@@ -97,11 +99,12 @@ class PruneConfig:
     parts: list[PrunePart] | None = None
     exclude: list[str] = field(default_factory=list)  # (+) patterns of the backbone's layers that are left alone
     # (+) blocks that go whole, those that change their input least: a count
-    blocks: int = 0
+    blocks: int = number(0, at_least=0)
     budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)  # (+)
-    score_batches: int = 8  # (+) micro-batches that blocks, and channels by gradients, are judged over
-    rounds: int = 1  # (+) so often something goes, with retraining after each time
+    # (+) micro-batches that blocks, and channels by gradients, are judged over
+    score_batches: int = number(8, at_least=1)
+    rounds: int = number(1, at_least=1, at_most=1000)  # (+) so often something goes, with retraining after each time
     schedule: PruneSchedule = PruneSchedule.geometric  # (+)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)  # (+)
 

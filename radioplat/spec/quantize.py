@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from radioplat.spec.ranges import number
+
 
 class QuantizeMode(str, Enum):
     """What is done."""
@@ -47,9 +49,9 @@ class QatConfig:
     """(+) Of ``mode: qat``: what is otherwise than in section ``train`` while the quantized student learns."""
 
     results_dir: str | None = None  # of the run; default: results_dir/qat
-    num_epochs: int | None = None
-    max_steps: int | None = None
-    lr: float | None = None
+    num_epochs: int | None = number(None, at_least=1)
+    max_steps: int | None = number(None, at_least=1)
+    lr: float | None = number(None, above=0)
 
 
 @dataclass
@@ -64,7 +66,7 @@ class QuantizeConfig:
     device: str | None = None  # that calibrates; default: a GPU where there is one
     mode: QuantizeMode = QuantizeMode.ptq
     algorithm: Calibrator = Calibrator.minmax
-    percentile: float = 99.99  # (+) of algorithm: percentile
+    percentile: float = number(99.99, at_least=50, at_most=100)  # (+) of algorithm: percentile
     # layers that no rule meets; unset: int8 where there are no rules, else native, as TAO has it
     default_layer_dtype: str | None = None
     # of rules and defaults that name none; unset: fp8 beside fp8, else int8, and native with mode weight_only_ptq
@@ -76,5 +78,5 @@ class QuantizeConfig:
     equalize: bool = False  # (+) cross-layer equalization of convolutions in a row (Nagel et al. 2019)
     relu6: bool = False  # (+) ReLU becomes ReLU6, a range that is known; what the student says changes
     # (+) of dataset.batch_size images, from dataset.quant_calibration_dataset, or train's where that is empty
-    calibration_batches: int = 32
+    calibration_batches: int = number(32, at_least=1)
     qat: QatConfig = field(default_factory=QatConfig)  # (+)

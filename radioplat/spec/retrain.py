@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from radioplat.spec.ranges import number
+
 
 class RetrainMode(str, Enum):
     """Where weights and rate begin (Renda et al. 2020)."""
@@ -18,10 +20,10 @@ class RetrainMode(str, Enum):
 class RetrainConfig:
     """How long to train on, and how; nothing is trained where neither ``epochs`` nor ``steps`` is given."""
 
-    epochs: int | None = None
-    steps: int | None = None
+    epochs: int | None = number(None, at_least=1)
+    steps: int | None = number(None, at_least=1)
     mode: RetrainMode = RetrainMode.finetune
-    lr: float | None = None  # default: train.optim.lr, of finetune a tenth of it
+    lr: float | None = number(None, above=0)  # default: train.optim.lr, of finetune a tenth of it
     rewind_to: str | None = None  # of weight_rewind: an earlier checkpoint of the same run
 
     @property

@@ -14,6 +14,7 @@ from radioplat.spec.evaluation import (
     SegmentationConfig,
     ZeroShotConfig,
 )
+from radioplat.spec.ranges import number
 
 
 @dataclass
@@ -25,18 +26,21 @@ class EvaluateConfig:
     # names to paths will do
     models: list[JudgedModel] = field(default_factory=list)
     results_dir: str | None = None
-    batch_size: int | None = None
-    num_gpus: int = 1  # processes of this machine that encode, a GPU each; without one, each has its share of cores
-    knn_k: int = 20
-    knn_temperature: float = 0.07
-    max_images: int | None = None  # (+) per split; unset: all
+    batch_size: int | None = number(None, at_least=1)
+    # processes of this machine that encode, a GPU each; without one, each has its share of cores
+    num_gpus: int = number(1, at_least=1)
+    knn_k: int = number(20, at_least=1)
+    knn_temperature: float = number(0.07, above=0)
+    max_images: int | None = number(None, at_least=1)  # (+) per split; unset: all
     # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
     use_ema: bool | None = None
     baseline: bool = True  # (+) evaluate the untrained student beside the trained one
-    pictures: int = 4  # (+) images shown in the PCA pictures; of detectors with their boxes
-    cka_rows: int = 1024  # (+) vectors that linear CKA compares; 0: no CKA
+    # (+) images shown in the PCA pictures; of detectors with their boxes
+    pictures: int = number(4, at_least=0, hint="0: no pictures.")
+    # (+) vectors that linear CKA compares; 0: no CKA
+    cka_rows: int = number(1024, at_least=4, also=(0,), hint="0: no CKA.")
     # (+) sizes in pixels at which the student is judged beside its own: fidelity, and whether its features agree
-    resolutions: list[int] = field(default_factory=list)
+    resolutions: list[int] = number(list, at_least=1, at_most=65_536)
     linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
     segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)
     change: ChangeConfig = field(default_factory=ChangeConfig)  # (+)
@@ -50,7 +54,7 @@ class InferenceConfig:
 
     checkpoint: str | None = None
     results_dir: str | None = None
-    batch_size: int | None = None
+    batch_size: int | None = number(None, at_least=1)
     images_dir: str | None = None
 
 
@@ -71,13 +75,13 @@ class ExportConfig:
     checkpoint: str | None = None
     results_dir: str | None = None
     onnx_file: str | None = None  # default: results_dir/export/student.onnx
-    input_channel: int = 3
-    input_width: int | None = None  # default: dataset.img_size
-    input_height: int | None = None
+    input_channel: int = number(3, at_least=1)
+    input_width: int | None = number(None, at_least=1, at_most=65_536)  # default: dataset.img_size
+    input_height: int | None = number(None, at_least=1, at_most=65_536)
     # 17 at the lowest, 19 for fp8 and beside quantized layers fp16, 21 for int4, 22 for bf16; a lower one is raised.
     # Default: 18, or what tensorrt_version reads
-    opset_version: int | None = None
-    batch_size: int = -1  # -1: dynamic
+    opset_version: int | None = number(None, at_least=1)
+    batch_size: int = number(-1, at_least=-1)  # -1: dynamic
     dynamic_resolution: bool = False  # (+) the ONNX file takes images of any size, in whole strides
     on_cpu: bool = True  # TAO's; the student is traced on the CPU either way
     verbose: bool = False  # let torch's exporter print

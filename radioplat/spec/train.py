@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from radioplat.spec.ranges import SECONDS, number
+
 
 class Precision(str, Enum):
     """Arithmetic of the student's forward and backward."""
@@ -63,9 +65,9 @@ class SpikeConfig:
     """(+) A spike: a step's loss above ``factor`` times the median of the last ``window`` steps that counted."""
 
     action: SpikeAction = SpikeAction.none
-    factor: float = 3.0
-    window: int = 50
-    max_rollbacks: int = 3
+    factor: float = number(3.0, above=1)
+    window: int = number(50, at_least=2, at_most=1000)
+    max_rollbacks: int = number(3, at_least=0)
 
 
 @dataclass
@@ -73,25 +75,25 @@ class OptimConfig:
     """Optimizer and learning-rate schedule; the schedule is a function of the global step alone."""
 
     optim: OptimizerName = OptimizerName.adamw
-    lr: float = 6e-5
+    lr: float = number(6e-5, above=0)
     policy: Policy = Policy.linear
     # step: {step_size, gamma} in epochs; multistep: {milestones, gamma} in epochs; cosine, linear: {min_lr};
     # soft_start_annealing: {soft_start, annealing, min_lr}, the first two as shares of the run
     policy_params: dict[str, Any] = field(default_factory=dict)
-    momentum: float = 0.9
-    weight_decay: float = 0.01
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    momentum: float = number(0.9, at_least=0)
+    weight_decay: float = number(0.01, at_least=0)
+    betas: list[float] = number(lambda: [0.9, 0.999], at_least=0, below=1)
     skip_names: list[str] = field(default_factory=list)
-    warmup_epochs: float = 0.0
+    warmup_epochs: float = number(0.0, at_least=0)
     sched_on_updates: bool = True
     # (+) the rate of heads and classifiers; default lr
-    projector_lr: float | None = None
+    projector_lr: float | None = number(None, above=0)
     # (+) epochs at the beginning in which the backbone rests and the heads learn
-    head_warmup_epochs: float = 0.0
+    head_warmup_epochs: float = number(0.0, at_least=0)
     # (+) a factor on the rate by a pattern of parameter names; the first that fits counts
-    lr_mults: dict[str, float] = field(default_factory=dict)
+    lr_mults: dict[str, float] = number(dict, at_least=0)
     # (+) each block of the backbone learns at this factor of the next one's rate
-    layer_decay: float = 1.0
+    layer_decay: float = number(1.0, above=0, at_most=1)
 
 
 @dataclass
@@ -99,7 +101,7 @@ class RegularizerConfig:
     """(+) A penalty on the weights that is part of the loss."""
 
     type: str | None = None  # L1 or L2
-    weight: float = 0.0
+    weight: float = number(0.0, at_least=0)
 
     @property
     def power(self) -> int | None:
@@ -126,60 +128,61 @@ class TensorboardConfig:
 class TrainConfig:
     """Spec section ``train``."""
 
-    num_gpus: int = 1
-    gpu_ids: list[int] = field(default_factory=list)
-    num_nodes: int = 1
-    seed: int = 1234
+    num_gpus: int = number(1, at_least=1)
+    gpu_ids: list[int] = number(list, at_least=0)
+    num_nodes: int = number(1, at_least=1)
+    seed: int = number(1234, at_least=0)
     regularizer: RegularizerConfig = field(default_factory=RegularizerConfig)
     cudnn: CudnnConfig = field(default_factory=CudnnConfig)
-    num_epochs: int = 10
-    checkpoint_interval: int = 1
+    num_epochs: int = number(10, at_least=1)
+    checkpoint_interval: int = number(1, at_least=1)
     checkpoint_interval_unit: IntervalUnit = IntervalUnit.epoch
     # (+) a thread writes checkpoints while training goes on; false: each is on the disk before the next step
     async_checkpoint: bool = True
     # (+) which checkpoints stay: the newest so many (unset: all), the best so many, those of every so many steps
-    keep_last: int | None = None
-    keep_best: int = 0
-    keep_every: int | None = None
+    keep_last: int | None = number(None, at_least=1)
+    keep_best: int = number(0, at_least=0)
+    keep_every: int | None = number(None, at_least=1)
     # (+) a second home of the checkpoints, below it `<task>/`: a folder, s3://... or gs://...
     checkpoint_dir: str | None = None
     # (+) how many saves in a row may fail before the run ends
-    max_checkpoint_failures: int = 3
-    validation_interval: int = 1
+    max_checkpoint_failures: int = number(3, at_least=0)
+    validation_interval: int = number(1, at_least=1)
     resume_training_checkpoint_path: str | None = None
     pretrained_model_path: str | None = None
     # (+) what of pretrained weights finds no place, or starts anew, ends the run instead of being told
     pretrained_strict: bool = False
     precision: Precision = Precision.fp32
-    clip_grad_norm: float = 2.0
+    clip_grad_norm: float = number(2.0, at_least=0, hint="0: no clipping.")
     enable_ema: bool = False
-    ema_decay: float = 0.998
+    ema_decay: float = number(0.998, at_least=0, below=1, hint="0.998 averages over some 500 steps.")
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     # (+) samples an optimizer step consumes, whatever the world size; default batch_size * num_gpus * num_nodes
-    global_batch_size: int | None = None
+    global_batch_size: int | None = number(None, at_least=1)
     # (+) the run goes on with any number of workers between these; default for both: num_gpus * num_nodes
-    min_workers: int | None = None
-    max_workers: int | None = None
+    min_workers: int | None = number(None, at_least=1)
+    max_workers: int | None = number(None, at_least=1)
     # (+) seconds after a start before the run pauses for more workers, where the cluster has room for them
-    resize_interval_s: float = 60.0
-    zero_stage: int = 0
+    resize_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
+    zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
     grad_checkpointing: bool = False
     compile: bool = False
-    max_steps: int | None = None
-    damp: float = 0.0  # (+) DAMP: spread of the noise that the student's weights are multiplied with while training
+    max_steps: int | None = number(None, at_least=1)
+    # (+) DAMP: spread of the noise that the student's weights are multiplied with while training
+    damp: float = number(0.0, at_least=0, at_most=1)
     # (+) accept another sample order than the checkpoint's and begin it anew
     restart_order: bool = False
     # (+) begin without checkpoints that this version cannot read, and keep them aside
     restart: bool = False
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step
     # (+) how many non-finite steps in a row end the run
-    max_non_finite_steps: int = 20
+    max_non_finite_steps: int = number(20, at_least=1)
     spike: SpikeConfig = field(default_factory=SpikeConfig)
     # (+) a worker that makes no progress for so long, and waits neither for data nor for a teacher, is ended
-    hang_timeout_s: float = 600.0
+    hang_timeout_s: float = number(600.0, above=0, at_most=SECONDS, hint="600 finds a hang in ten minutes.")
     # (+) steps between lines of status.json and W&B
-    log_interval: int = 1
+    log_interval: int = number(1, at_least=1)
     # (+) restarts of the worker group in a row, without a checkpoint in between, before the run gives up
-    max_failures: int = 3
+    max_failures: int = number(3, at_least=-1)

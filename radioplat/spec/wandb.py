@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from radioplat.spec.ranges import SECONDS, number
+
 
 class WandbArtifacts(str, Enum):
     """What W&B gets of checkpoints, ONNX files and engines."""
@@ -30,4 +32,5 @@ class WandbConfig:
     mode: str | None = None  # (+) online | offline; default: WANDB_MODE, else online
     id: str | None = None  # (+) of the run, for all tasks of the spec; unset: each task has a run of its own
     artifacts: WandbArtifacts = WandbArtifacts.reference  # (+)
-    finish_s: float = 60.0  # (+) how long the end of a run waits for a server that does not answer
+    # (+) how long the end of a run waits for a server that does not answer
+    finish_s: float = number(60.0, above=0, at_most=SECONDS)

@@ -60,8 +60,6 @@ def test_an_accepted_order_has_an_export_for_each_engine_and_one_beginning(stage
         ("compress.stages=[prune,distill]", "compress.stages[1]: distill begins a student"),
         ("compress.stages=[low_rank,prune]", "compress.stages[1]: two narrow layers in place of one"),
         ("compress.stages=[ptq,prune]", "compress.stages[1]: ptq has quantized the student. Put prune before it"),
-        ("compress.stages=[prune] compress.gates.min_kept=1.5", "compress.gates.min_kept: must be above 0"),
-        ("compress.stages=[prune] compress.gates.retries=-1", "compress.gates.retries: must not be negative"),
         ("compress.stages=[prune] compress.changes.07_prune=[]", "compress.changes.07_prune: no stage has this name"),
         ("compress.stages=[prune] dataset.val_dataset.images_dir=null", "dataset.val_dataset: the stages need"),
     ],

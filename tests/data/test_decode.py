@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -139,3 +145,80 @@ def test_a_bomb_is_never_decoded(bomb_png):
 def test_the_limit_is_inclusive(photo):
     assert decode_rgb(photo(8, 8, "PNG"), max_pixels=64).width == 8
     assert reason(photo(8, 8, "PNG"), max_pixels=63) == "too_many_pixels"
+
+
+def png(width: int, height: int, depth: int, *earlier: tuple[int, int]) -> bytes:
+    """A black grey PNG, with headers of other sizes before its own."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    sizes = [struct.pack(">IIBBBBB", w, h, depth, 0, 0, 0, 0) for w, h in (*earlier, (width, height))]
+    packer = zlib.compressobj(1)
+    pixels = b"".join(packer.compress(bytes(1 + width * depth // 8)) for _ in range(height)) + packer.flush()
+    headers = b"".join(chunk(b"IHDR", size) for size in sizes)
+    return b"\x89PNG\r\n\x1a\n" + headers + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_a_decoder_gets_no_more_than_the_header_reader_allowed(tmp_path):
+    """A PNG of 64 million pixels behind a header that says 8 by 8, in a process whose memory is measured."""
+    (tmp_path / "a.png").write_bytes(png(8000, 8000, 8, (8, 8)))
+    code = """
+import resource, sys
+from pathlib import Path
+from radioplat.data.decode import BadSample, decode_rgb
+data = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decode_rgb(data, max_pixels=1000)
+except BadSample as error:
+    print(error.reason, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.png"], capture_output=True, text=True, timeout=60)
+    reason, grown = done.stdout.split()
+    assert reason == "size_mismatch" and int(grown) < 50, "MiB more"
+
+
+@pytest.mark.parametrize("format", ["JPEG", "WEBP"])
+def test_two_sizes_in_one_file(photo, format):
+    data = photo(64, 48, format)
+    if format == "JPEG":
+        frame = next(m.start() for m in re.finditer(b"\xff[\xc0\xc2]", data))
+        length = int.from_bytes(data[frame + 2 : frame + 4])
+        small = bytearray(data[frame : frame + 2 + length])
+        small[5:9] = struct.pack(">HH", 8, 8)
+        data = data[:frame] + bytes(small) + data[frame:]
+    else:  # a canvas that the frame inside is not of
+        canvas = b"VP8X" + struct.pack("<I", 10) + bytes(4) + (7).to_bytes(3, "little") * 2
+        data = data[:12] + canvas + data[12:]
+        data = data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+    assert reason(data) in ("size_mismatch", "corrupt_image")
+
+
+def test_the_memory_of_sixteen_bits_is_bounded():
+    """Beside the picture's 16 million pixels of RGB, only a stretch of rows is held in floating point."""
+    data = png(4000, 4000, 16)
+    tracemalloc.start()
+    decoded = decode_rgb(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not decoded.rgb.any() and decoded.rgb.nbytes == 48_000_000
+    assert peak < 200_000_000
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("I;16", np.uint16), ("I", np.int32), ("F", np.float32), ("RGBA", np.uint8), ("L", np.uint8)]
+)
+def test_pixels_are_the_same_in_stretches_of_rows(monkeypatch, mode, dtype):
+    """The white of deep pixels is the whole picture's."""
+    shape = (50, 30, 4) if mode == "RGBA" else (50, 30)
+    draw = np.random.default_rng(0).integers(0, 256, shape)
+    draw[40:] *= 256 if mode in ("I;16", "I") else 1
+    image = Image.fromarray(draw.astype(dtype))
+    assert image.mode == mode
+    data = encode(image, "TIFF")
+    whole = decode_rgb(data).rgb
+    monkeypatch.setattr("radioplat.data.decode._BAND_PIXELS", 7 * 30)
+    assert np.array_equal(decode_rgb(data).rgb, whole)
+    monkeypatch.setattr("radioplat.data.decode._BAND_PIXELS", 1)
+    assert np.array_equal(decode_rgb(data).rgb, whole)

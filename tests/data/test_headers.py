@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from PIL import Image
 
 from radioplat.data.headers import ImageHeader, image_header
 from radioplat.data.quick_headers import HEAD_BYTES, jpeg_size
+from radioplat.data.tarscan import scan_tar
 
 
 class Counting(io.BytesIO):
@@ -106,3 +109,21 @@ def test_the_quick_header_says_what_pillow_says_of_damage_or_nothing(photo):
             assert found == expected
     for cut in range(0, len(data), 7):
         assert quick(data[:cut].tobytes()) in (None, (70, 50, 6))
+
+
+def png_header(width: int, height: int) -> bytes:
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+def test_a_side_that_the_index_cannot_hold_is_no_image(tmp_path, write_tar):
+    """A row of the index has 32 bits for a side."""
+    tiff = io.BytesIO()
+    Image.new("L", (8, 8)).save(tiff, "TIFF")
+    at = tiff.getvalue().index(b"\x01\x01\x04\x00")  # ImageLength, of 32 bits
+    tall = tiff.getvalue()[: at + 8] + b"\xff" * 4 + tiff.getvalue()[at + 12 :]
+    images = {"a.png": png_header(2**32 - 1, 8) + b"\0\0\0\0IDAT", "b.tiff": tall}
+    assert [image_header(data) for data in images.values()] == [None, None]
+    scan = scan_tar(str(write_tar(tmp_path / "a.tar", list(images.items()))))
+    assert [fault.reason for fault in scan.faults] == ["not_an_image"] * 2
+    assert image_header(png_header(2**31 - 1, 8) + b"\0\0\0\0IDAT").width == 2**31 - 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import signal
 import typing
 
 import pytest
@@ -117,6 +119,40 @@ def test_all_torn_is_a_question(write, tmp_path):
     with pytest.raises(WeightsError, match="cannot read these checkpoints: shall the run begin anew") as caught:
         newest(tmp_path)
     assert str(caught.value).count("not whole: student.safetensors is missing or damaged") == 2
+
+
+@pytest.fixture
+def must_end():
+    """A test that still reads after some seconds has failed; it is not waited for."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("still reading"))
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "zeros", "pipe", ".", "../pipe"])
+def test_a_manifest_that_names_what_is_no_file(name, write, tmp_path, must_end):
+    """It is never read: a plain name counts as damage, another one as the entry of a version that is not known."""
+    older, newer = write("model_epoch_001", 3), write("model_epoch_002", 6)
+    os.symlink("/dev/zero", newer / "zeros")
+    os.mkfifo(newer / "pipe")
+    os.mkfifo(tmp_path / "pipe")
+    manifest = json.loads((newer / checkpoint.MANIFEST).read_text())
+    (newer / checkpoint.MANIFEST).write_text(json.dumps({name: "0" * 64, **manifest}))
+    if name in ("zeros", "pipe"):
+        assert newest(tmp_path)[0] == older
+    else:
+        with pytest.raises(WeightsError, match="unknown entry"):
+            newest(tmp_path)
+
+
+@pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.MANIFEST])
+def test_a_pipe_in_place_of_a_file(file, write, tmp_path, must_end):
+    older, newer = write("model_epoch_001", 3), write("model_epoch_002", 6)
+    (newer / file).unlink()
+    os.mkfifo(newer / file)
+    assert newest(tmp_path)[0] == older
 
 
 @pytest.mark.parametrize("file", FILES)

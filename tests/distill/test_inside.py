@@ -19,6 +19,7 @@ from radioplat.distill.module import DistillModule, MicroBatch
 from radioplat.distill.optimizer import MOMENTS
 from radioplat.distill.peers import PREFIX, Peer, peer_buffers, peer_parameters, restore_peers
 from radioplat.distill.persist import trainable
+from radioplat.distill.pieces import in_pieces
 from radioplat.distill.running_state import RunningState
 from radioplat.distill.student_design import compile_backbone
 from radioplat.errors import SpecError
@@ -121,6 +122,23 @@ def test_mesa_is_taken_where_both_views_look():
     torch.testing.assert_close(
         mesa_loss(3 * mine + 2, mine, torch.tensor([1.0, 0, 1])), torch.tensor(0.0), atol=1e-4, rtol=0
     )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_mesa_in_pieces_adds_up_to_the_whole(count):
+    """As after a halving for want of memory, with views that do not show the same part."""
+    module = moved(module_of(spec_of([MEAN], mesa={"weight": 1.0})))
+    given = batch_of()
+    warp = torch.eye(3).repeat(B, 1, 1)
+    warp[:, 0, 2] = torch.tensor([-0.25, 0.0, 0.25])
+    given.inner_overlaps[AVERAGE] = Overlap(warp)
+    whole = module(given)
+    sums = {name: torch.zeros(()) for name in whole}
+    for share, piece in in_pieces(given, count):
+        for name, value in module(piece).items():
+            sums[name] = sums[name] + share * value
+    assert whole["loss/mesa"] > 1e-3
+    torch.testing.assert_close(sums, dict(whole))
 
 
 def test_mesa_has_a_gradient_on_the_students_side_alone():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from radioplat.distill.spikes import SpikeGuard
 from radioplat.errors import SpecError, TrainingError
-from radioplat.spec.check import check
 from radioplat.spec.load import load_spec
 from radioplat.spec.train import SpikeAction, SpikeConfig
 
@@ -72,15 +71,16 @@ def test_one_roll_back_too_many_ends_the_run():
     ("field", "value"),
     [
         ("spike.factor", 1.0),
-        ("spike.factor", float("nan")),
+        ("spike.factor", ".nan"),
         ("spike.window", 1),
         ("spike.max_rollbacks", -1),
         ("hang_timeout_s", 0.0),
-        ("hang_timeout_s", float("inf")),
+        ("hang_timeout_s", ".inf"),
     ],
 )
 def test_what_makes_no_sense_is_named(field, value):
-    assert f"train.{field}" in {p.where for p in check(load_spec({}, [f"train.{field}={value}"]))}
+    with pytest.raises(SpecError, match=f"^train.{field}: must be "):
+        load_spec({}, [f"train.{field}={value}"])
 
 
 def test_unknown_actions_are_refused():

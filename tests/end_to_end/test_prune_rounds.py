@@ -120,7 +120,7 @@ def test_a_budget_is_kept_at_the_end_of_all_rounds(spec, tmp_path):
     [
         ("{rounds: 2}", "prune.rounds: rounds without retraining"),
         ("{schedule: cubic}", "prune.schedule: one round has no schedule"),
-        ("{rounds: 0}", "prune.rounds: must be at least 1, not 0"),
+        ("{rounds: 0}", "prune.rounds: must be at least 1 and at most 1000, not 0"),
         ("{rounds: 2, mode: threshold, retrain: {steps: 1}}", "prune.rounds: .*mode threshold has none"),
         ("{rounds: 2, sparsity: {type: '2:4'}, retrain: {steps: 1}}", "prune.rounds: 2:4 is half of the weights"),
         ("{retrain: {mode: lr_rewind}}", "prune.retrain.mode: nothing is retrained"),

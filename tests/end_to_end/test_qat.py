@@ -82,7 +82,7 @@ def test_plan_counts_quantizers(report, quiet_run, tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("quantize.qat.lr=0", "quantize.qat.lr: must be positive"),
+        ("quantize.qat.lr=0", "quantize.qat.lr: must be above 0"),
         ("quantize.mode=ptq", "quantize.qat.num_epochs: nothing is trained in this mode"),
         ("distill.teacher=[]", "quantize.mode: there is nobody to learn from"),
         ("train.precision=fp16", "train.precision: scales of quantizers are too small for fp16"),

@@ -263,14 +263,17 @@ FIELDS = {
     "evaluate.zero_shot.teacher": ("sam", "Teachers with a summary: clip"),
     "evaluate.zero_shot.templates": (["a photo"], "one {}"),
     "evaluate.zero_shot.class_names": (["cat", "cat"], "one name"),
-    "evaluate.correspondence.thresholds": ([10], "shares of the side"),
-    "evaluate.correspondence.max_zoom": (0.5, "between 1 and 4"),
-    "evaluate.linear_probe.held_out": (0, "between 0 and 1"),
-    "evaluate.linear_probe.weight_decays": ([], "at least 0"),
+    "evaluate.correspondence.thresholds": ([], "share of the side"),
+    "evaluate.linear_probe.weight_decays": ([], "at least one"),
     "evaluate.segmentation.num_classes": (1, "number of classes"),
     "evaluate.segmentation.masks_dir": (None, "the folder of their masks"),
-    "evaluate.knn_temperature": (0, "positive"),
-    "evaluate.cka_rows": (2, "At least 4"),
+}
+NUMBERS = {
+    "evaluate.correspondence.thresholds[0]": ("evaluate.correspondence.thresholds", [10], "at most 1"),
+    "evaluate.correspondence.max_zoom": ("evaluate.correspondence.max_zoom", 0.5, "at least 1 and at most 4"),
+    "evaluate.linear_probe.held_out": ("evaluate.linear_probe.held_out", 0, "above 0 and below 1"),
+    "evaluate.knn_temperature": ("evaluate.knn_temperature", 0, "above 0"),
+    "evaluate.cka_rows": ("evaluate.cka_rows", 2, "at least 4 or 0"),
 }
 
 
@@ -283,6 +286,10 @@ def test_fields_that_make_no_sense_are_told_all_at_once(base, tmp_path):
     problems = check(spec)
     for name, (_, words) in FIELDS.items():
         assert told(problems, name, words), (name, problems)
+    with pytest.raises(SpecError) as caught:
+        load_spec(changed(base, tmp_path, {name: value for name, value, _ in NUMBERS.values()}))
+    for where, (_, _, words) in NUMBERS.items():
+        assert any(p.where.endswith(where) and words in str(p) for p in caught.value.problems), (where, caught.value)
     twice = load_spec(changed(base, tmp_path, {"evaluate.resolutions": [32, 64, 32]}))
     assert told(check(twice), "evaluate.resolutions[2]", "given twice")
 

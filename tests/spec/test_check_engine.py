@@ -13,15 +13,12 @@ INT8 = {"data_type": "INT8"}
 @pytest.mark.parametrize(
     ("fields", "where", "says"),
     [
-        ({"min_batch_size": 0}, "{min,opt,max}_batch_size", "not 0, 8, 16"),
         ({"max_batch_size": 4}, "{min,opt,max}_batch_size", "not 1, 8, 4"),
-        ({"workspace_size": 0}, "workspace_size", "at least 1 MiB"),
         ({"layers_precision": ["a:fp16", "fp16"]}, "layers_precision[1]", "pattern:fp16"),
         ({"layers_precision": ["a:fp8"]}, "layers_precision[0]", "quantize.layers"),
         ({"layers_precision": ["a:b:half"]}, "layers_precision[0]", "Valid: fp32, fp16, bf16"),
         ({"calibration": CalibrationConfig(cal_cache_file="c")}, "calibration", "ranges are for int8, not fp32"),
         ({**INT8, "calibration": CalibrationConfig(cal_batches=2)}, "calibration.cal_batches", "cal_image_dir"),
-        ({**INT8, "calibration": CalibrationConfig(cal_batch_size=0)}, "calibration.cal_batch_size", "at least 1"),
         (
             {**INT8, "calibration": CalibrationConfig(cal_json_file="j", cal_cache_file="c")},
             "calibration.cal_json_file",

@@ -38,7 +38,7 @@ def test_what_fits(overrides):
     [
         ([f"{S}=[{{steps: 0}}]"], f"{S}[0].steps", "at least 1"),
         ([f"{S}=[{{steps: 5}}, {{steps: 5, img_size: -16}}]"], f"{S}[1].img_size", "at least 1"),
-        ([f"{S}=[{{steps: 5, lr: 0}}]"], f"{S}[0].lr", "positive"),
+        ([f"{S}=[{{steps: 5, lr: 0}}]"], f"{S}[0].lr", "above 0"),
         ([f"{S}=[{{steps: 5}}, {{steps: 5, teachers: [clip]}}]"], f"{S}[1].teachers", "'clip'"),
         ([THREE, "train.max_steps=611"], "train.max_steps", "add up to 610 steps, not to 611"),
         ([f"{S}=[{{steps: 5, teachers: [{A}]}}]"], "distill.teacher[1]", "no stage has"),
@@ -69,6 +69,6 @@ def test_what_fits(overrides):
         (["dataset.val_dataset.full_equivariance=true"], "dataset.val_dataset.full_equivariance", "only in training"),
     ],
 )
-def test_what_does_not(overrides, where, words):
-    problems = check(load_spec(EXAMPLE, overrides))
+def test_what_does_not(overrides, where, words, problems_of):
+    problems = problems_of(EXAMPLE, overrides)
     assert [p.where for p in problems] == [where] and words in problems[0].message

@@ -35,9 +35,6 @@ def test_every_type_is_accepted(kind):
 @pytest.mark.parametrize(
     ("overrides", "where"),
     [
-        (["distill.target_norm.fit_batches=0"], "distill.target_norm.fit_batches"),
-        (["distill.target_norm.refresh_steps=0"], "distill.target_norm.refresh_steps"),
-        (["distill.target_norm.freeze_after=-1"], "distill.target_norm.freeze_after"),
         (["distill.teacher[0].spatial_norm_type=phi"], "distill.teacher[0].spatial_norm_type"),
         (["distill.target_norm.fit=running", "distill.target_norm.path=/x"], "distill.target_norm.path"),
         (["distill.target_norm.type=none", "distill.target_norm.path=/x"], "distill.target_norm.path"),

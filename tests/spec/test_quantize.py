@@ -72,8 +72,6 @@ def test_formats(fields, rest, ruled):
         ({"backend": "nncf"}, "quantize.backend", "no backend is called 'nncf'"),
         ({"backend_kwargs": {"a": 1}}, "quantize.backend_kwargs", "native takes none"),
         ({"checkpoint": "a", "model_path": "b"}, "quantize.model_path", "names another"),
-        ({"calibration_batches": 0}, "quantize.calibration_batches", "at least 1"),
-        ({"percentile": 30.0}, "quantize.percentile", "between 50 and 100"),
         ({"equalize": True, "relu6": True}, "quantize.equalize", "across a ReLU6"),
         ({"device": "tpu"}, "quantize.device", "cpu, cuda or cuda:N"),
         ({"device": "cuda:one"}, "quantize.device", "cpu, cuda or cuda:N"),

@@ -12,7 +12,6 @@ from radioplat.spec.load import load_spec
     ("service", "found"),
     [
         ({"resources": {"radioplat_teacher": 1}}, ""),
-        ({"resources": {"radioplat_teacher": 0}}, "amounts above 0"),
         ({"resources": {"GPU": 1}}, "num_gpus"),
         ({"resources": {"radioplat_teacher": 1}, "placement": "inline"}, "where they are"),
     ],
