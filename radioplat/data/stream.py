@@ -11,7 +11,7 @@ import contextlib
 import faulthandler
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from itertools import islice
 
@@ -23,6 +23,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.closeable import CloseableIterator, end_thread
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
+from radioplat.data.ray_blocks import read_blocks
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.views import ViewSpec
@@ -136,25 +137,18 @@ def steps_per_dataset(grains: Grains) -> int:
 def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
     """The batches of one rank, in order; arrays are views of the object store.
 
-    Blocks are fetched by the thread that asks for the next batch. ``DataIterator.iter_batches`` has threads of its own,
-    which nothing can wait for, and the first call of theirs that comes after ``ray.shutdown`` ends the process.
-
     Closed early, the dataset stops once every rank has closed. A thread that waits for a batch meanwhile is woken then,
     or by the batch.
     """
-    return CloseableIterator(_read(iterator), wake=lambda: iterator._on_iteration_end(None))
+    blocks = read_blocks(iterator)
 
+    def read() -> Generator[Batch, None, None]:
+        with contextlib.closing(blocks):
+            for block in blocks:
+                for i in range(block.num_rows):
+                    yield from map(table_to_batch, unpack(block.slice(i, 1)))
 
-def _read(iterator: ray.data.DataIterator) -> Iterator[Batch]:
-    bundles, *_ = iterator._to_ref_bundle_iterator()
-    try:
-        with contextlib.closing(bundles):
-            for bundle in bundles:
-                for block in ray.get(list(bundle.block_refs)):
-                    for i in range(block.num_rows):
-                        yield from map(table_to_batch, unpack(block.slice(i, 1)))
-    finally:
-        iterator._on_iteration_end(None)
+    return CloseableIterator(read(), wake=lambda: iterator._on_iteration_end(None))
 
 
 def read_in_turn(
@@ -174,7 +168,7 @@ def read_in_turn(
     def begin(first: int) -> None:
         parts.append(_BegunPart(part(first, min(first + span, stop))))
 
-    def read() -> Iterator[Batch]:
+    def read() -> Generator[Batch, None, None]:
         try:
             begin(start)
             for first in range(start, stop, span):
