@@ -186,7 +186,7 @@ from radioplat.data.stream import open_stream, read_stream
 
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 folder, dataset, views = json.loads(sys.argv[1])
-(iterator,) = open_stream((folder, dataset, [tuple(v) for v in views]), Grains(4, 1), 0, 8, tasks=2, cpus_per_task=1)
+(iterator,) = open_stream((folder, dataset, tuple(map(tuple, views))), Grains(4, 1), 0, 8, tasks=2, cpus_per_task=1)
 batches = read_stream(iterator)
 next(batches)
 print("reads", flush=True)
