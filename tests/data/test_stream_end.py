@@ -184,39 +184,47 @@ import ray
 from radioplat.data.grains import Grains
 from radioplat.data.stream import open_stream, read_stream
 
+(folder, dataset, views), count = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-folder, dataset, views = json.loads(sys.argv[1])
 (iterator,) = open_stream((folder, dataset, tuple(map(tuple, views))), Grains(4, 1), 0, 8, tasks=2, cpus_per_task=1)
 batches = read_stream(iterator)
-next(batches)
+for _ in range(count):
+    next(batches)
 print("reads", flush=True)
 sys.stdin.readline()
-next(batches)
 batches.close()
 ray.shutdown()
 print("ended", flush=True)
+sys.stdin.readline()
 """
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_the_process_lives_on_where_the_coordinator_does_not_answer(prepared):
-    """The coordinator stops for good before the stream ends, so that whoever asked it waits while Ray is shut down."""
-    arguments, *_ = prepared
-    for _ in range(6):
+def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare, slow_storage):
+    """A read is late and the coordinator is stopped, so that whoever has asked it waits while Ray is shut down."""
+    arguments, ids, paths = prepare(tmp_path)
+    for _ in range(4):
+        slow_storage.hold(paths[-1])
         before = processes(b"SplitCoordinator")
         child = subprocess.Popen(
-            [sys.executable, "-c", CYCLE, json.dumps(arguments)],
+            [sys.executable, "-c", CYCLE, json.dumps([arguments, 24])],  # the late read is in the fourth block of eight
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert child.stdout.readline() == "reads\n"
+        slow_storage.wait_until_asked()
         coordinators = set(processes(b"SplitCoordinator")) - set(before)
         for process in coordinators:
             os.kill(process, signal.SIGSTOP)
         try:
-            output, _ = child.communicate("\n", timeout=90)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            said = child.stdout.readline()
+            time.sleep(3)  # a thread that waits in Ray asks it again each second
+            output, _ = child.communicate("\n", timeout=60)
         finally:
+            slow_storage.release()
             for process in coordinators:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-        assert coordinators and (child.returncode, output) == (0, "ended\n")
+        assert coordinators and (child.returncode, said, output) == (0, "ended\n", "")
