@@ -91,6 +91,9 @@ def _apart(side: str, work: Work) -> float:
     theirs.close()
     try:
         return ours.recv()
+    except EOFError:
+        process.join()
+        raise SystemExit(f"{side}: its process ended with status {process.exitcode} before it gave a figure") from None
     finally:
         process.join()
 

@@ -6,6 +6,7 @@ to 4/3, mirrored half of the time). Start-up is left out: the clock starts after
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import time
@@ -100,7 +101,8 @@ def stream(work: Work) -> float:
     try:
         steps = (work.images + WARM_UP) // BATCH + 16  # what lies behind the last one timed must not run dry
         (iterator,) = open_stream(_reader(work), Grains(1, 1), 0, steps, tasks=CORES, cpus_per_task=1)
-        return _rate((b.views["224"].pixels for b in read_stream(iterator, 4)), work.images)
+        with contextlib.closing(read_stream(iterator)) as batches:
+            return _rate((b.views["224"].pixels for b in batches), work.images)
     finally:
         ray.shutdown()
 

@@ -7,7 +7,7 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
     && mkdir -p /app /shared && chown radioplat:radioplat /app /shared
 WORKDIR /app
 
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY clusters/images/head.txt ./
 COPY radioplat ./radioplat
 # torch from its CPU index, alone: the registry's wheel brings 3 GB of CUDA. Everything else from the registry.

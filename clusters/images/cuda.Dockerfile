@@ -14,7 +14,7 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
     && mkdir -p /app /shared && chown radioplat:radioplat /app /shared
 WORKDIR /app
 
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY radioplat ./radioplat
 RUN pip install --no-cache-dir -c constraints.txt ".[hf,nixl]"
 COPY jobs ./jobs

@@ -8,7 +8,7 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
     && mkdir -p /app /shared && chown radioplat:radioplat /app /shared
 WORKDIR /app
 
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY radioplat ./radioplat
 # torch from its CPU index, alone, as in cpu.Dockerfile: it reads checkpoints, the engine computes.
 RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.org/whl/cpu -c constraints.txt \

@@ -9,7 +9,7 @@ from radioplat import terminal
 from radioplat.chain.record import Entry
 from radioplat.chain.run import CompressReport
 from radioplat.evaluate.side_by_side import ModelRow, models_table
-from radioplat.export.engines.record import read_record
+from radioplat.export.engines.record import read_record, state_of
 from radioplat.track.report import Table, show_cell, write_report
 
 
@@ -48,15 +48,12 @@ def _row(entry: Entry, metric: str) -> list[object]:
     if done is None:
         return [entry.name, None, None, None, None, kept, verdict, None, "not finished"]
     seconds = entry.seconds + entry.measured_s
-    words = [*_engine_words(done.path), *entry.milder]
+    words = [*_engine_state(done.path), *entry.milder]
     value = entry.metrics.get(metric)
     size = terminal.size(done.bytes)
     return [entry.name, size, done.params, done.macs, value, kept, verdict, seconds, ", ".join(words)]
 
 
-def _engine_words(path: str) -> list[str]:
-    """What its record says was done with an engine, for one that was built is not one that was run."""
-    if not path.endswith(".engine"):
-        return []
-    record = read_record(path)
-    return [word for word in ("built", "executed", "evaluated") if record[word]]
+def _engine_state(path: str) -> list[str]:
+    """What was seen of an engine, by its record: one that was written is not one that was run."""
+    return [state_of(read_record(path))] if path.endswith(".engine") else []

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pyarrow as pa
 import ray
 import ray.data
 
+from radioplat.data.ray_blocks import read_blocks
 from radioplat.data.scan import ScanBatch, ScanResult, scan_batch
 
 BATCHES_PER_TASK = 8
 
 
-def scan_on_ray(batches: list[ScanBatch], cpus_per_task: float = 1.0) -> Iterator[ScanResult]:
+def scan_on_ray(batches: list[ScanBatch], cpus_per_task: float = 1.0) -> Generator[ScanResult, None, None]:
     """Scan on the cluster that this process has joined; results come as they are ready.
 
     Args:
@@ -26,12 +28,13 @@ def scan_on_ray(batches: list[ScanBatch], cpus_per_task: float = 1.0) -> Iterato
             _scan_rows, batch_size=None, batch_format="pyarrow", zero_copy_batch=True, num_cpus=cpus_per_task
         )
     )
-    for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-        for result in block["result"]:
-            yield pickle.loads(result.as_buffer())
+    with contextlib.closing(read_blocks(dataset.iterator())) as blocks:
+        for block in blocks:
+            for result in block["result"]:
+                yield pickle.loads(result.as_buffer())
 
 
-def _scan_rows(rows: pa.Table) -> Iterator[pa.Table]:
+def _scan_rows(rows: pa.Table) -> Generator[pa.Table, None, None]:
     for batch in rows["batch"]:
         result = pickle.dumps(scan_batch(pickle.loads(batch.as_buffer())), protocol=5)
         yield pa.table({"result": pa.array([result], pa.large_binary())})

@@ -11,7 +11,7 @@ import contextlib
 import faulthandler
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -21,9 +21,11 @@ import ray
 import ray.data
 
 from radioplat.data.batch import Batch
+from radioplat.data.closeable import CloseableIterator, end_thread
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.outage import before_each_try, note_waits_in
 from radioplat.data.padding import padding_batch
+from radioplat.data.ray_blocks import read_blocks
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.views import ViewSpec
@@ -143,31 +145,36 @@ def steps_per_dataset(grains: Grains) -> int:
     return max(1, MAX_GRAINS // (grains.per_rank * grains.world_size))
 
 
-def read_stream(iterator: ray.data.DataIterator, prefetch: int = 0) -> Iterator[Batch]:
+def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
     """The batches of one rank, in order; arrays are views of the object store.
 
-    Whoever reads this holds what is ahead of the student. Ray hands a block out only when the ``prefetch``-th after it
-    has come: a read that is late would keep back as many blocks that are there.
+    Closed early, the dataset stops once every rank has closed. A thread that waits for a batch meanwhile is woken then,
+    or by the batch.
 
     Raises:
         StorageError: a reader waited in vain for storage.
     """
-    blocks = iter(iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=prefetch))
-    while True:
-        try:
-            block = next(blocks, None)
-        except Exception as error:
-            ours = ours_in(error)
-            raise error if ours is None else ours from None
-        if block is None:
-            return
-        for i in range(block.num_rows):
-            yield from map(table_to_batch, unpack(block.slice(i, 1)))
+    blocks = read_blocks(iterator)
+
+    def read() -> Generator[Batch, None, None]:
+        with contextlib.closing(blocks):
+            while True:
+                try:
+                    block = next(blocks, None)
+                except Exception as error:
+                    ours = ours_in(error)
+                    raise error if ours is None else ours from None
+                if block is None:
+                    return
+                for i in range(block.num_rows):
+                    yield from map(table_to_batch, unpack(block.slice(i, 1)))
+
+    return CloseableIterator(read(), wake=lambda: iterator._on_iteration_end(None))
 
 
 def read_in_turn(
-    part: Callable[[int, int], Iterator[Batch]], start: int, stop: int, span: int, per_step: int
-) -> Iterator[Batch]:
+    part: Callable[[int, int], CloseableIterator[Batch]], start: int, stop: int, span: int, per_step: int
+) -> CloseableIterator[Batch]:
     """The batches of one rank in steps ``start`` to ``stop``, from one dataset after another.
 
     A dataset takes seconds to give its first block: each is begun when three quarters of the one before are read.
@@ -177,32 +184,57 @@ def read_in_turn(
         span: steps of a dataset.
         per_step: batches of a step.
     """
-    begun = _begun(part(start, min(start + span, stop)))
-    for first in range(start, stop, span):
-        last = min(first + span, stop)
-        batches, due = begun, (last - first) * per_step * 3 // 4
-        for number, batch in enumerate(batches):
-            if number == due and last < stop:
-                begun = _begun(part(last, min(last + span, stop)))
-            yield batch
+    parts: list[_BegunPart] = []  # that are open: the one that is read, and the next
 
+    def begin(first: int) -> None:
+        parts.append(_BegunPart(part(first, min(first + span, stop))))
 
-def _begun(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """``batches``; a thread fetches the first from now on."""
-    first: Future[list[Batch]] = Future()
-
-    def fetch() -> None:
-        """Wait for the first, in a thread; what goes wrong there is raised where it is asked for."""
+    def read() -> Generator[Batch, None, None]:
         try:
-            first.set_result(list(islice(batches, 1)))
-        except BaseException as error:
-            first.set_exception(error)
+            begin(start)
+            for first in range(start, stop, span):
+                if not parts:  # closed by another thread before the next was begun
+                    return
+                last = min(first + span, stop)
+                due = (last - first) * per_step * 3 // 4
+                for number, batch in enumerate(parts[0]):
+                    if number == due and last < stop:
+                        begin(last)
+                    yield batch
+                parts.pop(0).close()
+        finally:
+            for each in parts:
+                each.close()
 
-    threading.Thread(target=fetch, name="next dataset", daemon=True).start()
+    def wake() -> None:
+        for each in list(parts):
+            each.batches.close()
 
-    def rest() -> Iterator[Batch]:
+    return CloseableIterator(read(), wake)
+
+
+class _BegunPart:
+    """``batches``, whose first a thread fetches from now on."""
+
+    def __init__(self, batches: CloseableIterator[Batch]) -> None:
+        self.batches = batches
+        self._first: Future[list[Batch]] = Future()
+        self._thread = threading.Thread(target=self._fetch, name="next dataset", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
         """All of them, the first from the thread."""
-        yield from first.result()
-        yield from batches
+        yield from self._first.result()
+        yield from self.batches
 
-    return rest()
+    def close(self) -> None:
+        """No more batches; the thread is waited for."""
+        end_thread(self._thread, wake=self.batches.close)
+        self.batches.close()
+
+    def _fetch(self) -> None:
+        """Wait for the first; what goes wrong here is raised where it is asked for."""
+        try:
+            self._first.set_result(list(islice(self.batches, 1)))
+        except BaseException as error:
+            self._first.set_exception(error)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from radioplat.data.batch import Batch
+from radioplat.data.closeable import PATIENCE_S, CloseableIterator, end_thread
 from radioplat.distill.in_mosaic import ask_in_mosaic
 from radioplat.distill.partitions import Partitions
 from radioplat.spec.resolve import ResolvedTeacher
@@ -51,26 +51,34 @@ class Feeder:
                 raise item
             yield item
 
-    def close(self, patience: float = 10.0) -> None:
-        """End the thread; one that its stream still holds up after ``patience`` seconds is left behind as a daemon."""
+    def close(self, patience: float = PATIENCE_S) -> None:
+        """End the thread, and its stream with it; one that its stream still holds up after ``patience`` seconds is left
+        behind as a daemon."""
         self._stop.set()
-        deadline = time.monotonic() + patience
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                self._queue.get(timeout=0.1)
+        end_thread(self._thread, self._wake, patience)
+
+    def _wake(self) -> None:
+        if isinstance(self._batches, CloseableIterator):
+            self._batches.close()
 
     def _run(self) -> None:
+        """The body of the thread."""
+        closing = contextlib.closing if hasattr(self._batches, "close") else contextlib.nullcontext
         try:
-            for batch in self._batches:
-                answers = {}
-                if batch.grain >= 0:
-                    answers = self._ask(batch)
-                    _ = batch.checksums  # the ledger's, ahead of the student and not in its time
-                if not self._put((batch, answers)):
-                    return
+            with closing(self._batches):
+                self._feed()
             self._put(_END)
         except BaseException as error:
             self._put(error)
+
+    def _feed(self) -> None:
+        for batch in self._batches:
+            answers = {}
+            if batch.grain >= 0:
+                answers = self._ask(batch)
+                _ = batch.checksums  # the ledger's, ahead of the student and not in its time
+            if not self._put((batch, answers)):
+                return
 
     def _ask(self, batch: Batch) -> dict[str, Pending]:
         shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ray
 import ray.train
 import ray.train.torch
@@ -11,6 +9,7 @@ from torch.distributed import ProcessGroup
 
 from radioplat.cores import share_cores
 from radioplat.data.batch import Batch
+from radioplat.data.closeable import CloseableIterator
 from radioplat.data.stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.distill import ds_compat, group
 from radioplat.distill.feature_cache import through_cache
@@ -80,14 +79,14 @@ def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
             raise problem
 
 
-def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> Iterator[Batch]:
+def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> CloseableIterator[Batch]:
     """This rank's micro-batches of steps ``start`` to ``stop``; rank 0 makes each dataset for all.
 
     Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
     """
     grains, dataset = run.grains(seat.world_size), run.spec.dataset
 
-    def part(first: int, last: int) -> Iterator[Batch]:
+    def part(first: int, last: int) -> CloseableIterator[Batch]:
         """One dataset of the stream: steps ``first`` to ``last``."""
         iterators = None
         if seat.rank == 0:

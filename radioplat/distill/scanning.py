@@ -34,6 +34,7 @@ def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
             from radioplat.data.ray_scan import scan_on_ray
 
             stack.enter_context(joined(spec, asked_teachers(spec)))
-            yield from scan_on_ray(batches, spec.cluster.cpus_per_decode)
+            # Ended before the cluster is left, also where whoever reads the results fails and keeps them open.
+            yield from stack.enter_context(contextlib.closing(scan_on_ray(batches, spec.cluster.cpus_per_decode)))
 
         yield scan if wants_ray(spec) else here

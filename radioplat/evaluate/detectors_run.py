@@ -35,7 +35,7 @@ class DetectorRow:
         right, spurious, missed: boxes that are right and that are not, and objects without one, where a score of the
             report's ``threshold`` is enough.
         difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
-        state: of an engine: ``built``, ``built, executed`` or ``built, executed, evaluated``; empty for others.
+        state: of an engine: :func:`radioplat.export.engines.record.state_of`, evaluated now; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type.
         absent: what it cannot tell and why.
     """

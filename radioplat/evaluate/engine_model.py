@@ -11,7 +11,7 @@ import torch
 
 from radioplat.errors import EngineError, Problem
 from radioplat.evaluate.file_interface import FileInterface
-from radioplat.export.engines.record import mark_evaluated, read_record
+from radioplat.export.engines.record import mark_evaluated, read_record, state_of
 from radioplat.export.engines.runner import EngineRunner, load_engine
 from radioplat.models.features import Features
 
@@ -47,18 +47,21 @@ class EngineModel:
         shapes = {name: list(about["shape"]) for name, about in outputs.items()}
         self.interface = FileInterface(shapes, tuple(record["input_shape"][1:]), where)
         self.kind = f"engine {record['library']} {record['data_type']}"
-        self.bytes, self._was_executed = path.stat().st_size, bool(record.get("executed"))
+        self.bytes, self._record = path.stat().st_size, record
         self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
         self.reason, self._runner = "", None
         try:
             self._runner: EngineRunner | None = load_engine(path)
-        except EngineError as error:  # one for another GPU, or no driver: it is built all the same
+        except EngineError as error:  # one for another GPU, or no driver
             self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
 
     def state(self, evaluated: bool) -> str:
-        """Which of ``built``, ``executed`` (here, or where the record says) and ``evaluated`` (now) hold."""
-        words = {"built": True, "executed": evaluated or self._was_executed, "evaluated": evaluated}
-        return ", ".join(word for word, holds in words.items() if holds)
+        """What was seen of it: executed here, or where the record says; evaluated now."""
+        record = {**self._record, "evaluated": evaluated}
+        if evaluated:
+            assert self._runner is not None
+            record |= {"executed": True, "execution": {"device": self._runner.device}}
+        return state_of(record)
 
     def encode(self, images: torch.Tensor) -> Features:
         """uint8 ``[B, 3, H, W]`` to fp32 features; heads are in ``named``, as ``<teacher>.<kind>``.

@@ -23,7 +23,7 @@ class ModelRow:
         knn, linear_probe, accuracy: top-1 in [0, 1]; None where it was not measured.
         likeness: mean centred cosine of backbone features to the first model's, by kind; empty where widths differ.
         difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
-        state: of an engine: ``built``, ``built, executed`` or ``built, executed, evaluated``; empty for others.
+        state: of an engine: :func:`radioplat.export.engines.record.state_of`, evaluated now; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty where its builder does not tell.
         absent: what it cannot tell and why.
     """

@@ -53,14 +53,14 @@ def _show_beside(beside: Beside) -> None:
 
 
 def show_engine(report: EngineReport) -> None:
-    """Print what was built, whether it ran, and how much of it is quantized."""
+    """Print what was written, whether it ran, and how much of it is quantized."""
     terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.data_type})")
     smallest, best, largest = report.batch
     lines = {
-        "built": f"yes, by {report.library} {report.version} in {report.seconds:.1f} s ({report.backend_reason})",
+        "written": f"by {report.library} {report.version} in {report.seconds:.1f} s ({report.backend_reason})",
         "executed": _executed(report),
         "evaluated": "no; `radioplat evaluate` does that",
-        "runs on": ", ".join(report.compute_capabilities) or "CPUs",
+        "made for": ", ".join(report.compute_capabilities) or "CPUs",
         "images": " x ".join(map(str, report.input_shape)) + f", {smallest} to {largest} at once, best {best}",
         "outputs": ", ".join(report.outputs),
         **_kernel_lines(report),
@@ -74,7 +74,7 @@ def show_engine(report: EngineReport) -> None:
 def _executed(report: EngineReport) -> str:
     found = report.execution
     if not report.executed:
-        return f"no: {found['reason']}"
+        return f"never: {found['reason']}"
     error = found.get("max_relative_error")
     gap = f"differs from the ONNX file by {error:.1e} of the largest value" if error is not None else found["reason"]
     return f"yes, on {found['device']}: {gap}"

@@ -49,10 +49,13 @@ def quickstart(overrides: list[str]) -> None:
         evaluated = _evaluate(spec)
     with _stage("4/5 export to ONNX"):
         onnx = export(spec)
-    with _stage("5/5 build a TensorRT engine"):
+    with _stage("5/5 write a TensorRT engine"):
         engine = gen_trt_engine(spec)
     _show(spec, evaluated, engine)
     terminal.say(f"onnx: {onnx.path} (within {onnx.max_abs_error:.0e} of torch)")
+    reason = "" if engine.executed else f" here: {engine.execution['reason']}"
+    made_for = ", ".join(engine.compute_capabilities) or "CPUs"
+    terminal.say(f"engine: {engine.path}, made for {made_for}; {engine.state}{reason}")
     terminal.say(f"report: {evaluated.report}")
     terminal.say(f"everything took {time.monotonic() - begin:.0f} s")
 
@@ -92,7 +95,7 @@ def _show(spec: Spec, evaluated: EvaluateResult, engine: EngineReport) -> None:
     lines = read_status(Path(spec.results_dir) / "distill" / "status.json")
     speeds = [line["kpi"]["images_per_s"] for line in lines if line["kpi"].get("images_per_s")]
     rows.append(["training, images/s", "", f"{median(speeds):.0f}", ""])
-    rows.append(["engine", "", engine.path.name, ", ".join(engine.compute_capabilities)])
+    rows.append(["engine", "", engine.state, ""])
     terminal.show_table(
         "radioplat quickstart",
         ["on held-out images", "untrained student", "trained student", "teachers"],

@@ -21,7 +21,7 @@ from radioplat.spec.wandb import WandbConfig
 
 @dataclass
 class Spec:
-    """A whole experiment. Field names and defaults are TAO's `radio` where TAO has the field."""
+    """A whole experiment. Field names are TAO's `radio` where TAO has the field; some defaults differ."""
 
     results_dir: str = "results"
     model_name: str | None = None

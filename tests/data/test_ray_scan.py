@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import ray
 
 from radioplat.data import scan as scan_module
 from radioplat.data.index import build_index
 from radioplat.data.ray_scan import BATCHES_PER_TASK, scan_on_ray
+from radioplat.data.scan import ScanBatch
 from radioplat.distill.scanning import scanner
 from radioplat.spec.dataset import SplitConfig, TarSource
 from radioplat.spec.load import load_spec
@@ -66,3 +69,19 @@ def test_the_index_is_the_one_made_here(corpus, tmp_path, monkeypatch):
         monkeypatch.setattr(scan_module, "LITTLE_BYTES", 0)
         again = build_index(split, "d", tmp_path / "much", max_pixels=10**9, scan=scan)
     assert used == [SHARDS + 1] and again.fingerprint() == here.fingerprint()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_no_thread_outlives_a_scan_whose_reader_fails(corpus, monkeypatch):
+    """A thread that still works when the cluster is left would end this process before the error is shown."""
+    monkeypatch.setattr(scan_module, "LITTLE_BYTES", 0)
+    spec = load_spec({"cluster": {"mode": "ray", "cpus_per_decode": 0.5}})
+    names = sorted(path.name for path in corpus.glob("tars/*"))
+    batches = [ScanBatch(i, "tar", str(corpus / "tars"), (name,), 1) for i, name in enumerate(names)]
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="disk full"), scanner(spec) as scan:
+        results = scan(batches)
+        next(results)
+        raise OSError("disk full")
+    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
+    assert list(results) == []

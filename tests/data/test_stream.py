@@ -16,6 +16,7 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radioplat.data.closeable import CloseableIterator
 from radioplat.data.grains import Grains
 from radioplat.data.index import build_index
 from radioplat.data.outage import read_waits
@@ -180,10 +181,15 @@ def test_the_next_dataset_is_begun_before_one_ends(cluster, run_data):
     def part(first: int, last: int):
         opened.append((first, last))
         (iterator,) = open_stream(arguments, grains, first, last, tasks=2, cpus_per_task=1)
-        for number, batch in enumerate(read_stream(iterator)):
-            if number == 0:
-                began.release()
-            yield batch
+        batches = read_stream(iterator)
+
+        def noted():
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    began.release()
+                yield batch
+
+        return CloseableIterator(noted(), wake=batches.close)
 
     batches = read_in_turn(part, 0, STEPS, STEPS // 2, grains.per_rank)
     found = [next(batches) for _ in range(12)]

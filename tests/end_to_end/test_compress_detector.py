@@ -107,7 +107,7 @@ def test_killed_in_every_stage_it_ends_as_one_left_alone(tmp_path):
     judged = {entry.name: entry.outcome for entry in killed.entries}["07_evaluate"]
     models = ["01_distill", "02_prune", "03_qat.untrained", "03_qat", "05_export", "06_engine"]
     assert [row["name"] for row in judged.facts["models"]] == models
-    assert judged.facts["models"][-1]["state"] == "built, executed, evaluated"
+    assert judged.facts["models"][-1]["state"] == "executed on cpu, evaluated"
     assert "data:image/png" in Path(judged.path).read_text()
     check_floats(Path(killed.entries[4].outcome.path))
 

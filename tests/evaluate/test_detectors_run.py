@@ -110,7 +110,7 @@ def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
     assert damaged.difference["mAP"] < -1 and damaged.right < torch_.right
     objects = sum(len(boxes) for boxes in torch_.result.truth)
     assert torch_.right + torch_.missed == objects
-    assert engine.state == "built, executed, evaluated"
+    assert engine.state == "executed on cpu, evaluated"
     record = json.loads((made / "model.engine.json").read_text())
     assert record["evaluated"] and record["evaluation"]["mAP"] == pytest.approx(engine.result.coco.map)
     written = json.loads((tmp_path / "results/evaluate/results.json").read_text())

@@ -234,9 +234,9 @@ def test_what_cannot_be_told_is_a_dash_and_a_reason(judged, capsys):
     assert page.count("data:image/png") == 1 and "kNN on held-out images" in page
 
 
-def test_an_engine_is_built_executed_and_evaluated_each_for_itself(judged, paths):
+def test_an_engine_is_written_executed_and_evaluated_each_for_itself(judged, paths):
     rows = {row.name: row for row in judged.models}
-    assert rows["cpu"].state == "built, executed, evaluated" and not rows["open"].state
+    assert rows["cpu"].state == "executed on cpu, evaluated" and not rows["open"].state
     record = read_record(paths["cpu"])
     layers = record["coverage"]["eligible"]
     assert set(rows["cpu"].kernels) == {"fp32"} and rows["cpu"].kernels["fp32"] >= layers > 8
@@ -246,7 +246,7 @@ def test_an_engine_is_built_executed_and_evaluated_each_for_itself(judged, paths
         pytest.skip("no TensorRT for RTX")
     if rows["rtx"].size is not None:
         pytest.skip("a GPU that runs it")
-    assert rows["rtx"].state == "built" and not rows["rtx"].figures() and len(rows["rtx"].absent) == 1
+    assert rows["rtx"].state == "written, never executed" and not rows["rtx"].figures() and len(rows["rtx"].absent) == 1
     assert not read_record(paths["rtx"])["evaluated"]
     assert f"rtx: {rows['rtx'].absent[0]}" in judged.report.read_text(encoding="utf-8").replace("&#39;", "'")
 

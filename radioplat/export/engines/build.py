@@ -21,7 +21,7 @@ from radioplat.export.engines.interface import SECTION, BuildRequest, BuiltEngin
 from radioplat.export.engines.layer_precision import precisions_of, set_precisions
 from radioplat.export.engines.library import choose_backend, cuda_driver
 from radioplat.export.engines.onnx_input import OnnxInput, check_data_type, parse_engine_type, read_onnx
-from radioplat.export.engines.record import write_engine
+from radioplat.export.engines.record import state_of, write_engine
 from radioplat.spec.check_engine import engine_problems
 from radioplat.spec.engine import EngineBackend, TensorRTConfig
 
@@ -34,7 +34,7 @@ _BACKENDS = {
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What was built, and whether it ran.
+    """What was written, and whether it ran.
 
     Attributes:
         path: the engine; ``<path>.json`` beside it says what it was built from.
@@ -71,6 +71,11 @@ class EngineReport:
     executed: bool
     execution: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """As :func:`radioplat.export.engines.record.state_of`."""
+        return state_of({"executed": self.executed, "execution": self.execution, "evaluated": False})
 
 
 def build_engine(

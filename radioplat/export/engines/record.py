@@ -1,7 +1,8 @@
 """``<engine>.json`` beside an engine: what it was built from, and whether it was built, executed and evaluated.
 
-Three words that never stand for one another: ``built`` is true once the file is written; ``executed`` once it computed
-something on a machine, which ``execution`` names; ``evaluated`` once its features were judged: ``evaluation``.
+Three words that never stand for one another: ``built`` is true once the file is written, and says nothing of whether it
+works; ``executed`` once it computed something on a machine, which ``execution`` names; ``evaluated`` once its features
+were judged: ``evaluation``. :func:`state_of` is what tables show.
 """
 
 from __future__ import annotations
@@ -82,6 +83,15 @@ def read_record(engine: str | Path) -> dict[str, Any]:
             hint="Copy both files again, or run `radioplat gen_trt_engine` again.",
         )
     return record
+
+
+def state_of(record: Mapping[str, Any]) -> str:
+    """What was seen of an engine: ``written, never executed``, ``executed on cpu``, ``executed on cpu, evaluated``."""
+    if not record["executed"]:
+        return "written, never executed"
+    execution = record["execution"]
+    trouble = f" ({execution['reason']})" if "reason" in execution else ""
+    return f"executed on {execution['device']}{trouble}" + (", evaluated" if record["evaluated"] else "")
 
 
 def mark_executed(engine: str | Path, execution: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from radioplat.export.engines import library
 from radioplat.export.engines.build import build_engine
 from radioplat.export.engines.ort import open_session
 from radioplat.export.engines.runner import load_engine
+from radioplat.export.show import show_engine
 from radioplat.spec.engine import CalibrationConfig, EngineBackend, TensorRTConfig
 
 ORT, RTX, TENSORRT = EngineBackend.onnxruntime, EngineBackend.tensorrt_rtx, EngineBackend.tensorrt
@@ -55,11 +56,15 @@ def test_on_a_gpu_the_engine_is_executed_and_compared(conv_file, tmp_path, backe
 
 @pytest.mark.usefixtures("rtx")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_what_cannot_be_run_here_is_built_and_not_executed(conv_int8, tmp_path):
+def test_what_cannot_be_run_here_is_written_and_not_executed(conv_int8, tmp_path, capsys):
     report = build_engine(conv_int8, tmp_path / "a.engine", TensorRTConfig(data_type="int8"), backend=RTX)
     record = json.loads((tmp_path / "a.engine.json").read_text())
     assert (record["built"], record["executed"], record["evaluated"]) == (True, False, False)
     assert "no NVIDIA driver" in record["execution"]["reason"] and not report.executed
+    assert report.state == "written, never executed"
+    show_engine(report)
+    lines = capsys.readouterr().out
+    assert "executed      never: there is no NVIDIA driver" in lines and "runs on" not in lines and "yes" not in lines
     with pytest.raises(EngineError, match="no NVIDIA driver on this machine.*backend=onnxruntime"):
         load_engine(tmp_path / "a.engine")
 

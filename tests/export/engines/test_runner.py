@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radioplat.errors import EngineError
 from radioplat.export.engines.build import build_engine
-from radioplat.export.engines.record import mark_evaluated, mark_not_executed, read_record
+from radioplat.export.engines.record import mark_evaluated, mark_executed, mark_not_executed, read_record, state_of
 from radioplat.export.engines.runner import EngineRunner, load_engine
 from radioplat.spec.engine import EngineBackend, TensorRTConfig
 
@@ -81,8 +81,15 @@ def test_evaluated_is_a_word_of_its_own(copied):
     assert record["execution"] == before["execution"]  # what the build measured stays
 
 
+def test_tables_say_what_was_seen_of_an_engine(copied):
+    assert state_of(read_record(copied)) == "executed on cpu"
+    assert state_of(mark_evaluated(copied, {"knn_top1": 0.91})) == "executed on cpu, evaluated"
+    broken = mark_executed(copied, {"device": "NVIDIA L4", "reason": "output summary is not finite"})
+    assert state_of(broken | {"evaluated": False}) == "executed on NVIDIA L4 (output summary is not finite)"
+
+
 def test_nothing_is_claimed_of_an_engine_that_was_not_run(copied):
-    mark_not_executed(copied, "no GPU")
+    assert state_of(mark_not_executed(copied, "no GPU")) == "written, never executed"
     with pytest.raises(EngineError, match="not executed cannot have metrics"):
         mark_evaluated(copied, {"knn_top1": 0.91})
     assert not read_record(copied)["evaluated"]
