@@ -16,7 +16,7 @@ from statistics import mean
 
 from benchmarks.folder import kept_or_scratch
 from benchmarks.seeds import run_seeds
-from radioplat import terminal
+from radioplat.common import terminal
 
 KINDS = ("student", "digits")  # the long ones first
 AT_ONCE = 2

@@ -24,12 +24,12 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from radioplat.compress.calibrate import calibrate
-from radioplat.distill.scale_steps import RELATIVE, step_relatively
-from radioplat.models.fake_quantize import NumberFormat
-from radioplat.models.quantized_layers import can_be_quantized, quantize_layer
-from radioplat.spec.quantize import Calibrator, QuantizeConfig
-from radioplat.track.results import write_atomic
+from radioplat.compression.quantization.calibrate import calibrate
+from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.models.quantized.layers import can_be_quantized, quantize_layer
+from radioplat.optim.quantizer_scale_steps import RELATIVE, step_relatively
+from radioplat.spec.schema.quantize import Calibrator, QuantizeConfig
+from radioplat.tracking.results import write_atomic
 
 FACTORS = (8, 16)
 WIDTHS = (32, 64, 64)

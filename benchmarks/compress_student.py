@@ -12,13 +12,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from radioplat.chain.record import Entry
-from radioplat.chain.run import START, CompressReport, compress
-from radioplat.chain.stages import Outcome
-from radioplat.distill.run import distill
+from radioplat.common.terminal import note
+from radioplat.launch.driver import distill
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
-from radioplat.terminal import note
-from radioplat.track.results import write_atomic
+from radioplat.tasks.compress.compress import START, CompressReport, compress
+from radioplat.tasks.compress.record import Entry
+from radioplat.tasks.compress.stages import Outcome
+from radioplat.tracking.results import write_atomic
 
 STEPS, RETRAIN_STEPS = 200, 100  # of 16 images
 STEPS_PER_EPOCH = 125  # as the quickstart's sources say

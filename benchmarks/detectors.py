@@ -9,9 +9,9 @@ from typing import Any
 
 import radioplat
 from benchmarks.composites import write_set
-from radioplat.evaluate.run import evaluate
-from radioplat.spec.load import load_spec
-from radioplat.track.results import write_atomic
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tracking.results import write_atomic
 
 HELD_OUT, SIDE = 150, 64
 ALONE, DISTILLED, DECODER, BOUND = "labels alone", "distilled", "the decoder alone", "the bindings alone"

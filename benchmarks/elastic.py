@@ -25,10 +25,10 @@ from pathlib import Path
 import radioplat
 from benchmarks.elastic_inputs import make_inputs, tiny_spec
 from clusters.local import LocalCluster
-from radioplat import terminal
-from radioplat.distill.follow import CheckpointEvent, StepEvent
-from radioplat.distill.spare import spare_processes
-from radioplat.track.attempts import Attempts
+from radioplat.common import terminal
+from radioplat.launch.ray.spare_workers import spare_processes
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.follow import CheckpointEvent, StepEvent
 
 PHASES = ("detection", "scheduling", "load", "first batch")
 

@@ -14,7 +14,7 @@ import skimage
 import torch
 from PIL import Image
 
-from radioplat.models.timm_backbone import TimmBackbone
+from radioplat.models.backbones.timm_backbone import TimmBackbone
 
 PHOTOGRAPHS = ("astronaut.png", "coffee.png", "chelsea.png", "rocket.jpg")
 SIZE, MICRO_BATCHES = 64, 6  # six micro-batches a step divide among one, two and three workers

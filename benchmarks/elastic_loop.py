@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.elastic_loop_sides import Work, save
 from benchmarks.ingest_photographs import make_shards
-from radioplat import terminal
+from radioplat.common import terminal
 
 LOOP_ROUNDS, STALL_ROUNDS = 2, 2
 PERIOD, QUIET = 20, 6  # steps between two saves, and how many of them must lie behind the commit to compare with

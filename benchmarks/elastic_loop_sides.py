@@ -57,7 +57,7 @@ class Known:
         return pixels
 
     def submit(self, shared, grain: int):
-        """See :class:`radioplat.teachers.client.TeacherClient`."""
+        """See :class:`radioplat.teachers.serving.client.TeacherClient`."""
 
         def answer():
             self._begins()
@@ -66,12 +66,12 @@ class Known:
         return answer
 
     def precision(self) -> str:
-        """See :class:`radioplat.teachers.client.TeacherClient`."""
+        """See :class:`radioplat.teachers.serving.client.TeacherClient`."""
         return "bfloat16"
 
     def held(self):
-        """See :class:`radioplat.teachers.client.TeacherClient`."""
-        from radioplat.teachers.client import Held
+        """See :class:`radioplat.teachers.serving.client.TeacherClient`."""
+        from radioplat.teachers.serving.client import Held
 
         return Held(1, 0.0, 0.0)
 
@@ -87,16 +87,16 @@ class Timed:
     def __init__(self, work: Work, between: Callable[[int], None] = lambda step: None) -> None:
         import torch
 
-        from radioplat.distill import ds_compat
-        from radioplat.distill.local_run import _alone_in_the_world
-        from radioplat.distill.prepare import keep_data, prepare
+        from radioplat.design.run import keep_data, prepare
+        from radioplat.launch.local import _alone_in_the_world
+        from radioplat.training.engine import deepspeed_compat
 
         self._work, self._between = work, between
         self.begins: list[float] = []
         self.away: list[float] = []
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         _alone_in_the_world()
-        ds_compat.init_distributed("nccl" if self.device.type == "cuda" else "gloo")
+        deepspeed_compat.init_distributed("nccl" if self.device.type == "cuda" else "gloo")
         folder = Path(work.scratch) / "results"
         self.run, data = prepare(_spec(work), "distill", folder / "distill")
         keep_data(self.run, data)
@@ -105,8 +105,8 @@ class Timed:
 
     def go(self) -> None:
         """Take all steps."""
-        from radioplat.distill.seat import Seat
-        from radioplat.distill.worker import run_worker
+        from radioplat.training.loop.rank import Seat
+        from radioplat.training.loop.worker import run_worker
 
         teacher = self.run.teachers[0].name
         clients = {teacher: Known(teacher, self.answers, self._step_begins)}
@@ -134,8 +134,8 @@ class Timed:
 
     def _preload(self) -> list:
         """All micro-batches of the run, decoded as a run decodes them."""
-        from radioplat.data.loader import load_grains
-        from radioplat.data.run_data import open_reader
+        from radioplat.data.loading.run_data import open_reader
+        from radioplat.data.loading.threads import load_grains
 
         reader = open_reader(*self.run.reader_arguments)
         return list(load_grains(reader, iter(range(self.run.total_steps)), threads=2, prefetch=4))
@@ -144,7 +144,7 @@ class Timed:
         import torch
 
         from radioplat.models.features import Features
-        from radioplat.teachers.transport import pack
+        from radioplat.teachers.serving.transport import pack
 
         generator = torch.Generator().manual_seed(0)
         rows, columns = self.run.grids[self.run.teachers[0].name]
@@ -182,10 +182,10 @@ def _bare_step(timed: Timed, work: Work) -> Callable[[], None]:
     """What one writes by hand around DeepSpeed: a batch from memory, forward, backward, step."""
     import torch
 
-    from radioplat.distill.engine import arithmetic, build_engine
-    from radioplat.distill.module import DistillModule, MicroBatch
-    from radioplat.distill.prepare import build_student
-    from radioplat.teachers.transport import unpack
+    from radioplat.design.run import build_student
+    from radioplat.objectives.distill import DistillModule, MicroBatch
+    from radioplat.teachers.serving.transport import unpack
+    from radioplat.training.engine.deepspeed_engine import arithmetic, build_engine
 
     run, device = timed.run, timed.device
     name, view = run.teachers[0].name, run.student_view
@@ -214,8 +214,8 @@ def _spec(work: Work):
     import torch
     from safetensors.torch import save_file
 
-    from radioplat.models.timm_backbone import TimmBackbone
-    from radioplat.spec.load import load_spec
+    from radioplat.models.backbones.timm_backbone import TimmBackbone
+    from radioplat.spec.loading.load import load_spec
 
     kind, weights = "vit_small_patch16_224", f"{work.scratch}/teacher.safetensors"
     torch.manual_seed(0)

@@ -26,10 +26,10 @@ import torch
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
 from clusters.local import LocalCluster
-from radioplat.data.ledger import effective, read_consumed
-from radioplat.distill.follow import CheckpointEvent, StepEvent
-from radioplat.distill.prove import prove_run
-from radioplat.track.attempts import AttemptEvent, Attempts
+from radioplat.data.ledger.ledger import effective, read_consumed
+from radioplat.tracking.attempts.attempts import AttemptEvent, Attempts
+from radioplat.tracking.follow import CheckpointEvent, StepEvent
+from radioplat.training.accounting.prove import prove_run
 
 WORKERS = (1, 3)
 NOTICE_S = 15.0

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engines_sides import CPU_SIDES, GPU_SIDES, MODELS, NAMES, Side, make_sides
-from radioplat import terminal
+from radioplat.common import terminal
 
 LIMIT_S = 420.0  # for the rounds: what is made before them takes a minute or two
 WINDOW_S = 0.4  # a side's time in a round at one batch size, beside a call that warms up

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from PIL import Image
 
-from radioplat.compress.quantize import quantize_student
+from radioplat.common.terminal import note
+from radioplat.compression.quantization.student import quantize_student
 from radioplat.errors import RadioplatError
-from radioplat.export.engines.build import build_engine
-from radioplat.export.engines.ort import open_session
-from radioplat.export.engines.runner import load_engine
-from radioplat.export.flat_student import FlatStudent
-from radioplat.export.onnx import export_onnx
-from radioplat.export.qdq.cpu import quantize_for_cpu
-from radioplat.models.student import Student, StudentArchitecture
+from radioplat.exporting.deploy.cpu_int8 import quantize_for_cpu
+from radioplat.exporting.engines.backends.onnxruntime import open_session
+from radioplat.exporting.engines.build import build_engine
+from radioplat.exporting.engines.runner import load_engine
+from radioplat.exporting.onnx.export import export_onnx
+from radioplat.exporting.onnx.flat_student import FlatStudent
+from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.quickstart.photographs import PHOTOGRAPHS, crops
-from radioplat.spec.cpu_export import CpuQuantization, CpuTarget
-from radioplat.spec.engine import EngineBackend, TensorRTConfig
-from radioplat.spec.quantize import QuantizeConfig
-from radioplat.terminal import note
+from radioplat.spec.schema.cpu_export import CpuQuantization, CpuTarget
+from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
+from radioplat.spec.schema.quantize import QuantizeConfig
 
 Call = Callable[[Any], Any]
 MODELS = {

@@ -27,13 +27,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from radioplat.data.index import build_index
-from radioplat.data.parts import BLOCK_ROWS
-from radioplat.data.run_data import RunData
-from radioplat.data.scan import scan_pool
-from radioplat.data.shard_index import SHARD_SCHEMA, ShardIndex
-from radioplat.data.tarscan import FAULT_SCHEMA, SCAN_SCHEMA
-from radioplat.spec.dataset import SplitConfig, TarSource, WeightMode
+from radioplat.data.index.build import build_index
+from radioplat.data.index.parquet_parts import BLOCK_ROWS
+from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
+from radioplat.data.loading.run_data import RunData
+from radioplat.data.scan.scan import scan_pool
+from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
+from radioplat.spec.schema.dataset import SplitConfig, TarSource, WeightMode
 
 SHARDS, REJECTED = 100_000, 0.3
 SLICE = 4096

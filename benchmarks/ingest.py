@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.ingest_photographs import make_shards
 from benchmarks.ingest_sides import BATCH, SIDES, Work
-from radioplat import terminal
-from radioplat.data.index import build_index
-from radioplat.data.run_data import RunData, dataset_to_json
-from radioplat.spec.dataset import DatasetConfig, ResolutionFilter, SplitConfig, TarSource
+from radioplat.common import terminal
+from radioplat.data.index.build import build_index
+from radioplat.data.loading.run_data import RunData, dataset_to_json
+from radioplat.spec.schema.dataset import DatasetConfig, ResolutionFilter, SplitConfig, TarSource
 
 REJECTED = 0.3
 RATIOS = {

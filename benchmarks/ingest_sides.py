@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from radioplat.data.crops import plan_crops
-from radioplat.data.run_data import RunData, dataset_from_json
+from radioplat.data.loading.run_data import RunData, dataset_from_json
+from radioplat.data.views.crops import plan_crops
 
 BATCH, SIZE, WARM_UP = 32, 224, 640
 CORES = 2
@@ -82,8 +82,8 @@ def bare(work: Work) -> float:
 
 def local(work: Work) -> float:
     """Our loader of local mode."""
-    from radioplat.data.loader import load_grains
-    from radioplat.data.run_data import open_reader
+    from radioplat.data.loading.run_data import open_reader
+    from radioplat.data.loading.threads import load_grains
 
     reader = open_reader(*_reader(work))
     grains = range((work.images + WARM_UP) // BATCH)
@@ -94,8 +94,8 @@ def stream(work: Work) -> float:
     """Our Ray Data stream: one consumer, two decode tasks at a time."""
     import ray
 
-    from radioplat.data.grains import Grains
-    from radioplat.data.stream import open_stream, read_stream
+    from radioplat.data.loading.ray_stream import open_stream, read_stream
+    from radioplat.data.order.dealing import Grains
 
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:

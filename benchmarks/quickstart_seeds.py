@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from radioplat import terminal
-from radioplat.evaluate.run import EvaluateResult, evaluate
+from radioplat.common import terminal
 from radioplat.quickstart.defaults import ROOT, SPEC, ensure_inputs
-from radioplat.spec.load import load_spec
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import EvaluateResult, evaluate
 
 SEEDS = (1, 2, 3)
 HOME = ROOT / "results" / "quickstart_seeds"

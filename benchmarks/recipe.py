@@ -32,7 +32,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, Figures, Job, finished
-from radioplat import terminal
+from radioplat.common import terminal
 
 DIFFERENCES = [
     ("phi_s", "mse"),

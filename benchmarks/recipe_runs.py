@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, WITH_UNTRAINED, Figures, Job
-from radioplat.aside import written_aside
-from radioplat.distill.run import distill
-from radioplat.evaluate.images import open_images
-from radioplat.evaluate.run import EvaluateResult, evaluate
-from radioplat.evaluate.subjects import TRAINED, UNTRAINED
+from radioplat.common.atomic_files import written_aside
+from radioplat.evaluation.measure.images import open_images
+from radioplat.evaluation.models.open_models import TRAINED, UNTRAINED
+from radioplat.launch.driver import distill
 from radioplat.quickstart.corpora import Corpora
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
-from radioplat.spec.load import load_spec
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import EvaluateResult, evaluate
 
 STEPS_PER_EPOCH = 125  # as the quickstart's sources say
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.scale_network import GIB, LARGE, PLACEMENTS, Cluster, Cost, best, costs
 from benchmarks.scale_workers import AHEAD, Host, Plan, order_of, sources
-from radioplat import terminal
+from radioplat.common import terminal
 
 NODES, REPLICAS = 4, 4  # raylets beside the head's; replicas of the teacher
 TOGETHER, PROCESSES = 8, 8  # logical workers a process, more of them where there would be more processes than these
@@ -75,7 +75,7 @@ def simulate(world: int, steps: int, seconds: float) -> dict[str, float]:
     import ray
 
     from clusters.local import WORKER_RESOURCE, LocalCluster
-    from radioplat.teachers.service import await_pool, start_pool, stop_pool
+    from radioplat.teachers.serving.remote_teacher import await_pool, start_pool, stop_pool
 
     together = max(TOGETHER, math.ceil((world - 1) / PROCESSES))
     groups = [[0], *(list(range(at, min(at + together, world))) for at in range(1, world, together))]
@@ -130,8 +130,8 @@ def still_teacher(folder: Path, plan: Plan):
     import torch
     from safetensors.torch import save_file
 
-    from radioplat.spec.load import load_spec
-    from radioplat.spec.resolve import resolve_teachers
+    from radioplat.spec.loading.load import load_spec
+    from radioplat.spec.resolved.teacher import resolve_teachers
 
     save_file({"weight": torch.zeros(1)}, folder / "still.safetensors")
     backbone = {"type": "benchmarks.scale_teacher:Still", "kwargs": {"width": plan.width}}
@@ -147,9 +147,9 @@ def judge(plan: Plan) -> dict[str, float]:
     Raises:
         RuntimeError: the ledger is not the order, a checkpoint is not whole, or a status line is missing.
     """
-    from radioplat.data.ledger import read_consumed
-    from radioplat.distill.checkpoint import newest
-    from radioplat.track.status import read_status
+    from radioplat.data.ledger.ledger import read_consumed
+    from radioplat.tracking.status import read_status
+    from radioplat.training.checkpoints.checkpoint import newest
 
     folder, count = Path(plan.folder), plan.world * plan.batch * plan.steps
     rows, refs = read_consumed(folder / "ledger"), order_of(sources()).slice(0, count)

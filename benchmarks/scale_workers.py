@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from radioplat.data.batch import Batch, View
-from radioplat.data.grains import Grains
-from radioplat.data.ledger import Ledger
-from radioplat.data.order import ArraySource, SampleOrder
-from radioplat.teachers.client import Pending
-from radioplat.teachers.service import RemoteTeacher
-from radioplat.track.status import StatusLog
+from radioplat.data.ledger.ledger import Ledger
+from radioplat.data.order.dealing import Grains
+from radioplat.data.order.order import ArraySource, SampleOrder
+from radioplat.teachers.serving.client import Pending
+from radioplat.teachers.serving.remote_teacher import RemoteTeacher
+from radioplat.tracking.status import StatusLog
 
 AHEAD = 2  # micro-batches that are asked of the teachers before their step
 ROWS, SHARDS = 500_000, 500  # of each of two sources
@@ -204,9 +204,9 @@ class _FirstRank:
     def __init__(self, plan: Plan) -> None:
         import torch
 
-        from radioplat.distill.run_state import RunState
-        from radioplat.distill.shelf import Shelf
-        from radioplat.spec.train import TrainConfig
+        from radioplat.spec.schema.train import TrainConfig
+        from radioplat.training.checkpoints.run_state import RunState
+        from radioplat.training.checkpoints.writer import Shelf
 
         self._plan, self._state = plan, RunState(world_size=plan.world, order_hash="simulated")
         folder = Path(plan.folder)
@@ -217,8 +217,8 @@ class _FirstRank:
 
     def save(self, step: int) -> None:
         """As a run does, but for the tensors' sizes."""
-        from radioplat.distill.checkpoint import OPTIMIZER, Snapshot
-        from radioplat.models.checkpoint import HEADS_FILE, STUDENT_FILE
+        from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE
+        from radioplat.training.checkpoints.checkpoint import OPTIMIZER, Snapshot
 
         state = replace(self._state, global_step=step, samples_consumed=step * self._plan.world * self._plan.batch)
         few = {"head": self._tensors["backbone.blocks.0.0"]}

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from radioplat import terminal
+from radioplat.common import terminal
 
 Job = tuple[str, int]
 

@@ -30,13 +30,13 @@ import psutil
 import yaml
 
 from benchmarks.folder import kept_or_scratch
-from radioplat import terminal
+from radioplat.common import terminal
 from radioplat.quickstart.defaults import ROOT, SPEC, TEACHERS, ensure_inputs
-from radioplat.spec.load import to_yaml
-from radioplat.track.results import write_atomic
-from radioplat.track.teacher_cost import Bill
-from radioplat.tune.plan import Plan, trial_spec
-from radioplat.tune.record import State, TrialRecord, read_trials
+from radioplat.spec.loading.load import to_yaml
+from radioplat.tasks.tune.record import State, TrialRecord, read_trials
+from radioplat.tasks.tune.sweep import Plan, trial_spec
+from radioplat.tracking.results import write_atomic
+from radioplat.tracking.teacher_cost import Bill
 
 AT_ONCE = 2  # trials, and lone runs; a core each
 BASE_STEPS, STEPS, STEPS_PER_EPOCH = 100, 60, 125  # of 16 images
@@ -90,7 +90,7 @@ def main() -> None:
 
 def _student(folder: Path) -> Path:
     """The student that is quantized; distilled once."""
-    from radioplat.distill.run import distill
+    from radioplat.launch.driver import distill
 
     ensure_inputs([f"results_dir={folder / 'inputs'}"])
     epochs = -(-BASE_STEPS // STEPS_PER_EPOCH)

@@ -18,7 +18,7 @@ from statistics import mean
 
 from benchmarks.folder import kept_or_scratch
 from benchmarks.seeds import run_seeds
-from radioplat import terminal
+from radioplat.common import terminal
 
 KINDS = {  # modules with run(seed, folder) and gains(runs)
     "classification": "benchmarks.tasks_classification",

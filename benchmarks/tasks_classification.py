@@ -27,9 +27,9 @@ import numpy as np
 from PIL import Image
 
 import radioplat
-from radioplat.evaluate.run import evaluate
-from radioplat.spec.load import load_spec
-from radioplat.track.results import write_atomic
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tracking.results import write_atomic
 
 ALONE, LABELLED, DISTILLED = "labels alone", "distilled, labelled images", "distilled"
 TEACHER, STUDENT = "resnet10t", "test_efficientnet"

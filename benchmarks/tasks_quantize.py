@@ -2,7 +2,8 @@
 
 - ``fp32``: an RT-DETRv2 on a ResNet-10, trained on boxes by ``radioplat train``, then made uneven: channels are
   multiplied by 1/``FACTOR`` to ``FACTOR`` (evenly on a logarithmic scale, shuffled) and what reads them is divided,
-  wherever nothing but BatchNorm and ReLU lies between two layers (:func:`radioplat.compress.equalize.find_pairs`). In
+  wherever nothing but BatchNorm and ReLU lies between two layers (``find_pairs`` of
+  ``radioplat.compression.quantization.equalize``). In
   floats the outputs stay (to 1e-5), but one scale for all channels of an activation leaves the small ones few values.
   It is a net that INT8 is bad for, made so on purpose: ``PTQ as trained``, INT8 of the detector without the factor,
   says what it loses else. Cross-layer equalization would undo it and is off, as it is unless asked for.
@@ -28,11 +29,11 @@ import torch
 import radioplat
 from benchmarks.detectors import bindings_of, map_of, measured
 from benchmarks.tasks_detection import detector_spec
-from radioplat.compress.equalize import find_pairs
-from radioplat.distill.quantize import quantize
-from radioplat.models.detector import Detector
-from radioplat.models.detector_file import load_detector, save_detector
-from radioplat.models.fold import fold_pairs, following_norms
+from radioplat.compression.quantization.equalize import find_pairs
+from radioplat.models.detectors.base import Detector
+from radioplat.models.detectors.checkpoint import load_detector, save_detector
+from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
+from radioplat.tasks.quantize.quantize import quantize
 
 FLOATS, PTQ, QAT = "fp32", "PTQ", "QAT"
 AS_TRAINED, CONTROL = "PTQ as trained", "fp32, trained on"

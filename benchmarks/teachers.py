@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from benchmarks.ingest_photographs import make_shards
 from benchmarks.lightly_environment import lightly_python
 from benchmarks.teachers_sides import STUDENTS, Work, save
-from radioplat import terminal
+from radioplat.common import terminal
 
 # Two cores: teachers work ahead with a thread each on what the student, which has all cores, leaves.
 ACTORS = [

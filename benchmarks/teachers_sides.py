@@ -114,7 +114,7 @@ def _bare(work: Work, steps: int) -> float:
 def ours(work: Work) -> dict:
     """``radioplat.distill`` on the tar shards: decoding, crops, ledger and all."""
     import radioplat
-    from radioplat.distill.follow import StepEvent
+    from radioplat.tracking.follow import StepEvent
 
     events: list[StepEvent] = []
     spec = {
@@ -202,7 +202,7 @@ def transfer(work: Work) -> dict:
     import torch
 
     from radioplat.models.features import Features
-    from radioplat.teachers.transport import pack, to_host, unpack
+    from radioplat.teachers.serving.transport import pack, to_host, unpack
 
     class Teacher:
         def __init__(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from radioplat import cli
-from radioplat.spec.load import load_spec
+from radioplat.cli import main as cli
+from radioplat.spec.loading.load import load_spec
 
 
 def main(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from radioplat import cli
+from radioplat.cli import main as cli
 
 
 def main(arguments: list[str]) -> int:

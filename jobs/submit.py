@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from radioplat import cli
+from radioplat.cli import main as cli
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     ended: list[int] = []
 
     def run() -> None:
-        from radioplat.distill.submission import submit
+        from radioplat.cluster.submission import submit
 
         ended.append(submit(asked.command, asked.address, asked.name, asked.runtime_env, asked.wait))
 

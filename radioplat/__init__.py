@@ -12,17 +12,16 @@ __version__ = "0.1.0"
 __all__ = ["distill", "train", "evaluate", "load_spec", "load_student"]
 
 _FUNCTIONS = {
-    "train": ("radioplat.distill.run", "train"),
-    "load_spec": ("radioplat.spec.load", "load_spec"),
-    "load_student": ("radioplat.models.checkpoint", "load_student"),
+    "distill": ("radioplat.launch.driver", "distill"),
+    "train": ("radioplat.launch.driver", "train"),
+    "evaluate": ("radioplat.tasks.evaluate.evaluate", "evaluate"),
+    "load_spec": ("radioplat.spec.loading.load", "load_spec"),
+    "load_student": ("radioplat.models.student.checkpoint", "load_student"),
 }
-_CALLABLE_ROOMS = ("distill", "evaluate")
 
 
 def __getattr__(name: str):
-    if name in _CALLABLE_ROOMS:
-        return importlib.import_module(f"radioplat.{name}")
-    if name in _FUNCTIONS:
-        module, attribute = _FUNCTIONS[name]
-        return getattr(importlib.import_module(module), attribute)
-    raise AttributeError(f"module 'radioplat' has no attribute {name!r}")
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module 'radioplat' has no attribute {name!r}")
+    module, function = _FUNCTIONS[name]
+    return getattr(importlib.import_module(module), function)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+CLIP_WORDS = ["a", "photo", "of", "an", "astronaut", "cup", "coffee", "cat", "rocket", "the", "picture", "."]
 
 
 class S3Store:
@@ -54,7 +58,7 @@ def s3_store(monkeypatch) -> Iterator[S3Store]:
     import boto3
     from botocore.config import Config
 
-    from radioplat.data import retry
+    from radioplat.data.storage import retry
 
     store = S3Store()
     for name, value in {
@@ -127,8 +131,8 @@ def radio_student():
     """
     import torch
 
-    from radioplat.models.heads import HeadArchitecture
-    from radioplat.models.student import Student, StudentArchitecture
+    from radioplat.models.student.heads import HeadArchitecture
+    from radioplat.models.student.student import Student, StudentArchitecture
 
     heads = (
         HeadArchitecture("clip", summary_dim=12, spatial_dim=10, hidden=16, num_inner=2),
@@ -172,3 +176,53 @@ def image_batch():
         return torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
     return make
+
+
+@pytest.fixture
+def process_group(monkeypatch):
+    """gloo, one rank, on a free loopback port; the environment that names it goes away with the test."""
+    import torch.distributed as dist
+
+    from radioplat.training.engine import deepspeed_compat
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, LOCAL_WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    for name, value in alone.items():
+        monkeypatch.setenv(name, str(value))
+    if not dist.is_initialized():
+        deepspeed_compat.init_distributed("gloo")
+        gc.freeze()  # stage 3 collects garbage at each start: half a second for all that was imported
+    assert dist.get_world_size() == 1
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory) -> Path:
+    """A CLIP of a few thousand seeded weights with its tokenizer, as ``transformers`` writes them."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tmp_path_factory.mktemp("clip")
+    special = {"<pad>": 0, "<bos>": 1, "<eos>": 2, "<unk>": 3}
+    vocabulary = special | {word: len(special) + i for i, word in enumerate(CLIP_WORDS)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    text = dict(size, vocab_size=len(vocabulary), max_position_embeddings=16, bos_token_id=1, eos_token_id=2)
+    text["projection_dim"] = 24
+    vision = dict(size, image_size=64, patch_size=16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+        transformers.CLIPModel(config).eval().save_pretrained(folder)
+    return folder

@@ -1,1 +1,1 @@
-"""Shards -> index -> order -> decoded views -> global batches. No torch in here."""
+"""Shards -> index -> order -> decoded views -> micro-batches. No torch in here."""

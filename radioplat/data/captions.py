@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from radioplat.data.files import HandlePool
-from radioplat.data.shard_index import ShardIndex, gone
+from radioplat.data.index.shard_index import ShardIndex, gone
+from radioplat.data.storage.files import HandlePool
 
 
 class CaptionReader:

@@ -1,1 +1,1 @@
-"""Losses, one idea a file. Each returns one value a sample, in fp32."""
+"""What features are compared by; one value a sample, in fp32."""

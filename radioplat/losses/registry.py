@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from radioplat.losses import feature, logits, relational, spatial
-from radioplat.losses.angle import Angle
-from radioplat.losses.criterion import BatchWise, Criterion, MapWise, OfBatch, OfMap, Pair, Pointwise
-from radioplat.losses.focal import Focal
-from radioplat.losses.phi_error import PhiError
-from radioplat.losses.tangent_sphere import TangentSphere
-from radioplat.spec.distill import DistillConfig, KLForm, LossType
-from radioplat.spec.resolve import Term
+from radioplat.losses.base.criterion import BatchWise, Criterion, MapWise, OfBatch, OfMap, Pair, Pointwise
+from radioplat.losses.base.focal import Focal
+from radioplat.losses.terms import feature, logits, relational, spatial
+from radioplat.losses.terms.angle import Angle
+from radioplat.losses.terms.phi_error import PhiError
+from radioplat.losses.terms.tangent_sphere import TangentSphere
+from radioplat.spec.resolved.teacher import Term
+from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
 
 POINTWISE: dict[LossType, Pair] = {
     LossType.KL: logits.kl_tao,
@@ -23,7 +23,7 @@ POINTWISE: dict[LossType, Pair] = {
     LossType.CS: feature.cosine,
     LossType.BALANCED: feature.balanced,
     LossType.dampened_mse: feature.dampened_mse,
-    LossType.IOU: feature.mse,  # where radioplat.losses.iou_mask says
+    LossType.IOU: feature.mse,  # where radioplat.losses.weighting.iou_mask says
 }
 OF_MAPS: dict[LossType, OfMap] = {
     LossType.gram: spatial.gram,

@@ -1,1 +1,1 @@
-"""Student backbones, RADIO ViT parts, heads, weights."""
+"""Students, their parts and their files."""

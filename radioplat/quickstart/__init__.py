@@ -1,1 +1,1 @@
-"""What the quickstart runs on: real images and real weights that installed packages carry; nothing is downloaded."""
+"""The guided tour, on images and weights that installed packages carry."""

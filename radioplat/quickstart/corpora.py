@@ -17,7 +17,7 @@ import numpy as np
 import webdataset
 from PIL import Image
 
-from radioplat.aside import written_aside
+from radioplat.common.atomic_files import written_aside
 from radioplat.errors import DataError
 from radioplat.quickstart.labelled import Labelled, labelled_images
 from radioplat.quickstart.photographs import PHOTOGRAPHS, crops, misfits

@@ -7,8 +7,8 @@ from pathlib import Path
 from radioplat.errors import SpecError
 from radioplat.quickstart.corpora import Corpora, pack_corpora
 from radioplat.quickstart.weights import teacher_weights
-from radioplat.spec.load import load_spec
-from radioplat.spec.paths import paths_in_copy
+from radioplat.spec.loading.job_paths import paths_in_copy
+from radioplat.spec.loading.load import load_spec
 
 # Of a checkout; where radioplat is installed without one, as in the images, the folder at hand has specs/.
 _CHECKOUT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import safetensors.torch
 import timm
 import torch
 
-from radioplat.aside import written_aside
+from radioplat.common.atomic_files import written_aside
 from radioplat.errors import WeightsError
 
 # timm architecture -> (module of the package, its class that knows where the file lies)

@@ -1,1 +1,1 @@
-"""What the user asked for: dataclasses, YAML and overrides, validation."""
+"""What the user asked for: no file is opened here, no model built."""

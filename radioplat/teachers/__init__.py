@@ -1,1 +1,1 @@
-"""Frozen teachers: adapters, and the service that runs them apart from the student."""
+"""Frozen teachers: kinds of models, features, caching, serving."""

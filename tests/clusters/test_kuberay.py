@@ -126,7 +126,7 @@ def test_every_pod_leaves_in_order_and_keeps_its_results(cluster):
 
 def test_the_commands_are_ours(cluster):
     """preStop hooks are parsed by the real command line."""
-    from radioplat.cli import _TASKS, _parser
+    from radioplat.cli.main import _TASKS, _parser
 
     parser = _parser("radioplat", _TASKS)
     for pod in groups(cluster).values():

@@ -21,11 +21,11 @@ import yaml
 from PIL import Image
 
 import radioplat
-from radioplat.data.ledger import effective, read_consumed
-from radioplat.distill.follow import StepEvent
-from radioplat.distill.run import RunResult
-from radioplat.models.timm_backbone import TimmBackbone
+from radioplat.data.ledger.ledger import effective, read_consumed
+from radioplat.launch.driver import RunResult
+from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.quickstart.weights import teacher_weights
+from radioplat.tracking.follow import StepEvent
 
 PHOTOGRAPHS = ("astronaut.png", "coffee.png", "chelsea.png", "rocket.jpg")
 BUNDLED = Path(skimage.__file__).parent / "data"

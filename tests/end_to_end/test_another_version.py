@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from radioplat.distill.checkpoint import newest
-from radioplat.distill.diagnose import diagnose
-from radioplat.distill.mirror import Mirror
-from radioplat.distill.plan import plan
-from radioplat.distill.prove import prove_run
 from radioplat.errors import RadioplatError
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.inspect.diagnose import diagnose
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import newest
+from radioplat.training.checkpoints.mirror import Mirror
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 NAMES = ["model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002"]

@@ -15,15 +15,15 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from radioplat import cli
-from radioplat.data.ledger import read_consumed, read_rejected
-from radioplat.data.run_data import RunData, dataset_to_json, open_reader
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.prove import prove_run
+from radioplat.cli import main as cli
+from radioplat.data.ledger.ledger import read_consumed, read_rejected
+from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
 from radioplat.errors import DataError, RadioplatError, SpecError, TrainingError, WeightsError
-from radioplat.models.timm_backbone import TimmBackbone
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.models.backbones.timm_backbone import TimmBackbone
+from radioplat.spec.loading.load import load_spec
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 TARS = "dataset.train_dataset.tar_data_sources"
 TEACHER = "distill.teacher[1].pretrained_teacher_model_path"

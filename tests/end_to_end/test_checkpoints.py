@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from radioplat import cli
-from radioplat.distill.checkpoint import newest, verified_state
-from radioplat.distill.follow import CheckpointEvent
-from radioplat.distill.mirror import Mirror
-from radioplat.distill.plan import plan
+from radioplat.cli import main as cli
 from radioplat.errors import RadioplatError, TrainingError
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.follow import CheckpointEvent
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import newest, verified_state
+from radioplat.training.checkpoints.mirror import Mirror
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 NAMES = ["model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002"]
@@ -150,7 +150,7 @@ assert trained and trained <= set(plain)
 for name in trained:
     for moment in ("exp_avg", "exp_avg_sq"):
         assert moments[f"{name}.{moment}"].shape == plain[name].shape and plain[name].dtype is torch.float32
-from radioplat.distill.checkpoint import newest, read_checkpoint
+from radioplat.training.checkpoints.checkpoint import newest, read_checkpoint
 assert newest(path.parent)[0] == path and len(read_checkpoint(path)) == 2
 assert not any(name.split(".")[0] in ("deepspeed", "ray") for name, held in sys.modules.items() if held)
 print("opened", len(trained))

@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 
 import radioplat
-from radioplat.distill.plan import plan
 from radioplat.errors import DataError, SpecError
-from radioplat.evaluate.run import evaluate
-from radioplat.models.checkpoint import read_architecture
-from radioplat.models.start import start_student
-from radioplat.spec.check import check
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.models.pretrained.start import start_student
+from radioplat.models.student.checkpoint import read_architecture
+from radioplat.spec.checks.check import check
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.status import read_status
 
 DIGITS = (0, 1, 4)
 NAMES = tuple(f"digit_{d}" for d in DIGITS)

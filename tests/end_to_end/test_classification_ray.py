@@ -10,9 +10,9 @@ import pytest
 import ray
 
 import radioplat
-from radioplat.distill.checkpoint import verified_state
-from radioplat.models.checkpoint import read_architecture
-from radioplat.track.status import read_status
+from radioplat.models.student.checkpoint import read_architecture
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.proof]
 SIZE, STEPS, CLASSES = 64, 6, ("astronaut", "chelsea", "coffee")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from radioplat import cli
-from radioplat.spec.load import load_spec
+from radioplat.cli import main as cli
+from radioplat.spec.loading.load import load_spec
 
 ROOT = Path(__file__).parents[2]
 TWO_TEACHERS = ROOT / "specs" / "radio_two_teachers.yaml"

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import radioplat
-from radioplat.chain.run import GateFailed, compress
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.compress.compress import GateFailed, compress
+from radioplat.tracking.status import read_status
 
 pytestmark = pytest.mark.timeout(240)
 ROOT = Path(__file__).parents[2]

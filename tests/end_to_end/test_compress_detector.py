@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from benchmarks.composites import write_set
-from radioplat.chain.run import compress
-from radioplat.models.detector_file import load_detector
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.tasks.compress.compress import compress
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")

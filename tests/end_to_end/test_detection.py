@@ -10,17 +10,17 @@ import yaml
 
 import radioplat
 from benchmarks.composites import CLASSES, write_set
-from radioplat import cli
-from radioplat.data.detection_split import read_split
-from radioplat.data.ledger import effective, read_consumed
-from radioplat.distill.design import design_models
-from radioplat.distill.detector_design import detector_architecture, take_decoder
-from radioplat.distill.plan import plan
+from radioplat.cli import main as cli
+from radioplat.data.detection.split import read_split
+from radioplat.data.ledger.ledger import effective, read_consumed
+from radioplat.design.detector import detector_architecture, take_decoder
+from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError, WeightsError
-from radioplat.evaluate.run import evaluate
-from radioplat.models.detector_file import load_detector
-from radioplat.models.detectors import build_detector
-from radioplat.spec.load import load_spec
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.models.detectors.registry import build_detector
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.plan.plan import plan
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")

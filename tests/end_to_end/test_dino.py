@@ -10,8 +10,8 @@ import yaml
 import radioplat
 from benchmarks.composites import CLASSES, write_set
 from radioplat.errors import SpecError
-from radioplat.evaluate.run import evaluate
-from radioplat.models.detector_file import load_detector
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.tasks.evaluate.evaluate import evaluate
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")

@@ -16,10 +16,10 @@ import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
 from benchmarks.elastic_proof import beaten_run, compare, quiet_run, random_schedule
 from clusters.local import LocalCluster
-from radioplat.data.ledger import read_consumed
-from radioplat.distill.prove import prove_run
-from radioplat.track.attempts import Attempts
-from radioplat.track.lease import LeaseTaken
+from radioplat.data.ledger.ledger import read_consumed
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.lease import LeaseTaken
+from radioplat.training.accounting.prove import prove_run
 
 pytestmark = pytest.mark.timeout(300)
 

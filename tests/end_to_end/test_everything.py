@@ -15,11 +15,11 @@ import safetensors.torch
 import timm
 import torch
 
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.follow import StepEvent
-from radioplat.distill.prove import prove_run
-from radioplat.models.donor import read_donor
-from radioplat.track.results import TaskFolder
+from radioplat.models.pretrained.donor import read_donor
+from radioplat.tracking.follow import StepEvent
+from radioplat.tracking.results import TaskFolder
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 pytestmark = pytest.mark.timeout(300)
 STEPS, BROKEN_AT = 6, 2  # in the middle of the first stage of three steps

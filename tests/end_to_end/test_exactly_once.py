@@ -13,13 +13,13 @@ import pytest
 import ray
 
 import radioplat
-from radioplat import cli
-from radioplat.data.ledger import read_rejected
-from radioplat.data.run_data import RunData
-from radioplat.data.tarscan import scan_tar
-from radioplat.distill.follow import StepEvent
-from radioplat.distill.prove import prove_run
-from radioplat.spec.load import load_spec
+from radioplat.cli import main as cli
+from radioplat.data.ledger.ledger import read_rejected
+from radioplat.data.loading.run_data import RunData
+from radioplat.data.scan.shard import scan_tar
+from radioplat.spec.loading.load import load_spec
+from radioplat.tracking.follow import StepEvent
+from radioplat.training.accounting.prove import prove_run
 
 pytestmark = pytest.mark.timeout(240)
 

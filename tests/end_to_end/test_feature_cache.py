@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import safetensors.torch
 
-from radioplat.distill.plan import plan
 from radioplat.errors import SpecError
-from radioplat.spec.load import load_spec
-from radioplat.teachers.runner import TeacherRunner
-from radioplat.track.status import read_status
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.teachers.serving.runner import TeacherRunner
+from radioplat.tracking.status import read_status
 
 STILL = ("dataset.augmentation.random_crop.enable=false", "dataset.augmentation.random_flip.enable=false")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.track.status import read_status
+from radioplat.tracking.status import read_status
 
 pytestmark = [
     pytest.mark.gpu,

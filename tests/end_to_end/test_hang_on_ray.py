@@ -16,10 +16,10 @@ import ray
 import torch
 
 import radioplat
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.diagnose import diagnose
-from radioplat.distill.prove import prove_run
-from radioplat.track.attempt_log import attempt_folder, cause_of, last_words
+from radioplat.tasks.inspect.diagnose import diagnose
+from radioplat.tracking.attempts.logs import attempt_folder, cause_of, last_words
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.proof]
 
@@ -30,7 +30,7 @@ def forced_verdict() -> None:
 
     if "FORCED" not in os.environ:
         return
-    from radioplat.distill.spikes import SpikeGuard
+    from radioplat.training.guards.loss_spikes import SpikeGuard
 
     calls: list[float] = []
 
@@ -49,7 +49,7 @@ def appetite() -> None:
         return
     import resource
 
-    from radioplat.distill.module import DistillModule
+    from radioplat.objectives.distill import DistillModule
 
     forward, limited = DistillModule.forward, []
 

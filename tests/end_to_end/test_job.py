@@ -25,9 +25,9 @@ import pytest
 import yaml
 
 import radioplat
-from radioplat.distill.checkpoint import newest
-from radioplat.track.status import read_status
-from radioplat.tune.record import State, read_trials
+from radioplat.tasks.tune.record import State, read_trials
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import newest
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]

@@ -11,17 +11,17 @@ import pytest
 import torch
 import yaml
 
-from radioplat import cli
-from radioplat.data.ledger import Ledger
-from radioplat.data.run_data import RunData, dataset_to_json, open_reader
-from radioplat.distill import target_pass
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.prove import prove_run
+from radioplat.cli import main as cli
+from radioplat.data.ledger.ledger import Ledger
+from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
 from radioplat.errors import SpecError
-from radioplat.spec.load import load_spec
-from radioplat.track.results import TaskFolder
-from radioplat.track.status import read_status
-from radioplat.track.teacher_cost import Bill
+from radioplat.spec.loading.load import load_spec
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.status import read_status
+from radioplat.tracking.teacher_cost import Bill
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
+from radioplat.training.targets import first_pass
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 
@@ -270,7 +270,7 @@ def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(ma
         return distil(spec, "train.max_steps=4")
 
     kept = run("kept")
-    monkeypatch.setattr(target_pass, "KEPT_BYTES", 0)
+    monkeypatch.setattr(first_pass, "KEPT_BYTES", 0)
     again = run("again")
     assert len(kept.losses) == 4 and kept.losses == again.losses
     assert prove_run(kept.folder).holds and prove_run(again.folder).holds

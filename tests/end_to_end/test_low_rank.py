@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.distill.checkpoint import read_checkpoint
-from radioplat.distill.low_rank import low_rank
 from radioplat.errors import SpecError
-from radioplat.export.run import export
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.export.export import export
+from radioplat.tasks.low_rank.low_rank import low_rank
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.timeout(180)
 RETRAIN = ("low_rank.energy=0.9", "low_rank.include=[blocks.*]", "low_rank.retrain.steps=2")

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from ray._private.services import get_node_ip_address
 
-from radioplat import cli
+from radioplat.cli import main as cli
 
 pytestmark = pytest.mark.timeout(300)
 QUICK_S = 15.0
@@ -29,7 +29,7 @@ QUICK_S = 15.0
 PROGRAM = """
 import sys, time
 from radioplat import cli
-import ray, radioplat.distill.plan, radioplat.distill.run
+import ray, radioplat.tasks.plan.plan, radioplat.launch.driver
 start = time.monotonic()
 status = cli.main(sys.argv[1:])
 print("seconds", time.monotonic() - start)

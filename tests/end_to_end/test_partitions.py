@@ -7,11 +7,11 @@ import math
 import pytest
 import safetensors.torch
 
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.follow import StepEvent
-from radioplat.distill.plan import plan
-from radioplat.spec.load import load_spec
-from radioplat.teachers.client import InlineTeacher
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.teachers.serving.client import InlineTeacher
+from radioplat.tracking.follow import StepEvent
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 STEPS, G = 4, 4
 QUARTERS = [{"share": 0.25, "teachers": ["lite0"]}, {"share": 0.75, "teachers": ["vit"]}]

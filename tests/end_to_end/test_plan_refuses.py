@@ -10,7 +10,7 @@ import timm
 import torch
 import yaml
 
-from radioplat import cli
+from radioplat.cli import main as cli
 
 EVA = "eva02_tiny_patch14_224, kwargs: {patch_size: 16}"
 T, B, E = "distill.teacher", "distill.bindings", "distill.teacher[1].extra_losses"

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.compress.scores import ChannelScore
-from radioplat.distill.prune import prune
-from radioplat.distill.show_prune import show
+from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import EngineError, SpecError, WeightsError
-from radioplat.evaluate.run import evaluate
-from radioplat.export.run import export
-from radioplat.models.checkpoint import has_average, read_average
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.models.student.checkpoint import has_average, read_average
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.export.export import export
+from radioplat.tasks.prune.prune import prune
+from radioplat.tasks.prune.show import show
+from radioplat.tracking.status import read_status
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -6,11 +6,11 @@ import pytest
 
 import radioplat
 from benchmarks.composites import write_set
-from radioplat.distill.prune import prune
-from radioplat.distill.show_prune import show
 from radioplat.errors import SpecError
-from radioplat.evaluate.run import evaluate
-from radioplat.models.detector_file import load_detector
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.prune.prune import prune
+from radioplat.tasks.prune.show import show
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")

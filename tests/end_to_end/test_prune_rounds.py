@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.distill.prune import prune
-from radioplat.distill.reporter import Reporter
-from radioplat.distill.show_prune import show
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.checkpoint import load_student
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.models.student.checkpoint import load_student
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.prune.prune import prune
+from radioplat.tasks.prune.show import show
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.reporter import Reporter
 
 pytestmark = pytest.mark.timeout(240)
 ROUNDS = (

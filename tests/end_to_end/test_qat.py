@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.distill.plan import plan
-from radioplat.distill.quantize import quantize
 from radioplat.errors import EngineError, SpecError
-from radioplat.export.run import export
-from radioplat.models.quantizer import quantizers
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.export.export import export
+from radioplat.tasks.plan.plan import plan
+from radioplat.tasks.quantize.quantize import quantize
+from radioplat.tracking.status import read_status
 
 pytestmark = pytest.mark.timeout(240)
 QAT = (

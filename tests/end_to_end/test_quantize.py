@@ -10,18 +10,18 @@ import torch
 from PIL import Image
 
 import radioplat
-from radioplat.cli import main
-from radioplat.compress.quantize import quantize_student
-from radioplat.distill.quantize import quantize
+from radioplat.cli.main import main
+from radioplat.compression.quantization.student import quantize_student
 from radioplat.errors import DataError, EngineError, SpecError
-from radioplat.evaluate.run import evaluate
-from radioplat.export.run import export
-from radioplat.models.quantizer import quantizers
-from radioplat.models.student import Student, StudentArchitecture
-from radioplat.models.weights import read_weights
-from radioplat.spec.load import load_spec
-from radioplat.spec.quantize import Calibrator, QuantizeConfig
-from radioplat.track.status import read_status
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.read import read_weights
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.quantize import Calibrator, QuantizeConfig
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.export.export import export
+from radioplat.tasks.quantize.quantize import quantize
+from radioplat.tracking.status import read_status
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,13 +9,13 @@ import torch
 
 import radioplat
 from benchmarks.composites import write_set
-from radioplat.distill.quantize import quantize
 from radioplat.errors import RadioplatError
-from radioplat.evaluate.run import evaluate
-from radioplat.models.checkpoint import save_student
-from radioplat.models.detector_file import load_detector
-from radioplat.models.quantizer import quantizers
-from radioplat.models.student import Student, StudentArchitecture
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.student.checkpoint import save_student
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.quantize.quantize import quantize
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")

@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 
 import radioplat
-from radioplat.distill.follow import StepEvent
-from radioplat.distill.prove import prove_run
-from radioplat.distill.quantize import QuantizeReport, quantize
-from radioplat.models.quantizer import quantizers
-from radioplat.track.status import read_status
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.tasks.quantize.quantize import QuantizeReport, quantize
+from radioplat.tracking.follow import StepEvent
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.proof]
 STEPS = 4

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from radioplat.data.recipe import Plan
-from radioplat.data.run_data import RunData
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.follow import StepEvent
-from radioplat.distill.plan import plan
-from radioplat.distill.prove import prove_run
-from radioplat.spec.load import load_spec
-from radioplat.track.results import TaskFolder
+from radioplat.data.loading.run_data import RunData
+from radioplat.data.views.view_plan import Plan
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.follow import StepEvent
+from radioplat.tracking.results import TaskFolder
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 EVERY_STEP = ("train.checkpoint_interval=1", "train.checkpoint_interval_unit=step")
 

@@ -9,15 +9,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from radioplat.distill.checkpoint import OPTIMIZER
-from radioplat.distill.plan import plan
-from radioplat.distill.run_views import run_views
-from radioplat.evaluate.run import evaluate
-from radioplat.models.checkpoint import EMA_FILE
-from radioplat.models.timm_backbone import TimmBackbone
-from radioplat.spec.load import load_spec
-from radioplat.track.results import TaskFolder
-from radioplat.track.status import read_status
+from radioplat.design.views import run_views
+from radioplat.models.backbones.timm_backbone import TimmBackbone
+from radioplat.models.student.checkpoint import EMA_FILE
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import OPTIMIZER
 
 MEAN = {
     "name": "mean",
@@ -163,7 +163,7 @@ def test_a_peer_trains_with_the_student_and_goes_on_as_it_was(with_teachers, dis
 
 
 def test_views_of_the_average(with_teachers, tmp_path):
-    from radioplat.distill.design import design_models
+    from radioplat.design.models import design_models
 
     def views(**changes):
         spec = load_spec(with_teachers(tmp_path, "self", MEAN, **changes))

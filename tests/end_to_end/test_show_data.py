@@ -11,10 +11,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from radioplat import cli
-from radioplat.data.run_data import RunData
-from radioplat.distill.show_data import outline
-from radioplat.spec.load import load_spec
+from radioplat.cli import main as cli
+from radioplat.data.loading.run_data import RunData
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.inspect.show_data import outline
 
 TARS = "dataset.train_dataset.tar_data_sources"
 

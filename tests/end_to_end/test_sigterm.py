@@ -15,12 +15,12 @@ import yaml
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
-from radioplat.data.ledger import read_consumed
-from radioplat.distill.diagnose import diagnose
-from radioplat.distill.prove import prove_run
-from radioplat.nodes.training import training_workers
-from radioplat.track.attempts import Attempts
-from radioplat.track.status import read_status
+from radioplat.cluster.preemption.training_locks import training_workers
+from radioplat.data.ledger.ledger import read_consumed
+from radioplat.tasks.inspect.diagnose import diagnose
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
 
 pytestmark = pytest.mark.timeout(180)
 JOB = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "radio_distill.py"), "-e"]

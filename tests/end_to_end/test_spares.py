@@ -10,8 +10,8 @@ import pytest
 import radioplat
 from benchmarks.elastic_inputs import make_inputs, tiny_spec
 from clusters.local import LocalCluster
-from radioplat.distill.spare import spare_processes
-from radioplat.track.attempts import Attempts
+from radioplat.launch.ray.spare_workers import spare_processes
+from radioplat.tracking.attempts.attempts import Attempts
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.proof]
 

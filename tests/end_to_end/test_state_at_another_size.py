@@ -27,6 +27,9 @@ RUNS = {
 }
 
 
+_RUNNING = ("radioplat.training.engine.batchnorm_state", "radioplat.training.targets.running")
+
+
 def everything(worker) -> dict[str, torch.Tensor | float | str]:
     """All of ``worker``'s state by name, whole, on rank 0; every rank calls it.
 
@@ -34,9 +37,9 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
     """
     from deepspeed.runtime.zero import GatheredParameters
 
-    from radioplat.distill import ds_compat
-    from radioplat.distill.optimizer import MOMENTS
-    from radioplat.distill.persist import trainable
+    from radioplat.optim.optimizer import MOMENTS
+    from radioplat.training.checkpoints.persistence import trainable
+    from radioplat.training.engine import deepspeed_compat
 
     found: dict[str, torch.Tensor | float | str] = {}
     for name, buffer in worker.module.named_buffers():
@@ -45,7 +48,7 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
         with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
             found[f"in use {name}"] = parameter.detach().clone()
     names, optim = trainable(worker.module), worker.spec.train.optim.optim
-    whole = ds_compat.full_state(worker.engine, names, MOMENTS[optim])
+    whole = deepspeed_compat.full_state(worker.engine, names, MOMENTS[optim])
     found |= {f"fp32 {name}": tensor for name, tensor in whole.items()}
     if worker.ema:
         found |= {f"average {name}": tensor for name, tensor in worker.ema.whole().items()}
@@ -69,7 +72,7 @@ def walk(value, path: str, found: dict) -> None:
     elif isinstance(value, (list, tuple)):
         for i, inner in enumerate(value):
             walk(inner, f"{path}[{i}]", found)
-    elif type(value).__module__.startswith("radioplat.distill.running") or type(value).__name__ == "Moments":
+    elif type(value).__module__.startswith(_RUNNING) or type(value).__name__ == "Moments":
         for name, inner in vars(value).items():
             walk(inner, f"{path}.{name}", found)
     else:
@@ -80,13 +83,13 @@ def walk(value, path: str, found: dict) -> None:
 
 def open_worker(run, rank: int, world: int):
     """A worker as ``run_worker`` makes it, at the newest checkpoint, and the teachers it asks."""
-    from radioplat.distill.accounts import Accounts
-    from radioplat.distill.cost_meter import CostMeter
-    from radioplat.distill.persist import Persistence
-    from radioplat.distill.phases import Phases
-    from radioplat.distill.seat import Seat
-    from radioplat.distill.trainer import Trainer
-    from radioplat.teachers.client import InlineTeacher
+    from radioplat.teachers.serving.client import InlineTeacher
+    from radioplat.training.accounting.accounts import Accounts
+    from radioplat.training.accounting.cost_meter import CostMeter
+    from radioplat.training.checkpoints.persistence import Persistence
+    from radioplat.training.loop.rank import Seat
+    from radioplat.training.loop.trainer import Trainer
+    from radioplat.training.watch.phases import Phases
 
     clients = {t.name: InlineTeacher(t, run.grids[t.name], "cpu", world) for t in run.teachers}
     persistence = Persistence(run, rank, world)
@@ -101,11 +104,11 @@ def open_worker(run, rank: int, world: int):
 
 def train(run, rank: int, world: int) -> dict:
     """All steps from the first to the last, whose checkpoint is then committed; what the worker held then."""
-    from radioplat.data.loader import load_grains
-    from radioplat.data.run_data import open_reader
-    from radioplat.distill.attempt_clock import AttemptClock
-    from radioplat.distill.feeder import Feeder
-    from radioplat.distill.pause import Pauses
+    from radioplat.data.loading.run_data import open_reader
+    from radioplat.data.loading.threads import load_grains
+    from radioplat.training.accounting.attempt_clock import AttemptClock
+    from radioplat.training.guards.pause import Pauses
+    from radioplat.training.loop.feeder import Feeder
 
     worker, clients = open_worker(run, rank, world)
     clock = AttemptClock(run, rank, lambda: None)
@@ -127,11 +130,11 @@ def load(run, rank: int, world: int) -> dict:
 
 def work(folder: Path) -> None:
     """One worker of the group that the environment names."""
-    from radioplat.distill import ds_compat
+    from radioplat.training.engine import deepspeed_compat
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    ds_compat.init_distributed("gloo")
+    deepspeed_compat.init_distributed("gloo")
     for name, (_, _, loads) in RUNS.items():
         run = pickle.loads((folder / f"{name}.pkl").read_bytes())
         found = {"trained": train(run, rank, world)} if world == 2 else {}
@@ -169,8 +172,8 @@ def start(folder: Path, world: int) -> None:
 @pytest.fixture(scope="module")
 def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
     """By run: what was held when it was saved (``trained``), and by (world size, stage) what was held once loaded."""
-    from radioplat.distill.prepare import keep_data, prepare
-    from radioplat.spec.load import load_spec
+    from radioplat.design.run import keep_data, prepare
+    from radioplat.spec.loading.load import load_spec
 
     folder = tmp_path_factory.mktemp("state")
     for name, (precision, stage, _) in RUNS.items():

@@ -15,17 +15,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from radioplat import cli
-from radioplat.data.ledger import read_rejected
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.diagnose import diagnose
-from radioplat.distill.module import DistillModule
-from radioplat.distill.prove import prove_run
-from radioplat.distill.watchdog import HANG_EXIT
+from radioplat.cli import main as cli
+from radioplat.data.ledger.ledger import read_rejected
 from radioplat.errors import TrainingError
-from radioplat.track.attempt_log import attempt_folder, last_words
-from radioplat.track.goodput import Goodput
-from radioplat.track.status import read_status
+from radioplat.objectives.distill import DistillModule
+from radioplat.tasks.inspect.diagnose import diagnose
+from radioplat.tracking.attempts.goodput import Goodput
+from radioplat.tracking.attempts.logs import attempt_folder, last_words
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
+from radioplat.training.watch.watchdog import HANG_EXIT
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 SPIKES = ("train.spike.factor=3", "train.spike.window=2")
@@ -99,7 +99,7 @@ def test_a_jump_is_left_out_before_the_weights_move_like_a_nan(
 
 APPETITE = """
 import resource, sys, json, torch, radioplat
-from radioplat.distill.module import DistillModule
+from radioplat.objectives.distill import DistillModule
 
 forward, limited = DistillModule.forward, []
 
@@ -155,7 +155,7 @@ def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_
 
 STUCK = """
 import sys, json, threading, radioplat
-from radioplat.distill.module import DistillModule
+from radioplat.objectives.distill import DistillModule
 
 forward, calls = DistillModule.forward, []
 

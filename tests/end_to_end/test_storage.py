@@ -16,12 +16,12 @@ import yaml
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
-from radioplat.data.ledger import read_rejected
-from radioplat.distill.checkpoint import newest
-from radioplat.distill.diagnose import diagnose
-from radioplat.distill.prove import prove_run
-from radioplat.track.results import TaskFolder
-from radioplat.track.status import read_status
+from radioplat.data.ledger.ledger import read_rejected
+from radioplat.tasks.inspect.diagnose import diagnose
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import newest
 
 pytestmark = pytest.mark.timeout(300)
 JOB = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "radio_distill.py"), "-e"]

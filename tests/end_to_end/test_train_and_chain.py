@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.distill.follow import CheckpointEvent, StepEvent
 from radioplat.models.features import Features
-from radioplat.models.student import Student
-from radioplat.track.status import read_status
+from radioplat.models.student.student import Student
+from radioplat.tracking.follow import CheckpointEvent, StepEvent
+from radioplat.tracking.status import read_status
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from wandb_files import artifacts, history, run_files
@@ -48,7 +48,7 @@ def test_fine_tuning_learns(fine_tuned):
 
 
 def test_it_is_pruned_by_the_gradients_of_its_labels(fine_tuned, tmp_path):
-    from radioplat.distill.prune import prune
+    from radioplat.tasks.prune.prune import prune
 
     changes = ("prune.score=taylor", "prune.score_batches=2", f"prune.results_dir={tmp_path}")
     report = prune(fine_tuned[0].folder / "experiment.yaml", changes)
@@ -57,8 +57,8 @@ def test_it_is_pruned_by_the_gradients_of_its_labels(fine_tuned, tmp_path):
 
 
 def test_a_folder_of_images_is_a_source_beside_tars(fine_tuned):
-    from radioplat.data.run_data import RunData
-    from radioplat.spec.load import load_spec
+    from radioplat.data.loading.run_data import RunData
+    from radioplat.spec.loading.load import load_spec
 
     folder = fine_tuned[0].folder
     data = RunData.load(folder / "data", load_spec(folder / "experiment.yaml").dataset.train_dataset)

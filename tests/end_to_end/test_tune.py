@@ -14,14 +14,14 @@ import pytest
 import ray
 import yaml
 
-from radioplat.cli import main
-from radioplat.spec.check import check
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
-from radioplat.track.teacher_cost import Bill
-from radioplat.tune.record import State, read_trials
-from radioplat.tune.run import tune
-from radioplat.tune.show import show
+from radioplat.cli.main import main
+from radioplat.spec.checks.check import check
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.tune.record import State, read_trials
+from radioplat.tasks.tune.show import show
+from radioplat.tasks.tune.tune import tune
+from radioplat.tracking.status import read_status
+from radioplat.tracking.teacher_cost import Bill
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from wandb_files import artifacts, history, records, run_files

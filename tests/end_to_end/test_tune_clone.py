@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from radioplat.track.status import read_status
-from radioplat.tune.plan import make_plan, trial_spec
-from radioplat.tune.record import TrialRecord
-from radioplat.tune.trial import _pointer, _take_over
+from radioplat.tasks.tune.record import TrialRecord
+from radioplat.tasks.tune.sweep import make_plan, trial_spec
+from radioplat.tasks.tune.trial import _pointer, _take_over
+from radioplat.tracking.status import read_status
 
 LR, TEACHER = "train.optim.lr", "distill.teacher[0].loss_lambda"
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from clusters.local import LocalCluster
-from radioplat.data.ledger import read_consumed
-from radioplat.distill.checkpoint import newest
-from radioplat.track.attempts import Attempts
-from radioplat.track.status import read_status
-from radioplat.tune.record import State, read_trials
+from radioplat.data.ledger.ledger import read_consumed
+from radioplat.tasks.tune.record import State, read_trials
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import newest
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import ray
 
-from radioplat.spec.resolve import asked_teachers
-from radioplat.teachers.named_pools import pool_statuses, start_pools
-from radioplat.tune.plan import make_plan, trial_spec
-from radioplat.tune.record import TrialRecord
-from radioplat.tune.run import _pools
+from radioplat.spec.resolved.teacher import asked_teachers
+from radioplat.tasks.tune.record import TrialRecord
+from radioplat.tasks.tune.sweep import make_plan, trial_spec
+from radioplat.tasks.tune.tune import _pools
+from radioplat.teachers.serving.named_pools import pool_statuses, start_pools
 
 SPACE = {"parameters": {"train.optim.lr": {"grid": [1e-3, 3e-3]}}, "objectives": [{"metric": "macs", "mode": "min"}]}
 

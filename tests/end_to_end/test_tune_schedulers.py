@@ -11,12 +11,12 @@ import psutil
 import pytest
 import ray
 
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
-from radioplat.tune.draw import drawn
-from radioplat.tune.record import State
-from radioplat.tune.run import tune
-from radioplat.tune.space import load_space
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.tune.draw import drawn
+from radioplat.tasks.tune.record import State
+from radioplat.tasks.tune.space import load_space
+from radioplat.tasks.tune.tune import tune
+from radioplat.tracking.status import read_status
 
 pytestmark = pytest.mark.timeout(600)
 LR = "train.optim.lr"

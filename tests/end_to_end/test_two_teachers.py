@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from radioplat.data.ledger import read_consumed
-from radioplat.data.run_data import RunData
-from radioplat.models.student import Student, StudentArchitecture, build_backbone
-from radioplat.spec.load import load_spec
-from radioplat.teachers.teacher import FrozenTeacher
-from radioplat.track.status import read_status
+from radioplat.data.ledger.ledger import read_consumed
+from radioplat.data.loading.run_data import RunData
+from radioplat.models.student.student import Student, StudentArchitecture, build_backbone
+from radioplat.spec.loading.load import load_spec
+from radioplat.teachers.base.teacher import FrozenTeacher
+from radioplat.tracking.status import read_status
 
 SPEC = Path(__file__).parents[2] / "specs" / "radio_two_teachers.yaml"
 RADIO = {"embed_dim": 48, "depth": 1, "num_heads": 3}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import radioplat
-from radioplat.distill.plan import plan
-from radioplat.spec.load import load_spec
-from radioplat.track.status import read_status
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.status import read_status
 
 CURES = [
     "train.optim.head_warmup_epochs=1",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from radioplat import cli
-from radioplat.distill.design import design_models
+from radioplat.cli import main as cli
+from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError, WeightsError
-from radioplat.spec.load import load_spec
-from radioplat.upsample.run import train_upsampler
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.train_upsampler.train_upsampler import train_upsampler
 
 SIDE, SEED = 192, 7
 LITE0 = 0  # its place among the teachers of make_spec

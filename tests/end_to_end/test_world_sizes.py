@@ -14,15 +14,15 @@ import safetensors.torch
 from ray.util.state import list_actors
 
 import radioplat
-from radioplat.distill.checkpoint import verified_state
-from radioplat.distill.follow import CheckpointEvent, StepEvent
-from radioplat.distill.partitions import Partitions
-from radioplat.distill.prove import prove_run
+from radioplat.design.partitions import Partitions
 from radioplat.errors import TrainingError, WeightsError
-from radioplat.spec.distill import PartitionConfig
-from radioplat.spec.load import load_spec
-from radioplat.teachers.named_pools import stop_pools
-from radioplat.teachers.pool import NAMESPACE
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.distill import PartitionConfig
+from radioplat.teachers.serving.named_pools import stop_pools
+from radioplat.teachers.serving.pool import NAMESPACE
+from radioplat.tracking.follow import CheckpointEvent, StepEvent
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.checkpoints.checkpoint import verified_state
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.proof]  # test_everything.py has the shortest of it
 STEPS = 8
@@ -34,9 +34,9 @@ def cluster(ray_environment):
 
     def short_datasets() -> None:
         # In every process of the cluster: a dataset covers five steps, so that each run crosses from one to the next.
-        import radioplat.data.stream
+        import radioplat.data.loading.ray_stream
 
-        radioplat.data.stream.MAX_GRAINS = 20
+        radioplat.data.loading.ray_stream.MAX_GRAINS = 20
 
     before = dict(os.environ)
     os.environ.update(ray_environment)

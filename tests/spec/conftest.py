@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.check import check
-from radioplat.spec.load import load_spec
+from radioplat.spec.checks.check import check
+from radioplat.spec.loading.load import load_spec
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from radioplat.cli import main
+from radioplat.cli.main import main
 from radioplat.errors import SpecError
-from radioplat.spec.fields import strip_optional
-from radioplat.spec.load import load_spec
+from radioplat.spec.loading.fields import strip_optional
+from radioplat.spec.loading.load import load_spec
 from radioplat.spec.ranges import range_of, range_problems
-from radioplat.spec.root import Spec
+from radioplat.spec.schema.root import Spec
 
 # The only fields that may be below 0, and why.
 NEGATIVE = {

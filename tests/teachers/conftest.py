@@ -9,10 +9,10 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from radioplat.spec.load import load_spec
-from radioplat.spec.resolve import resolve_teachers
-from radioplat.teachers.cache_file import SUFFIX
-from radioplat.teachers.cache_store import FeatureStore
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.teachers.cache.file import SUFFIX
+from radioplat.teachers.cache.store import FeatureStore
 from radioplat.teachers.upsamplers.checkpoint import save_upsampler
 from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from radioplat.spec.check import check
-from radioplat.spec.load import load_spec
+from radioplat.spec.checks.check import check
+from radioplat.spec.loading.load import load_spec
 
 
 @pytest.mark.parametrize(

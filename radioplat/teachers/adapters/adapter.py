@@ -12,8 +12,8 @@ from torch import nn
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.capture import as_features
 from radioplat.models.features import Features
-from radioplat.models.weights import fit, read_weights
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.models.weights.read import fit, read_weights
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 
 BOTH = frozenset({"summary", "spatial"})
 

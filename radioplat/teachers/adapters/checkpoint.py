@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radioplat.models.checkpoint import load_student, read_architecture
+from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
-from radioplat.models.radio_vit import RadioViT
-from radioplat.models.student import StudentArchitecture, build_backbone, taught_summary
-from radioplat.models.weights import read_weights
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.models.student.checkpoint import load_student, read_architecture
+from radioplat.models.student.student import StudentArchitecture, build_backbone, taught_summary
+from radioplat.models.weights.read import read_weights
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
 
 

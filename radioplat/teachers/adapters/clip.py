@@ -9,7 +9,7 @@ import timm
 import torch
 
 from radioplat.errors import WeightsError
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.timm_model import TimmTeacher, pretrained_cfg
 
 _SIZES = {"B": "base", "L": "large", "H": "huge", "g": "giant", "bigG": "gigantic", "SO400M": "so400m"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radioplat.models.detector_file import load_detector, read_detector, read_detector_architecture
-from radioplat.models.detectors import AnyDetector, build_detector
+from radioplat.models.detectors.checkpoint import load_detector, read_detector, read_detector_architecture
+from radioplat.models.detectors.registry import AnyDetector, build_detector
 from radioplat.models.features import Features
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.models.features import Features
-from radioplat.models.weights import require_finite
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.models.weights.read import require_finite
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, map_of, weights_field, weights_of
 
 # Where AutoModel would bring a text tower along.

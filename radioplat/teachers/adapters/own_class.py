@@ -9,7 +9,7 @@ from torch import nn
 
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models import names
+from radioplat.models.backbones import names
+from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
-from radioplat.models.heads import shuffle_up
-from radioplat.models.radio_layout import RadioParts, is_radio, read_radio, take_apart
-from radioplat.models.radio_vit import RadioViT
-from radioplat.models.student import StudentArchitecture, build_backbone
-from radioplat.models.weights import Contents, fit, read_checkpoint, require_finite
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.models.student.heads import shuffle_up
+from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
+from radioplat.models.weights.read import Contents, fit, read_checkpoint, require_finite
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, options_of, weights_field, weights_of
 
 

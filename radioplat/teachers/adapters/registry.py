@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 from radioplat.errors import SpecError
-from radioplat.models.checkpoint import is_checkpoint
-from radioplat.models.detector_file import is_detector
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.models.detectors.checkpoint import is_detector
+from radioplat.models.student.checkpoint import is_checkpoint
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import Adapter
 
 _ROOM = "radioplat.teachers.adapters"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from radioplat.models.features import Features
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, options_of
 from radioplat.teachers.adapters.timm_model import TimmTeacher
 

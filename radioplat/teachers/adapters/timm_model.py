@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models import names
+from radioplat.models.backbones import names
+from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
-from radioplat.models.timm_backbone import TimmBackbone
-from radioplat.models.weights import fit, read_weights
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.models.weights.read import fit, read_weights
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, options_of, weights_field, weights_of
 
 # The order is that of the hint; the first is the default.

@@ -8,7 +8,7 @@ import torch
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.features import Features
-from radioplat.spec.resolve import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, map_of, options_of, weights_field, weights_of
 
 

@@ -1,1 +1,1 @@
-"""What makes a teacher's map finer than its backbone's."""
+"""FeatSharp: a map finer than its backbone's."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from radioplat.aside import written_aside
+from radioplat.common.atomic_files import written_aside
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.weights import fit, read_checkpoint, require_finite
-from radioplat.spec.resolve import ResolvedTeacher
-from radioplat.spec.upsampling import FEATSHARP
+from radioplat.models.weights.read import fit, read_checkpoint, require_finite
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.upsampler import FEATSHARP
 from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
 
 KIND, VERSION = FEATSHARP, 1

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from radioplat.spec.load import load_spec
-from radioplat.spec.resolve import resolve_teachers
-from radioplat.teachers.teacher import FrozenTeacher, check_weights, describe
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 BOTH = frozenset({"summary", "spatial"})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.teachers.teacher import FrozenTeacher, describe
+from radioplat.teachers.base.teacher import FrozenTeacher, describe
 
 transformers = pytest.importorskip("transformers")
 

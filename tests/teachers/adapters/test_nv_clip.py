@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from radioplat.errors import WeightsError
-from radioplat.models.names import resolve
-from radioplat.models.student import StudentArchitecture, build_backbone
-from radioplat.teachers.teacher import check_weights, describe, oddities
+from radioplat.models.backbones.names import resolve
+from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.teachers.base.teacher import check_weights, describe, oddities
 
 D, HEADS, DEPTH, OUT, EPS = 32, 2, 2, 24, 1e-5
 BACKBONE = {"embed_dim": D, "num_heads": HEADS, "depth": DEPTH}

@@ -11,8 +11,8 @@ from torch import nn
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.features import Features
-from radioplat.models.weights import read_weights
-from radioplat.teachers.teacher import FrozenTeacher, check_weights, describe
+from radioplat.models.weights.read import read_weights
+from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe
 
 OWN = """
 import torch

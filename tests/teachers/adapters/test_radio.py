@@ -12,10 +12,10 @@ from timm.models.vision_transformer import Block
 from torch.nn.utils.parametrizations import spectral_norm
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.heads import MLP2
-from radioplat.models.radio_layout import fold_spectral
-from radioplat.models.radio_vit import RadioViT
-from radioplat.teachers.teacher import describe
+from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.student.heads import MLP2
+from radioplat.models.weights.radio_layout import fold_spectral
+from radioplat.teachers.base.teacher import describe
 
 TEACHERS = [
     {"name": "clip", "type": "open_clip"},

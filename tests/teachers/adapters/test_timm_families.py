@@ -9,7 +9,7 @@ import torch
 from radioplat.errors import SpecError, WeightsError
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 from radioplat.teachers.adapters.registry import kind_of
-from radioplat.teachers.teacher import FrozenTeacher, describe
+from radioplat.teachers.base.teacher import FrozenTeacher, describe
 
 WIDTH = dict(embed_dim=32, depth=2, num_heads=2)
 

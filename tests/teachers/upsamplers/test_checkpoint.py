@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.teachers.teacher import FrozenTeacher, check_weights, describe, enlarge
+from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe, enlarge
 from radioplat.teachers.upsamplers.checkpoint import load_upsampler, read_config
 from radioplat.teachers.upsamplers.featsharp import FeatSharpConfig
 

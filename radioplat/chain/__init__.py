@@ -1,1 +1,0 @@
-"""``radioplat compress``: the tasks of compression one after another, with gates between them."""

@@ -1,0 +1,1 @@
+"""The command line: the parser, one function a command, what the terminal shows."""

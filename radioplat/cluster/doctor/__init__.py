@@ -1,0 +1,1 @@
+"""``radioplat doctor``: is this machine fit for a run?"""

@@ -1,0 +1,1 @@
+"""Notices that a machine is to go, and how it is drained."""

@@ -1,0 +1,88 @@
+"""Looking out for the notice that a machine is to go, and passing it on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from radioplat.cluster.preemption.drain import drain
+from radioplat.cluster.preemption.metadata import CLOUDS, Notice, find_cloud
+from radioplat.errors import PlacementError, RadioplatError
+
+EVERY_S = 5.0  # what AWS recommends
+_AGAIN_S = 2.0
+
+
+def watch(
+    cloud: str, act: Callable[[Notice], None], say: Callable[[str], None], every_s: float = EVERY_S
+) -> Notice | None:
+    """Ask the metadata service until it gives notice, and act on it.
+
+    A service that does not answer is asked again: a machine must not lose its watch to a pause of the network.
+    What the action refuses is tried again until the time is up.
+
+    Args:
+        cloud: ``aws``, ``gcp``, or ``auto`` for the one that answers.
+        act: gets the notice.
+        say: gets a line where something happens.
+
+    Returns:
+        The notice; None where its time ran out before the action succeeded.
+
+    Raises:
+        PlacementError: ``auto``, and no cloud's service answers here.
+    """
+    name = find_cloud() if cloud == "auto" else cloud
+    if name is None:
+        raise PlacementError(
+            "no cloud's metadata service answers on this machine",
+            where="--cloud",
+            hint=f"Name the cloud to go on asking: {', '.join(CLOUDS)}.",
+        )
+    say(f"watching for a notice of {name}, every {every_s:g} s")
+    service, silent = CLOUDS[name](), False
+    while True:
+        try:
+            notice = service.notice()
+            if silent:
+                say("the metadata service answers again")
+            silent = False
+        except OSError as error:
+            if not silent:
+                say(f"the metadata service does not answer: {error}; asking on")
+            notice, silent = None, True
+        if notice is not None:
+            say(f"{notice.detail}, in {notice.seconds:.0f} s")
+            return notice if _done(notice, act, say) else None
+        time.sleep(every_s)
+
+
+def drain_this_node(notice: Notice) -> None:
+    """As an action: give the cluster notice for the node on this machine."""
+    drain(notice.seconds, notice.detail)
+
+
+def end_process(pid: int) -> Callable[[Notice], None]:
+    """As an action: SIGTERM to a run on this machine, which then saves and leaves with exit status 75."""
+
+    def act(notice: Notice) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+    return act
+
+
+def _done(notice: Notice, act: Callable[[Notice], None], say: Callable[[str], None]) -> bool:
+    while True:
+        try:
+            act(notice)
+            say("passed on")
+            return True
+        except RadioplatError as error:
+            say(str(error))
+        if notice.seconds <= 0:
+            return False
+        time.sleep(min(_AGAIN_S, notice.seconds))

@@ -1,0 +1,76 @@
+"""What a person reads in a terminal: plans, evaluations, errors."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from radioplat.common.redact import redact
+from radioplat.errors import RadioplatError
+
+
+def show_error(error: RadioplatError) -> None:
+    """One line a problem on stderr, secrets masked."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for problem in error.problems:
+        console.print(f"[bold red]error[/] {escape(redact(str(problem)))}")
+
+
+def show_table(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
+    """A table on stdout."""
+    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    _stdout().print(table)
+
+
+def say(line: str) -> None:
+    """A line on stdout."""
+    _stdout().print(line, markup=False)
+
+
+def note(line: str) -> None:
+    """A line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def counting(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, or a line every ten seconds where that is no terminal; yields ``count(done, total)``."""
+    if not sys.stderr.isatty():
+        spoke = [time.monotonic()]
+
+        def line(done: int, total: int) -> None:
+            if time.monotonic() - spoke[0] >= 10 or done == total > 1000:
+                spoke[0] = time.monotonic()
+                note(f"{label}: {done} of {total}")
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``12.3 MB``."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _stdout() -> Console:
+    # A pipe has no width: tables then keep the width they need instead of being folded to 80 columns.
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 140)

@@ -1,1 +1,0 @@
-"""Students made smaller: transforms of modules, which know no training loop."""

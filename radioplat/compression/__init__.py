@@ -1,0 +1,1 @@
+"""Students made smaller: transforms of models that know no training loop."""

@@ -1,0 +1,1 @@
+"""Channels, heads, blocks and single weights that go."""

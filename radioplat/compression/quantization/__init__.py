@@ -1,0 +1,1 @@
+"""Where quantizers go, equalization, and the calibrators of their ranges."""

@@ -1,0 +1,1 @@
+"""Ranges measured by other toolkits, in the same quantizers."""

@@ -1,0 +1,1 @@
+"""Images with boxes: COCO folders and detection shards."""

@@ -1,0 +1,1 @@
+"""One row an image, on disk: built, read by blocks, filtered, weighted."""

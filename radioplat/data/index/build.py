@@ -1,0 +1,209 @@
+"""Build the index of a split: scan what is new, keep what is known, go on where a killed scan was."""
+
+from __future__ import annotations
+
+import fcntl
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from radioplat.data.index.parquet_parts import NOTE_SCHEMA, PartWriter, unfinished
+from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
+from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
+from radioplat.data.scan.shard import FAULT_SCHEMA
+from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
+from radioplat.errors import DataError, Problem
+from radioplat.spec.schema.dataset import SplitConfig
+
+__all__ = ["ShardIndex", "build_index"]
+
+_Key = tuple[str, str, str, int, int]  # kind, root, name, size, mtime_ns
+
+
+def build_index(
+    split: SplitConfig,
+    path: str,
+    index_dir: str | Path,
+    *,
+    max_pixels: int,
+    classes: list[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    workers: int | None = None,
+    scan: Scanner | None = None,
+) -> ShardIndex:
+    """Index a split and save it under ``index_dir``; unchanged shards (path, size, mtime) are not read again.
+
+    What is scanned is put on disk as the scan goes on: one that was killed goes on where it was, but for its last
+    seconds. Of two that build in one folder the second waits, and then finds everything known.
+
+    Args:
+        split: one split of the spec.
+        path: its place in the spec, such as ``dataset.train_dataset``.
+        index_dir: the folder of this split's index; one that holds no usable index is simply filled.
+        max_pixels: a source none of whose images is at most this large counts as unusable.
+        classes: the label names of the train split, for the other splits (a name that is not there gets label -1);
+            None numbers the names of this split in sorted order.
+        progress: called with (shards done, shards in all).
+        workers: threads that scan; default: the machine's cores, at most 8.
+        scan: where the scan runs; default: threads of this process.
+
+    Raises:
+        DataError: a folder is missing or empty, a source holds no usable image, or ``index_dir`` cannot be written.
+    """
+    sources = list_shards(split, path)
+    index_dir = Path(index_dir)
+    with _only_one(index_dir):
+        known = _Known(index_dir)
+        if fresh := list(_batches(sources, known)):
+            shards, writer = _ShardList(sources), PartWriter(index_dir)
+            total = sum(len(source.files) for source in sources)
+            done = total - sum(len(batch.names) for batch in fresh)
+            for result in (scan or (lambda batches: scan_here(batches, workers)))(fresh):
+                writer.add(shards.notes(result.batch, result.counts, result.digests), result.rows, result.faults)
+                done += len(result.batch.names)
+                if progress:
+                    progress(done, total)
+            writer.flush()
+            known = _Known(index_dir)
+        index = known.index_of(sources, index_dir, classes)
+        _refuse_useless(index, sources, max_pixels)
+        index.save(index_dir)
+    return index
+
+
+class _Known:
+    """What lies in ``index_dir``: an earlier index, and parts that a scan left behind."""
+
+    def __init__(self, index_dir: Path) -> None:
+        found = []
+        try:
+            before = ShardIndex.load(index_dir)
+            found.append((before.shards.select(NOTE_SCHEMA.names), before.faults))
+        except DataError:
+            pass
+        found += unfinished(index_dir)
+        self._notes = pa.concat_tables([NOTE_SCHEMA.empty_table(), *(notes for notes, _ in found)])
+        self._faults = [faults for _, faults in found]
+        self._origin = np.repeat(np.arange(len(found)), [len(notes) for notes, _ in found])  # of each note
+        columns = [self._notes[name].to_pylist() for name in ("kind", "root", "name", "size", "mtime_ns")]
+        self._row: dict[_Key, int] = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._row
+
+    def index_of(self, sources: list[SourceFiles], index_dir: Path, classes: list[str] | None) -> ShardIndex:
+        """The index over ``sources``, all of whose files are known."""
+        rows, source = [], []
+        for number, files in enumerate(sources):
+            rows += [self._row[key] for key in _keys(files)]
+            source += [number] * len(files.files)
+        shards = self._notes.take(pa.array(rows, pa.int64()))
+        shards = shards.add_column(0, "source", pa.array(source, pa.int32())).select(SHARD_SCHEMA.names)
+        index = ShardIndex(shards, self._faults_of(shards, self._origin[rows]), classes or [], index_dir)
+        if classes is None:
+            index = ShardIndex(shards, index.faults, _class_names(index), index_dir)
+        return index
+
+    def _faults_of(self, shards: pa.Table, origin: np.ndarray) -> pa.Table:
+        """Faults in the order of the shards, each from where the shard's rows are: older versions left theirs too."""
+        by_path: dict[tuple[int, str], list[int]] = defaultdict(list)
+        faults = pa.concat_tables([FAULT_SCHEMA.empty_table(), *self._faults])
+        origins = np.repeat(np.arange(len(self._faults)), [len(table) for table in self._faults]).tolist()
+        for row, key in enumerate(zip(origins, faults["shard"].to_pylist(), strict=True)):
+            by_path[key].append(row)
+        wanted = zip(origin.tolist(), shards["root"].to_pylist(), shards["name"].to_pylist(), strict=True)
+        rows = [row for number, root, name in wanted for row in by_path.get((number, f"{root}/{name}"), ())]
+        return faults.take(pa.array(rows, pa.int64()))
+
+
+class _ShardList:
+    """Which file is the n-th shard."""
+
+    def __init__(self, sources: list[SourceFiles]) -> None:
+        self._keys = [key for files in sources for key in _keys(files)]
+
+    def notes(self, batch: ScanBatch, counts: list[int], digests: list[str]) -> list[dict]:
+        keys = self._keys[batch.first : batch.first + len(batch.names)]
+        return [
+            dict(zip(("kind", "root", "name", "size", "mtime_ns"), key, strict=True)) | {"rows": rows, "digest": digest}
+            for key, rows, digest in zip(keys, counts, digests, strict=True)
+        ]
+
+
+def _keys(source: SourceFiles) -> Iterator[_Key]:
+    for file in source.files:
+        yield source.kind, source.root, file.name, *file.state
+
+
+def _batches(sources: list[SourceFiles], known: _Known) -> Iterator[ScanBatch]:
+    """What is not known, in the order of the index; a batch holds neighbours."""
+    first = 0
+    for source in sources:
+        limit = 1 if source.kind == "tar" else IMAGES_PER_BATCH
+        open_: list[ShardFile] = []
+        for number, (file, key) in enumerate(zip(source.files, _keys(source), strict=True), start=first):
+            if open_ and (key in known or len(open_) == limit):
+                yield _batch(number - len(open_), source, open_)
+                open_ = []
+            if key not in known:
+                open_.append(file)
+        first += len(source.files)
+        if open_:
+            yield _batch(first - len(open_), source, open_)
+
+
+def _batch(first: int, source: SourceFiles, files: list[ShardFile]) -> ScanBatch:
+    names, size = tuple(file.name for file in files), sum(file.state.size for file in files)
+    return ScanBatch(first, source.kind, source.root, names, size)
+
+
+@contextmanager
+def _only_one(index_dir: Path) -> Iterator[None]:
+    """Hold the folder: another process that builds here waits."""
+    try:
+        index_dir.mkdir(parents=True, exist_ok=True)
+        with open(index_dir / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise DataError(f"the index cannot be written: {error.strerror}", where=str(index_dir)) from None
+
+
+def _class_names(index: ShardIndex) -> list[str]:
+    """The names of labels that are no numbers, sorted."""
+    names: set[str] = set()
+    for _, table in index.rows.blocks(["given_label", "label_name"]):
+        text = table["label_name"]
+        named = pc.filter(text, pc.and_(pc.less(table["given_label"], 0), pc.is_valid(text)))
+        names.update(pc.unique(named).to_pylist())
+    return sorted(names)
+
+
+def _refuse_useless(index: ShardIndex, sources: list[SourceFiles], max_pixels: int) -> None:
+    faults = None
+    problems = []
+    for number, source in enumerate(sources):
+        if _any_usable(index, index.rows_of(number), max_pixels):
+            continue
+        faults = index.faults.to_pylist() if faults is None else faults
+        first = next((f for f in faults if f["shard"].startswith(source.root + "/")), None)
+        shown = " ".join(filter(None, (first["shard"], first["reason"], first["detail"]))) if first else "all too large"
+        of = f"{len(source.files)} {'tar shards' if source.kind == 'tar' else 'image files'}"
+        message = f"none of the {of} in {source.root} holds a usable image"
+        problems.append(Problem(message, source.field, f"The first finding: {shown}."))
+    if problems:
+        raise DataError(*problems)
+
+
+def _any_usable(index: ShardIndex, rows: range, max_pixels: int) -> bool:
+    step = 1 << 14
+    for start in range(rows.start, rows.stop, step):
+        table = index.rows.read(start, min(start + step, rows.stop), ["width", "height"])
+        if (table["width"].to_numpy().astype(np.int64) * table["height"].to_numpy() <= max_pixels).any():
+            return True
+    return False

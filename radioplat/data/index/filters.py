@@ -1,0 +1,101 @@
+"""Which rows of the index take part, and how often: predicates over the index, no image is opened."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radioplat.data.index.frequency import first_of_each, frequencies
+from radioplat.data.index.hashes import hash_keys
+from radioplat.data.index.scratch import scratch
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.spec.schema.dataset import SplitConfig, WeightMode
+
+REASONS = (
+    "", "too_many_pixels", "min_short_side", "min_long_side", "min_area", "max_aspect_ratio", "duplicate", "no_boxes",
+)  # fmt: skip
+
+
+def reject_codes(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
+    """Why each row is rejected: the place in :data:`REASONS` of the first that holds, 0 for a row that is kept.
+
+    Thresholds are inclusive: a value equal to its threshold is kept. With ``split.dedup`` a row is a ``duplicate`` if
+    an earlier row, of any source, that passes the other filters has its hash; missing hashes are computed.
+
+    Returns:
+        uint8 ``[N]``.
+    """
+    code = scratch(len(index), np.uint8, index.directory)
+    for start, table in index.rows.blocks(["width", "height"]):
+        width, height = (table[name].to_numpy().astype(np.int64) for name in ("width", "height"))
+        code[start : start + len(table)] = _by_size(width, height, split, max_pixels)
+    if split.dedup:
+        kept = code == 0
+        code[kept & ~first_of_each(hash_keys(index, kept), index.directory)] = REASONS.index("duplicate")
+    return code
+
+
+def reject_reasons(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
+    """:func:`reject_codes` in words: object ``[N]`` of str, ``""`` where the row is kept."""
+    return np.array(REASONS, object)[reject_codes(index, split, max_pixels)]
+
+
+def draw_frequencies(index: ShardIndex, kept: np.ndarray, mode: WeightMode | None) -> np.ndarray:
+    """f of each kept row, from which :func:`weight_of` makes its weight.
+
+    f counts the kept rows, of all sources, with the row's hash; missing hashes are computed if the mode needs them.
+    A mode that weighs all alike has f = 1.
+
+    Args:
+        index: of ``N`` rows.
+        kept: bool ``[N]``.
+        mode: None is ``uniform``.
+
+    Returns:
+        uint32 ``[N]``, 0 where the row is not kept.
+    """
+    if mode is None or mode == WeightMode.uniform:
+        found = scratch(len(index), np.uint32, index.directory)
+        found[:] = kept
+        return found
+    return frequencies(hash_keys(index, kept), index.directory)
+
+
+def weight_of(frequency: np.ndarray, mode: WeightMode | None) -> np.ndarray:
+    """How often a row is drawn, up to a factor: 1/f, 1/f^2, 1/log(1+f) or 1 (TAO's ``data_weight_mode``).
+
+    Args:
+        frequency: ``[n]``, 0 for a row that is not drawn.
+        mode: None is ``uniform``.
+
+    Returns:
+        float64 ``[n]``, 0 where the frequency is 0.
+    """
+    drawn = frequency > 0
+    f = np.where(drawn, frequency, 1).astype(np.float64)
+    if mode is None or mode == WeightMode.uniform:
+        weight = np.ones_like(f)
+    elif mode == WeightMode.inv_frequency:
+        weight = 1 / f
+    elif mode == WeightMode.inv_sq_frequency:
+        weight = 1 / f**2
+    else:
+        # Logarithms differ in the last bit from one processor to another; the order must not.
+        weight = (1 / np.log1p(f)).astype(np.float32).astype(np.float64)
+    return np.where(drawn, weight, 0.0)
+
+
+def _by_size(width: np.ndarray, height: np.ndarray, split: SplitConfig, max_pixels: int) -> np.ndarray:
+    short, long, area = np.minimum(width, height), np.maximum(width, height), width * height
+    limit = split.native_resolution_filter
+    rejected = (
+        area > max_pixels,
+        short < (limit.min_short_side or 0),
+        long < (limit.min_long_side or 0),
+        area < (limit.min_area or 0),
+        # Divided as the threshold was: 3 / 2 <= 1.5 must hold, whatever the factors.
+        long / short > (np.inf if limit.max_aspect_ratio is None else limit.max_aspect_ratio),
+    )
+    code = np.zeros(len(width), np.uint8)
+    for number, mask in reversed(list(enumerate(rejected, start=1))):
+        code[mask] = number
+    return code

@@ -1,0 +1,259 @@
+"""The shard index: one row an image, on disk, read a block at a time; the row number is the sample id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.data.index.columns import Column
+from radioplat.data.index.parquet_parts import NOTE_SCHEMA, remove_notes, write_table
+from radioplat.data.index.rows import IndexRows
+from radioplat.data.scan.scan import canonical
+from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
+from radioplat.data.storage.files import FileState, stat_file
+from radioplat.errors import DataError
+
+VERSION = "2"
+
+SAMPLE_SCHEMA = pa.schema([("source", pa.int32()), ("shard", pa.int32()), *SCAN_SCHEMA, ("label", pa.int64())])
+SHARD_SCHEMA = pa.schema([("source", pa.int32()), *NOTE_SCHEMA])
+
+
+class ShardIndex:
+    """Every usable image of a split.
+
+    Rows are ordered by source, shard name and offset; the row number is the ``sample_id``. Numeric columns
+    (``source, shard, offset, length, width, height, label``, each ``[N]``; label -1 where there is none) look like
+    numpy arrays and are read where they are looked at, so an index of any size opens at once.
+
+    Attributes:
+        shards: table of ``SHARD_SCHEMA``; ``shard`` of a sample is its row here.
+        faults: table of ``FAULT_SCHEMA``: what could not be used, and why.
+        classes: names of the labels that came as text, by label.
+        directory: where it lies.
+        rows: reads them, a stretch or a column at a time.
+        starts: int64 ``[shards + 1]``, the first row of each shard.
+    """
+
+    def __init__(self, shards: pa.Table, faults: pa.Table, classes: list[str], directory: Path) -> None:
+        self.shards = shards.select(SHARD_SCHEMA.names).cast(SHARD_SCHEMA).combine_chunks()
+        self.faults = faults.select(FAULT_SCHEMA.names).cast(FAULT_SCHEMA).combine_chunks()
+        self.classes = classes
+        self.directory = Path(directory)
+        self.rows = IndexRows(self.shards, self.directory, classes)
+        self.starts = self.rows.starts
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __reduce__(self):
+        return (ShardIndex, (self.shards, self.faults, self.classes, self.directory))
+
+    @cached_property
+    def source(self) -> Column:
+        """int32 ``[N]``, place of the source in the spec."""
+        return self.rows.per_shard(self.shards["source"].to_numpy())
+
+    @cached_property
+    def shard(self) -> Column:
+        """int32 ``[N]``, row of :attr:`shards`."""
+        return self.rows.per_shard(np.arange(self.shards.num_rows, dtype=np.int32))
+
+    @cached_property
+    def offset(self) -> Column:
+        """int64 ``[N]``, bytes from the start of the shard."""
+        return self.rows.column("offset", np.int64)
+
+    @cached_property
+    def length(self) -> Column:
+        """int64 ``[N]``, bytes."""
+        return self.rows.column("length", np.int64)
+
+    @cached_property
+    def width(self) -> Column:
+        """int32 ``[N]``, pixels, upright."""
+        return self.rows.column("width", np.int32)
+
+    @cached_property
+    def height(self) -> Column:
+        """int32 ``[N]``, pixels, upright."""
+        return self.rows.column("height", np.int32)
+
+    @cached_property
+    def label(self) -> Column:
+        """int64 ``[N]``, -1 where there is none."""
+        return self.rows.column("label", np.int64)
+
+    @cached_property
+    def caption_offset(self) -> Column:
+        """int64 ``[N]``, where in the shard the JSON with the caption begins; -1 where there is none."""
+        return self.rows.column("caption_offset", np.int64)
+
+    @cached_property
+    def caption_length(self) -> Column:
+        """int64 ``[N]``, bytes of that JSON."""
+        return self.rows.column("caption_length", np.int64)
+
+    @cached_property
+    def shard_paths(self) -> list[str]:
+        """Path of each shard: absolute, or ``s3://...``, ``gs://...``."""
+        roots, names = self.shards["root"].to_pylist(), self.shards["name"].to_pylist()
+        return [f"{root}/{name}" for root, name in zip(roots, names, strict=True)]
+
+    @property
+    def samples(self) -> pa.Table:
+        """The whole index as one table of ``SAMPLE_SCHEMA``, in memory: for a look at a small one."""
+        tables = [table for _, table in self.rows.blocks([*SCAN_SCHEMA.names, "label"])]
+        table = pa.concat_tables([SAMPLE_SCHEMA.empty_table().drop_columns(["source", "shard"]), *tables])
+        table = table.add_column(0, "shard", pa.array(np.asarray(self.shard)))
+        return table.add_column(0, "source", pa.array(np.asarray(self.source))).cast(SAMPLE_SCHEMA).combine_chunks()
+
+    def shards_of(self, source: int) -> range:
+        """Rows of :attr:`shards` that belong to ``source``; its samples are one stretch too."""
+        sources = self.shards["source"].to_numpy()
+        return range(int(np.searchsorted(sources, source)), int(np.searchsorted(sources, source, side="right")))
+
+    def rows_of(self, source: int) -> range:
+        """Sample ids of ``source``."""
+        shards = self.shards_of(source)
+        return range(int(self.starts[shards.start]), int(self.starts[shards.stop]))
+
+    def key(self, row: int) -> str:
+        """Name of a sample inside its shard."""
+        return self.texts([row], "key")[0]
+
+    def texts(self, rows: np.ndarray | list[int], column: str) -> list[str | None]:
+        """``key``, ``hash``, ``format`` or ``label_name`` of ``rows``, in their order."""
+        return [self.rows.read(int(row), int(row) + 1, [column])[column][0].as_py() for row in rows]
+
+    def check_shard(self, shard: int, state: FileState) -> None:
+        """Compare what a shard is now with what it was when it was indexed.
+
+        Raises:
+            DataError: size or modification time differ, so that offsets may point anywhere.
+        """
+        known = FileState(self.shards["size"][int(shard)].as_py(), self.shards["mtime_ns"][int(shard)].as_py())
+        if state != known:
+            what = "it was written to since"
+            if state.size != known.size:
+                what = f"{known.size} bytes then, {state.size} now"
+            raise DataError(
+                f"shard changed since it was indexed: {what}",
+                where=self.shard_paths[shard],
+                hint="Restore the file, or index again and start with train.restart_order=true.",
+            )
+
+    def check_shards(self) -> None:
+        """Check every shard by :meth:`check_shard`.
+
+        Raises:
+            DataError: with a problem for each shard that changed or is gone.
+        """
+        problems = []
+        for shard, path in enumerate(self.shard_paths):
+            try:
+                self.check_shard(shard, stat_file(path))
+            except DataError as error:
+                problems.extend(error.problems)
+            except OSError as error:
+                problems.extend(gone(path, error).problems)
+        if problems:
+            raise DataError(*problems)
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) of what the order depends on: shard names below their roots, sizes, and the rows.
+
+        Where the shards lie, and when they were written or copied, does not enter.
+        """
+        digest = hashlib.sha256(f"radioplat index {VERSION}".encode())
+        for name in ("source", "name", "size", "rows", "digest"):
+            digest.update(f"|{name}:{self.shards.num_rows}|".encode())
+            for part in canonical(self.shards[name].cast(pa.large_string()) if name == "digest" else self.shards[name]):
+                digest.update(part)
+        return digest.hexdigest()
+
+    def save(self, directory: str | Path) -> None:
+        """Write the index into ``directory``: its parts (linked where they can be), then the files that name them.
+
+        Each is written aside and renamed; all carry one id, so that a torn set is noticed on load.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        directory, build = Path(directory), uuid.uuid4().hex
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            before = _parts_of(directory)
+            parts = set(self.shards["part"].to_pylist())
+            for part in parts:
+                for path in self.directory.glob(f"{part}.*"):
+                    if path.suffix in (".parquet", ".hashes"):
+                        _link(path, directory / path.name)
+            for name in ("faults", "shards"):
+                table = getattr(self, name).replace_schema_metadata({"radioplat_index": VERSION, "build": build})
+                write_table(table, directory / f"{name}.parquet")
+            with written_aside(directory / "classes.json") as aside:
+                aside.write_text(json.dumps(self.classes, ensure_ascii=False, indent=1), encoding="utf-8")
+            remove_notes(directory, parts | before)  # whoever has the index before this one open may go on reading it
+        except OSError as error:
+            raise DataError(f"the index cannot be written: {error.strerror}", where=str(directory)) from None
+
+    @classmethod
+    def load(cls, directory: str | Path) -> ShardIndex:
+        """Open what :meth:`save` wrote.
+
+        Raises:
+            DataError: a file is missing, damaged, of another version, or of another build than the rest.
+        """
+        directory = Path(directory)
+        try:
+            tables = {n: pq.read_table(directory / f"{n}.parquet") for n in ("shards", "faults")}
+            classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
+            metadata = [table.schema.metadata or {} for table in tables.values()]
+            marks = {(m.get(b"radioplat_index"), m.get(b"build")) for m in metadata}
+            if len(marks) != 1 or next(iter(marks))[0] != VERSION.encode():
+                raise ValueError("its files are of different builds or another version")
+            index = cls(tables["shards"], tables["faults"], classes, directory)
+            for part in pc.unique(index.shards["part"]).to_pylist():
+                if not (directory / f"{part}.parquet").exists():
+                    raise ValueError(f"{part}.parquet is missing")
+            return index
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            message = f"no usable index here: {' '.join(str(error).split())}"
+            raise DataError(message, where=str(directory), hint="Run `radioplat index`.") from None
+
+
+def gone(path: str, error: OSError) -> DataError:
+    """The error for a shard that cannot be opened any more."""
+    return DataError(f"shard changed since it was indexed: {error.strerror}", where=path, hint="Restore the file.")
+
+
+def _parts_of(directory: Path) -> set[str]:
+    """Parts that the index in ``directory`` names, if there is one."""
+    try:
+        return set(pq.read_table(directory / "shards.parquet", columns=["part"])["part"].to_pylist())
+    except (OSError, pa.ArrowException, KeyError):
+        return set()
+
+
+def _link(path: Path, to: Path) -> None:
+    """Parts are never written again, so a link is as good as a copy."""
+    if to.exists() and to.samefile(path):
+        return
+    with written_aside(to) as aside:
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(path, aside)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, aside)

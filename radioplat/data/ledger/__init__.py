@@ -1,0 +1,1 @@
+"""What was consumed, and the proof that it was everything, once."""

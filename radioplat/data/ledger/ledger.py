@@ -1,0 +1,200 @@
+"""What was consumed, and what was not and why: Parquet files in the run's folder, judged after the run.
+
+Ids come from the batches that reached backward, never from the order: the ledger is what the order is checked against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.data.batch import Batch
+from radioplat.data.index.shard_index import ShardIndex
+
+CONSUMED_SCHEMA = pa.schema(
+    [
+        ("attempt", pa.int32()),
+        ("step", pa.int64()),  # global step
+        ("rank", pa.int32()),
+        ("position", pa.int64()),
+        ("id", pa.int64()),
+        ("checksum", pa.int64()),  # crc32 of the sample's pixels in the first view
+    ]
+)
+REJECTED_SCHEMA = pa.schema([*list(CONSUMED_SCHEMA)[:-1], ("reason", pa.large_string())])
+REJECTS_SCHEMA = pa.schema(
+    [("id", pa.int64()), *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail"))]
+)
+_FLUSH_ROWS = 100_000
+
+
+class Ledger:
+    """One writer: what ``rank`` consumed and rejected during ``attempt``. Rows are on disk after :meth:`flush`.
+
+    Args:
+        directory: of the run's ledger; made if missing.
+        rank: of this worker, also part of the file names.
+        attempt: counts the starts of the run's worker group.
+    """
+
+    def __init__(self, directory: str | Path, rank: int, attempt: int) -> None:
+        self._directory = Path(directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._rank, self._attempt = rank, attempt
+        self._consumed: list[pa.Table] = []
+        self._rejected: list[pa.Table] = []
+        self._rows = 0
+        self._written: dict[str, int] = {}  # number of the last file, by kind
+
+    def record(self, step: int, batch: Batch, rank: int | None = None) -> None:
+        """Write down a batch that reached backward, samples of weight 0 in both books. Padding leaves no trace."""
+        if batch.grain < 0:
+            return
+        rank = self._rank if rank is None else rank
+        self.consumed(step, rank, batch.position, batch.sample_id, batch.checksums)
+        bad = np.flatnonzero(batch.weight == 0)
+        if len(bad):
+            reasons = [batch.faults.get(int(i), "") for i in batch.sample_id[bad]]
+            self.rejected(step, rank, batch.position[bad], batch.sample_id[bad], reasons)
+
+    def consumed(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, checksum: np.ndarray) -> None:
+        """Samples that reached backward at global step ``step``; all arrays ``[B]``."""
+        self._add(self._consumed, CONSUMED_SCHEMA, step, rank, positions, ids, checksum)
+
+    def rejected(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, reasons: Sequence[str]) -> None:
+        """Samples that proved unusable at run time, with the reason of each."""
+        self._add(self._rejected, REJECTED_SCHEMA, step, rank, positions, ids, reasons)
+
+    def flush(self) -> None:
+        """Put all rows on disk; call it before a checkpoint is committed."""
+        for kind, parts in (("consumed", self._consumed), ("rejected", self._rejected)):
+            if parts:
+                _write(pa.concat_tables(parts), self._new_path(kind))
+                parts.clear()
+        self._rows = 0
+
+    def _add(self, book: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence) -> None:
+        count = len(columns[0])
+        fixed = [np.full(count, value) for value in (self._attempt, step, rank)]
+        arrays = [pa.array(c, f.type) for c, f in zip([*fixed, *columns], schema, strict=True)]
+        book.append(pa.table(arrays, schema=schema))
+        self._rows += count
+        if self._rows >= _FLUSH_ROWS:
+            with contextlib.suppress(OSError):  # a full disk: the rows are kept, and the next checkpoint meets it
+                self.flush()
+
+    def _new_path(self, kind: str) -> Path:
+        stem = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}"
+        if kind not in self._written:  # once: the files of all ranks and checkpoints lie here
+            taken = [int(p.stem.rpartition("-")[2]) for p in self._directory.glob(f"{stem}-*.parquet")]
+            self._written[kind] = max(taken, default=-1)
+        self._written[kind] += 1
+        return self._directory / f"{stem}-{self._written[kind]:06d}.parquet"
+
+
+def write_rejects(
+    directory: str | Path, index: ShardIndex, reasons: np.ndarray, faults: pa.Table | None = None
+) -> None:
+    """Write ``rejects.parquet``: each row of the index that a filter rejected, and each fault of the scan, once.
+
+    Args:
+        directory: of the run's ledger; made if missing.
+        index: of ``N`` rows.
+        reasons: ``[N]`` of str, ``""`` where kept; any sequence whose slices are arrays.
+        faults: default: the index's own.
+    """
+    faults = index.faults if faults is None else faults
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    path = Path(directory) / "rejects.parquet"
+    paths = np.array(index.shard_paths, object)
+    with written_aside(path) as aside, pq.ParquetWriter(aside, REJECTS_SCHEMA) as writer:
+        for start, table in index.rows.blocks(["key", "width", "height"]):
+            here = np.asarray(reasons[start : start + len(table)])
+            rows = np.flatnonzero(here != "")
+            if not len(rows):
+                continue
+            table = table.take(pa.array(rows))
+            size = [f"{w}x{h}" for w, h in zip(table["width"].to_pylist(), table["height"].to_pylist(), strict=True)]
+            found = [rows + start, paths[index.shard[rows + start]], table["key"], here[rows], size]
+            writer.write_table(_rejects(found))
+        writer.write_table(_rejects([np.full(len(faults), -1), *(faults[n] for n in REJECTS_SCHEMA.names[1:])]))
+
+
+def _rejects(columns: list) -> pa.Table:
+    arrays = [c if isinstance(c, pa.ChunkedArray) else pa.array(c, f.type)
+              for c, f in zip(columns, REJECTS_SCHEMA, strict=True)]  # fmt: skip
+    return pa.table(arrays, schema=REJECTS_SCHEMA)
+
+
+def read_consumed(directory: str | Path) -> pa.Table:
+    """Every row that any worker wrote, by attempt, step and position; replayed steps are still in it."""
+    order = [(name, "ascending") for name in ("attempt", "step", "position")]
+    return _read(directory, "consumed", CONSUMED_SCHEMA).sort_by(order)
+
+
+def read_rejected(directory: str | Path) -> pa.Table:
+    """Every sample that proved unusable at run time."""
+    return _read(directory, "rejected", REJECTED_SCHEMA)
+
+
+def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | None = None) -> pa.Table:
+    """The rows that led to the final checkpoint; see :func:`lineage`.
+
+    Args:
+        consumed: of :func:`read_consumed`.
+        final_step: the last step, counted from 0; default: the last that ``attempt`` wrote.
+        attempt: that wrote the checkpoint; default: the last.
+    """
+    steps, attempts = consumed["step"].to_numpy(), consumed["attempt"].to_numpy()
+    spans = {
+        a: (int(steps[attempts == a].min()), int(steps[attempts == a].max())) for a in np.unique(attempts).tolist()
+    }
+    keep = np.zeros(len(consumed), bool)
+    for number, start, stop in lineage(spans, None if final_step is None else final_step + 1, attempt):
+        keep |= (attempts == number) & (steps >= start) & (steps < stop)
+    return consumed.filter(pa.array(keep))
+
+
+def lineage(
+    spans: dict[int, tuple[int, int]], steps: int | None = None, attempt: int | None = None
+) -> list[tuple[int, int, int]]:
+    """Which attempt made which steps of the way to the final checkpoint, walked back from it.
+
+    An attempt goes on from a checkpoint that an earlier one wrote, which has been at least that far.
+
+    Args:
+        spans: first and last step that each attempt wrote down.
+        steps: of the final checkpoint; default: as far as ``attempt`` came.
+        attempt: that wrote it; default: the last.
+
+    Returns:
+        ``(attempt, start, stop)`` by rising step, ``stop`` exclusive.
+    """
+    found: list[tuple[int, int, int]] = []
+    stop = steps
+    for number in sorted(spans, reverse=True):
+        first, last = spans[number]
+        if attempt is not None and number > attempt:
+            continue
+        stop = last + 1 if stop is None else stop
+        # The writer of the checkpoint is known: what its rows lack is missing, not another attempt's.
+        if first < stop and (last >= stop - 1 or number == attempt):
+            found.append((number, first, stop))
+            stop = first
+    return found[::-1]
+
+
+def _read(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:
+    files = sorted(Path(directory).glob(f"{kind}-a*.parquet"))
+    return pa.concat_tables([pq.read_table(f, schema=schema) for f in files]) if files else schema.empty_table()
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    with written_aside(path) as aside:
+        pq.write_table(table, aside)

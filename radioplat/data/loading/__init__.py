@@ -1,0 +1,1 @@
+"""From the order to batches, by threads or by Ray Data."""

@@ -1,0 +1,132 @@
+"""From a span of the order to a batch: read bytes by offset, decode once, cut every view."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from radioplat.data.batch import Batch
+from radioplat.data.detection.box_table import BoxTable
+from radioplat.data.detection.boxes import Boxes
+from radioplat.data.images.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
+from radioplat.data.images.uniform_color import refuse_uniform_color
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.data.loading.fetch import Fetcher, Place
+from radioplat.data.views.render import ViewSpec
+from radioplat.data.views.view_plan import Equivariance, Recipe
+from radioplat.spec.schema.dataset import AugmentationConfig, DatasetConfig
+
+
+class Span(Protocol):
+    """A piece of the order: int64 ``position`` and ``sample_id``, each ``[stop - start]``."""
+
+    position: np.ndarray
+    sample_id: np.ndarray
+
+
+class Order(Protocol):
+    """Whatever says which row of the index stands at which position."""
+
+    def slice(self, start: int, stop: int) -> Span:
+        """The span from ``start`` to ``stop`` (exclusive)."""
+        ...
+
+
+class GrainReader:
+    """Reads grains; thread-safe, and pickles without its open files.
+
+    Args:
+        index: the run's copy.
+        order: None if only :meth:`read_rows` is used.
+        views: every view to cut from each image.
+        augmentation: None gives evaluation views (the centred square).
+        seed: of the run; crops depend on it and on the position, on nothing else.
+        batch_size: samples of a grain.
+        max_pixels: a larger image is not decoded.
+        read_timeout_s: after how long a grain counts as stalled; for whoever waits for :meth:`read`.
+        verify_hashes: an image that is not what its sidecar's hash says is unreadable.
+        reject_uniform: an image of one colour gets weight 0.
+        equivariance: how the views of one image lie to each other.
+        boxes: of the objects; every view then carries those that it shows, and without a random crop shows the whole
+            image, stretched.
+        whole: evaluation views show the whole image, stretched, not its centred square.
+        storage_timeout_s: for how long storage that fails is waited for.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        order: Order | None,
+        views: Sequence[ViewSpec],
+        augmentation: AugmentationConfig | None,
+        seed: int,
+        batch_size: int,
+        max_pixels: int = MAX_PIXELS,
+        read_timeout_s: float | None = None,
+        verify_hashes: bool = False,
+        reject_uniform: bool = False,
+        equivariance: Equivariance = Equivariance.none,
+        boxes: BoxTable | None = None,
+        whole: bool = False,
+        storage_timeout_s: float = DatasetConfig.storage_timeout_s,
+    ) -> None:
+        self.index, self.order, self.views = index, order, list(views)
+        self.batch_size, self.max_pixels = batch_size, max_pixels
+        self.read_timeout_s, self.verify_hashes, self.reject_uniform = read_timeout_s, verify_hashes, reject_uniform
+        self.boxes = boxes
+        self.recipe = Recipe(self.views, augmentation, seed, equivariance, whole=boxes is not None)
+        self._still = Recipe(self.views, None, seed, whole=whole)
+        self._fetch = Fetcher(index, read_timeout_s, storage_timeout_s=storage_timeout_s)
+
+    def careful(self) -> GrainReader:
+        """The same reader, whose reads never hang: each ends after ``read_timeout_s``, and is tried again."""
+        other = copy.copy(self)
+        other._fetch = self._fetch.as_careful()
+        return other
+
+    def read(self, grain: int) -> Batch:
+        """The micro-batch at positions ``grain * batch_size`` and on.
+
+        A sample that proves unreadable keeps its place: zeros, weight 0, and its reason in ``faults``.
+        """
+        if self.order is None:
+            raise ValueError("this reader has no order; use read_rows")
+        span = self.order.slice(grain * self.batch_size, (grain + 1) * self.batch_size)
+        return self._batch(grain, span.sample_id, span.position, self.recipe, fast=True)
+
+    def read_rows(self, rows: Sequence[int] | np.ndarray, grain: int = 0) -> Batch:
+        """Explicit rows of the index as evaluation views; every position is -1."""
+        ids = np.asarray(rows, np.int64)
+        return self._batch(grain, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
+
+    def _batch(self, grain: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe, fast: bool) -> Batch:
+        """``fast``: decode with the arithmetic that is good enough to train on."""
+        sizes = self.index.width[ids], self.index.height[ids]
+        plan = recipe.plan(grain, *sizes, positions)
+        weight = np.ones(len(ids), np.float32)
+        faults: dict[int, str] = {}
+        for i, (row, place) in enumerate(zip(ids.tolist(), self._fetch.places(ids), strict=True)):
+            try:
+                image = self._decode(row, place, plan.reduction(i), fast)
+                if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
+                    detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
+                    raise BadSample("size_mismatch", detail)
+                if self.reject_uniform:
+                    refuse_uniform_color(image.rgb)
+                plan.fill(i, image)
+            except BadSample as bad:
+                weight[i] = 0
+                faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
+        if self.boxes is not None:
+            known = [self.boxes.of(row) if w else Boxes.none() for row, w in zip(ids.tolist(), weight, strict=True)]
+            return Batch(grain, plan.views(known), ids, positions, weight, self.index.label[ids], faults)
+        return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
+
+    def _decode(self, row: int, place: Place, reduction: float, fast: bool) -> Decoded:
+        data = self._fetch.read(place)
+        if self.verify_hashes:
+            self._fetch.check_hash(row, data)
+        return decode_rgb(data, reduction, self.max_pixels, fast)

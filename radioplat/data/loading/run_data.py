@@ -1,0 +1,237 @@
+"""The data of one run: its own copy of the index, what the filters and weights say of it, and the order they make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from radioplat.data.detection.box_table import BoxTable
+from radioplat.data.index.columns import Column
+from radioplat.data.index.filters import REASONS, draw_frequencies, reject_codes, weight_of
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.data.loading.reader import GrainReader
+from radioplat.data.order.order import SampleOrder
+from radioplat.data.views.render import ViewSpec
+from radioplat.data.views.view_plan import Equivariance
+from radioplat.errors import DataError, Problem
+from radioplat.spec.schema.dataset import DatasetConfig, SplitConfig
+
+_FREQUENCY, _REASONS, _LENGTHS = "frequency.npy", "reasons.npy", "shard_weights.npy"
+
+
+class RunData:
+    """An index with its weights and the order of samples; opened from a folder, nothing of it is held in memory.
+
+    Attributes:
+        index: the run's own copy.
+        codes: uint8 ``[N]``, 0 or why the row is rejected, see :data:`radioplat.data.index.filters.REASONS`.
+        frequency: uint32 ``[N]``, how often a row's hash is seen, 0 where it is rejected.
+        shard_weights: float64 ``[shards]``, sum of the weights of each shard.
+        boxes: of the objects in the images, where a detector is to find them.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        split: SplitConfig,
+        codes: np.ndarray,
+        frequency: np.ndarray,
+        shard_weights: np.ndarray,
+        boxes: BoxTable | None = None,
+    ) -> None:
+        self.index, self.split, self.boxes = index, split, boxes
+        self.codes, self.frequency, self.shard_weights = codes, frequency, shard_weights
+
+    @classmethod
+    def create(
+        cls, index: ShardIndex, split: SplitConfig, max_pixels: int, boxes: BoxTable | None = None
+    ) -> RunData:
+        """Apply the filters and weights of ``split``; with ``boxes``, images that no annotation names are left out."""
+        codes = reject_codes(index, split, max_pixels)
+        if boxes is not None:
+            codes[(codes == 0) & ~boxes.known] = REASONS.index("no_boxes")
+        frequency = draw_frequencies(index, codes == 0, split.data_weight_mode)
+        sums = [
+            weight_of(frequency[start:stop], split.data_weight_mode).sum()
+            for start, stop in zip(index.starts[:-1].tolist(), index.starts[1:].tolist(), strict=True)
+        ]
+        return cls(index, split, codes, frequency, np.array(sums, np.float64), boxes)
+
+    def save(self, directory: Path) -> None:
+        """Write the run's copy, readable by :meth:`load` in any process."""
+        self.index.save(directory)
+        for name, array in ((_FREQUENCY, self.frequency), (_REASONS, self.codes), (_LENGTHS, self.shard_weights)):
+            np.save(directory / name, array)
+        if self.boxes is not None:
+            self.boxes.save(directory)
+
+    @classmethod
+    def load(cls, directory: Path, split: SplitConfig) -> RunData:
+        """Open what :meth:`save` wrote.
+
+        Raises:
+            DataError: the copy is missing or torn.
+        """
+        try:
+            arrays = [np.load(directory / name, mmap_mode="r") for name in (_REASONS, _FREQUENCY, _LENGTHS)]
+        except (OSError, ValueError) as error:
+            raise DataError(f"the run's copy of the index is not whole: {error}", where=str(directory)) from None
+        index = ShardIndex.load(directory)
+        if [len(array) for array in arrays] != [len(index), len(index), index.shards.num_rows]:
+            raise DataError("the run's copy of the index is not whole: lengths differ", where=str(directory))
+        return cls(index, split, *arrays, BoxTable.load(directory))
+
+    @property
+    def weight(self) -> np.ndarray:
+        """float64 ``[N]``, 0 where a row is rejected; made anew at each call."""
+        return weight_of(np.asarray(self.frequency), self.split.data_weight_mode)
+
+    @cached_property
+    def reasons(self) -> Column:
+        """object ``[N]``, ``""`` or why the row is rejected; put into words where it is looked at."""
+        words = np.array(REASONS, object)
+        return Column(len(self.codes), object, lambda rows: words[self.codes[rows]], lambda: words[self.codes])
+
+    def kept_of(self, source: int) -> int:
+        """Rows of ``source`` that the filters leave."""
+        rows = self.index.rows_of(source)
+        return int(np.count_nonzero(self.codes[rows.start : rows.stop] == 0))
+
+    def rejected(self, source: int) -> dict[str, int]:
+        """Rows of ``source`` that each filter rejects, by its name; filters that reject none are left out."""
+        rows = self.index.rows_of(source)
+        counts = np.zeros(len(REASONS), np.int64)
+        for start in range(rows.start, rows.stop, 1 << 20):
+            counts += np.bincount(self.codes[start : min(start + (1 << 20), rows.stop)], minlength=len(REASONS))
+        return {name: int(count) for name, count in zip(REASONS, counts, strict=True) if name and count}
+
+    @property
+    def scale_factors(self) -> list[float]:
+        """Share of each source, in the order of the index."""
+        return [s.scale_factor for s in self.split.tar_data_sources] + ([1.0] if self.split.images_dir else [])
+
+    @cached_property
+    def order(self) -> SampleOrder:
+        """The order of the run.
+
+        Raises:
+            DataError: a source has no sample left after the filters.
+        """
+        sources, problems = [], []
+        for i in range(len(self.scale_factors)):
+            shards = self.index.shards_of(i)
+            if not self.shard_weights[shards.start : shards.stop].any():
+                problems.append(self._nothing_left(i))
+            else:
+                sources.append(_RunSource(self, shards))
+        if problems:
+            raise DataError(*problems)
+        return SampleOrder(sources, self.scale_factors, self.split.seed)
+
+    def kept(self) -> np.ndarray:
+        """Sample ids that the filters leave, int64."""
+        return np.flatnonzero(np.asarray(self.codes) == 0)
+
+    def order_fields(self, global_batch: int, max_pixels: int) -> dict[str, str]:
+        """What the order depends on, by name: a resumed run compares them one by one."""
+        split = self.split
+        of_boxes = {} if self.boxes is None else {"boxes": self.boxes.digest()}
+        return of_boxes | {
+            "sources": json.dumps(self.scale_factors),
+            "filters": json.dumps([asdict(split.native_resolution_filter), split.dedup]),
+            "max_pixels": str(max_pixels),
+            "weights": split.data_weight_mode.value if split.data_weight_mode else "uniform",
+            "seed": str(split.seed),
+            "global_batch": str(global_batch),
+            "index_rows": self.index.fingerprint(),
+        }
+
+    def _nothing_left(self, source: int) -> Problem:
+        why = ", ".join(f"{count} {name}" for name, count in self.rejected(source).items()) or "it holds no image"
+        tars = self.split.tar_data_sources
+        folder = tars[source].root_dir if source < len(tars) else self.split.images_dir
+        return Problem(
+            f"no image of {folder} is left after the filters ({why})",
+            "dataset.train_dataset.native_resolution_filter",
+            "Loosen the filter or remove the source.",
+        )
+
+
+class _RunSource:
+    """One source as the order sees it (:class:`radioplat.data.order.order.OrderSource`): a shard is read when it is
+    due."""
+
+    def __init__(self, data: RunData, shards: range) -> None:
+        self._frequency, self._mode = data.frequency, data.split.data_weight_mode
+        self._starts = data.index.starts[shards.start : shards.stop + 1]
+        rarest = _smallest_positive(data.frequency[int(self._starts[0]) : int(self._starts[-1])])
+        self._largest = float(weight_of(np.array([rarest]), self._mode)[0])  # weights fall with the frequency
+        self.shard_lengths = data.shard_weights[shards.start : shards.stop] / self._largest
+
+    def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample ids, int64 ``[n]``, of a shard and their lengths in (0, 1], float64 ``[n]``; 0 where rejected."""
+        start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
+        return np.arange(start, stop), weight_of(self._frequency[start:stop], self._mode) / self._largest
+
+
+def _smallest_positive(frequency: np.ndarray) -> int:
+    """Of one source; almost always 1, which is found at once."""
+    smallest = 0
+    for start in range(0, len(frequency), 1 << 20):
+        part = frequency[start : start + (1 << 20)]
+        part = part[part > 0]
+        if len(part):
+            smallest = min(smallest or int(part.min()), int(part.min()))
+        if smallest == 1:
+            break
+    return smallest
+
+
+def order_hash(fields: dict[str, str]) -> str:
+    """sha256 (hex) of :meth:`RunData.order_fields`."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(maxsize=2)
+def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> GrainReader:
+    """The reader of a run's train split, opened once a process.
+
+    Args:
+        directory: the run's copy of the index.
+        dataset_json: the ``dataset`` section, see :func:`dataset_to_json`.
+        views: the fields of each :class:`~radioplat.data.views.render.ViewSpec`; name and size will do.
+    """
+    dataset = dataset_from_json(dataset_json)
+    data = RunData.load(Path(directory), dataset.train_dataset)
+    return GrainReader(
+        index=data.index,
+        order=data.order,
+        views=[ViewSpec(*view) for view in views],
+        augmentation=dataset.augmentation,
+        seed=dataset.train_dataset.seed,
+        batch_size=dataset.batch_size,
+        max_pixels=dataset.max_pixels,
+        read_timeout_s=dataset.read_timeout_s,
+        verify_hashes=dataset.verify_hashes,
+        reject_uniform=dataset.train_dataset.reject_uniform_color,
+        equivariance=Equivariance.of(dataset.train_dataset),
+        boxes=data.boxes,
+        storage_timeout_s=dataset.storage_timeout_s,
+    )
+
+
+def dataset_to_json(dataset: DatasetConfig) -> str:
+    """The section as text: hashable, and cheap to send to another process."""
+    return json.dumps(asdict(dataset))
+
+
+def dataset_from_json(text: str) -> DatasetConfig:
+    """Inverse of :func:`dataset_to_json`."""
+    from radioplat.spec.loading.load import load_spec
+
+    return load_spec({"dataset": json.loads(text)}).dataset

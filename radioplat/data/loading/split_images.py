@@ -1,0 +1,32 @@
+"""The images of one split, in order, as evaluation views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from radioplat.data.batch import Batch
+from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.threads import load_batches
+
+
+@dataclass(frozen=True)
+class Images:
+    """Rows of one split as evaluation views.
+
+    Attributes:
+        rows: sample ids, int64.
+        reader: decodes them.
+    """
+
+    rows: np.ndarray
+    reader: GrainReader
+    batch_size: int
+    threads: int
+
+    def batches(self) -> Iterator[Batch]:
+        """In order; unreadable samples are left out by weight 0."""
+        parts = [self.rows[i : i + self.batch_size] for i in range(0, len(self.rows), self.batch_size)]
+        return load_batches(self.reader.read_rows, parts, threads=self.threads, prefetch=4)

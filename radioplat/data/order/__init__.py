@@ -1,0 +1,1 @@
+"""Which sample is the n-th of the run, and which rank gets it."""

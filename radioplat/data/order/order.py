@@ -1,0 +1,188 @@
+"""The order of samples: a pure function of spec, index and seed.
+
+Which sample is the n-th of the run never depends on worker count, timing or failures, so the whole data state of a
+checkpoint is one integer. Inside a source a pass is a seeded permutation that stays local: shards are shuffled, then
+the samples inside a window of shards. A weight thins and never repeats: rows lie end to end, each as long as its
+weight over the largest; a pass takes the rows that hold u, u+1, u+2, ... with u seeded per pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from radioplat.data.order.mixture import Mixture
+from radioplat.errors import DataError
+
+DEFAULT_WINDOW = 16  # shards that are shuffled together
+
+
+class OrderSource(Protocol):
+    """The rows of one source as the order sees them: lengths on a line, grouped by shard."""
+
+    shard_lengths: np.ndarray  # float64 [shards], sum of the row lengths of each shard
+
+    def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample ids (int64) and lengths (float64, 0 for a rejected row, at most 1) of the rows of ``shard``."""
+        ...
+
+
+class ArraySource:
+    """An :class:`OrderSource` over arrays in memory.
+
+    Args:
+        sample_id: int64 ``[N]``, ascending by shard.
+        shard: int ``[N]``, the shard of each row; equal values are contiguous.
+        weight: float64 ``[N]``, 0 for a rejected row.
+    """
+
+    def __init__(self, sample_id: np.ndarray, shard: np.ndarray, weight: np.ndarray) -> None:
+        largest = weight.max(initial=0.0)
+        self._length = weight / largest if largest > 0 else weight
+        self._sample_id = sample_id
+        _, starts = np.unique(shard, return_index=True)
+        self._bounds = np.append(np.sort(starts), len(sample_id))
+        self.shard_lengths = np.array(
+            [self._length[a:b].sum() for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)], np.float64
+        )
+
+    def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`OrderSource`."""
+        rows = slice(self._bounds[shard], self._bounds[shard + 1])
+        return self._sample_id[rows], self._length[rows]
+
+
+@dataclass(frozen=True)
+class Refs:
+    """A span of the order: int64 ``position``, int32 ``source`` and int64 ``sample_id``, all ``[stop - start]``."""
+
+    position: np.ndarray
+    source: np.ndarray
+    sample_id: np.ndarray
+
+
+class SampleOrder:
+    """The order of a run.
+
+    Args:
+        sources: the rows of each source.
+        scale_factors: unnormalised share of each source in the mixture.
+        seed: of the passes.
+        window: shards whose samples are shuffled together; larger mixes better, smaller reads more sequentially.
+
+    Raises:
+        DataError: a source has no sample left after the filters.
+    """
+
+    def __init__(
+        self, sources: Sequence[OrderSource], scale_factors: Sequence[float], seed: int, window: int = DEFAULT_WINDOW
+    ) -> None:
+        self.mixture = Mixture.of(scale_factors)
+        self._passes = [_Passes(source, i, seed, window) for i, source in enumerate(sources)]
+
+    def pass_length(self, source: int) -> int:
+        """Samples in one pass of ``source``; all passes of a source have one length."""
+        return self._passes[source].length
+
+    def slice(self, start: int, stop: int) -> Refs:
+        """The samples at positions ``start`` to ``stop`` (exclusive), in time proportional to the span."""
+        if not 0 <= start <= stop:
+            raise ValueError(f"a span needs 0 <= start <= stop, not {start}, {stop}")
+        position = np.arange(start, stop, dtype=np.int64)
+        cycle, place = np.divmod(position, self.mixture.period)
+        source = self.mixture.pattern[place]
+        draw = cycle * np.asarray(self.mixture.shares, np.int64)[source] + self.mixture.rank[place]
+        sample_id = np.empty(len(position), np.int64)
+        for i, passes in enumerate(self._passes):
+            mine = source == i
+            if mine.any():
+                draws = draw[mine]  # consecutive, because positions are
+                sample_id[mine] = passes.draws(int(draws[0]), int(draws[-1]) + 1)
+        return Refs(position, source, sample_id)
+
+
+class _Passes:
+    """The endless sequence of draws from one source, pass after pass."""
+
+    def __init__(self, source: OrderSource, number: int, seed: int, window: int) -> None:
+        self._source, self._number, self._seed, self._window = source, number, seed, window
+        self._starts = np.concatenate([[0.0], np.cumsum(source.shard_lengths)])
+        total = float(self._starts[-1])
+        self.length = int(np.floor(total + 1e-9))  # at least 1 where any row is left: the largest weight has length 1
+        if self.length == 0:
+            raise DataError(
+                f"source {number} has no sample left after the filters",
+                where="dataset.train_dataset",
+                hint="Loosen native_resolution_filter, or see `radioplat index` for why each image is rejected.",
+            )
+        self._stretch = self.length / total  # row lengths are scaled so that their sum is whole
+        self._pass = lru_cache(maxsize=2)(self._plan_pass)
+        self._window_ids = lru_cache(maxsize=4)(self._shuffle_window)
+
+    def draws(self, start: int, stop: int) -> np.ndarray:
+        parts = []
+        while start < stop:
+            number, offset = divmod(start, self.length)
+            end = min(self.length, offset + stop - start)
+            parts.append(self._within_pass(number, offset, end))
+            start += end - offset
+        return np.concatenate(parts)
+
+    def _within_pass(self, number: int, start: int, stop: int) -> np.ndarray:
+        bounds = self._pass(number).bounds
+        first = int(np.searchsorted(bounds, start, side="right")) - 1
+        parts = []
+        for w in range(first, len(bounds) - 1):
+            if bounds[w] >= stop:
+                break
+            ids = self._window_ids(number, w)
+            parts.append(ids[max(0, start - bounds[w]) : stop - bounds[w]])
+        return np.concatenate(parts)
+
+    def _plan_pass(self, number: int) -> _Pass:
+        keys = _random(len(self._starts), self._seed, self._number, number, 0)
+        u = float(keys[-1] >> np.uint64(11)) / float(1 << 53)
+        shards = np.argsort(keys[:-1], kind="stable")
+        edges = np.clip(np.ceil(self._starts * self._stretch - u), 0, self.length).astype(np.int64)
+        edges[-1] = self.length  # the last point, length - 1 + u, lies inside; rounding must not lose it
+        ends = np.cumsum(np.diff(edges)[shards])
+        windows = np.append(np.arange(0, len(shards), self._window), len(shards))
+        return _Pass(u, shards, edges, np.concatenate([[0], ends])[windows])
+
+    def _shuffle_window(self, number: int, window: int) -> np.ndarray:
+        plan = self._pass(number)
+        shards = plan.shards[window * self._window : (window + 1) * self._window]
+        ids = np.concatenate([self._picks(plan, int(shard)) for shard in shards])
+        return ids[np.argsort(_random(len(ids), self._seed, self._number, number, 1 + window), kind="stable")]
+
+    def _picks(self, plan: _Pass, shard: int) -> np.ndarray:
+        """The rows of ``shard`` that hold one of the points u, u+1, u+2, ..."""
+        ids, lengths = self._source.row_lengths(shard)
+        ids, lengths = ids[lengths > 0], lengths[lengths > 0]
+        points = np.arange(plan.edges[shard], plan.edges[shard + 1], dtype=np.float64) + plan.u
+        starts = (self._starts[shard] + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])) * self._stretch
+        rows = np.searchsorted(starts, points, side="right") - 1
+        # No row is longer than the distance of two points, so rows ascend strictly but for rounding at an edge.
+        place = np.arange(len(points))
+        rows = np.maximum.accumulate(rows - place) + place
+        rows = np.minimum(rows, len(ids) - 1 - place[::-1])
+        return ids[rows]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of one source: offset u, shuffled shards, the points before each shard, the draws before each window."""
+
+    u: float
+    shards: np.ndarray
+    edges: np.ndarray
+    bounds: np.ndarray
+
+
+def _random(count: int, *key: int) -> np.ndarray:
+    """``count`` raw 64-bit draws keyed by ``key``; raw bits, because numpy promises those never to change."""
+    return np.random.PCG64(np.random.SeedSequence(list(key))).random_raw(count)

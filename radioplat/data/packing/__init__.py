@@ -1,0 +1,1 @@
+"""``radioplat pack``: loose images into shards."""

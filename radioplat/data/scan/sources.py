@@ -1,0 +1,106 @@
+"""From a split of the spec to the files that hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from radioplat.data.images.headers import IMAGE_EXTENSIONS
+from radioplat.data.storage.files import FileState, absolute, list_files
+from radioplat.errors import DataError, Problem
+from radioplat.spec.schema.dataset import SplitConfig
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One file of a source.
+
+    Attributes:
+        name: path below the source's root, with ``/``.
+        state: size in bytes and modification time.
+    """
+
+    name: str
+    state: FileState
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """One source: ``tar_data_sources[i]``, or ``images_dir``, whose every image is a shard of one row.
+
+    Attributes:
+        field: the spec field that names the folder.
+        root: absolute path of the folder, or ``s3://...``, ``gs://...``.
+        kind: what each file is.
+        scale_factor: unnormalised share in the mixture (1 for ``images_dir``).
+        files: sorted by name.
+    """
+
+    field: str
+    root: str
+    kind: Literal["tar", "image"]
+    scale_factor: float
+    files: list[ShardFile]
+
+
+def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
+    """List the files of every source of ``split``; the tar sources in their order, then ``images_dir``.
+
+    Args:
+        split: one split of the spec.
+        path: its place in the spec, such as ``dataset.train_dataset``.
+
+    Raises:
+        DataError: one problem for each folder that is missing or holds nothing, or the split names no data at all.
+    """
+    wanted: list[tuple[str, str, Literal["tar", "image"], float]] = [
+        (f"{path}.tar_data_sources[{i}].root_dir", source.root_dir, "tar", source.scale_factor)
+        for i, source in enumerate(split.tar_data_sources)
+    ]
+    if split.images_dir:
+        wanted.append((f"{path}.images_dir", split.images_dir, "image", 1.0))
+    if not wanted:
+        hint = "Set tar_data_sources to folders of tar shards, or images_dir to a folder of images."
+        raise DataError("no data is given", where=path, hint=hint)
+    sources, problems = [], []
+    for field, folder, kind, scale in wanted:
+        try:
+            sources.append(_list_source(field, folder, kind, scale))
+        except DataError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise DataError(*problems)
+    return sources
+
+
+def holds_tars(folder: str) -> bool:
+    """Whether there is a tar below ``folder``; also True for what is no folder, so that the listing says so."""
+    try:
+        return bool(list_files(absolute(folder), _is_tar))
+    except OSError:
+        return True
+
+
+def _list_source(field: str, folder: str, kind: Literal["tar", "image"], scale: float) -> SourceFiles:
+    root = absolute(folder)
+    test = _is_tar if kind == "tar" else _is_image
+    try:
+        files = [ShardFile(name, state) for name, state in list_files(root, test)]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "is a file, not a folder" if isinstance(error, NotADirectoryError) else "does not exist"
+        raise DataError(Problem(f"the folder {root} {what}", field, "Give the folder that holds the data.")) from None
+    except OSError as error:
+        where = error.filename or root
+        raise DataError(Problem(f"the folder {where} cannot be read: {error.strerror}", field)) from None
+    if not files:
+        what = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
+        raise DataError(Problem(f"the folder {root} holds no {what}", field))
+    return SourceFiles(field, root, kind, scale, files)
+
+
+def _is_tar(name: str) -> bool:
+    return name.endswith(".tar")
+
+
+def _is_image(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS

@@ -1,0 +1,195 @@
+"""Waiting for storage: what a read does while the store itself fails, and where others read that it waits.
+
+A store that fails is not bad data. The read that met it waits, and so does all behind it, until the store answers or
+``dataset.storage_timeout_s`` is over. A process that waits keeps a small file in the folder that :func:`note_waits_in`
+names, so that the driver of a run sees the waits of every process of every node (:func:`read_waits`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from radioplat.data.storage.object_stores import credentials_refused, is_remote, renew_clients
+from radioplat.errors import StorageError
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between two tries; each is twice as long as the one before
+FOLDER = "storage_waits"
+
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
+_GONE_WORDS = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
+
+_logger = logging.getLogger(__name__)
+_lock = threading.Lock()
+_waiting: dict[int, StorageWait] = {}  # of this process, by thread
+_folder: Path | None = None
+_before_tries: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True)
+class WaitNote:
+    """What a process that waits for storage says.
+
+    Attributes:
+        path: of the file that cannot be read.
+        answer: the store's last.
+        seconds: since the read began.
+        tries: so far; a process that is gone tries no more.
+    """
+
+    path: str
+    answer: str
+    seconds: float
+    tries: int
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether the store says that there is no such file."""
+    return error.errno in _GONE or any(word in str(error) for word in _GONE_WORDS)
+
+
+def may_be_of_one_file(path: str, error: OSError) -> bool:
+    """Whether ``error`` can be the file's own trouble rather than the store's.
+
+    A disk has bad sectors, a striped file system may lose some files, and an object may deny what others allow. What
+    else an object store answers (overload, a lost connection, an expired token) is never about one object.
+    """
+    return not is_remote(path) or error.errno in _DENIED or "ACCESS_DENIED" in str(error) or is_gone(error)
+
+
+def root_is_there(root: str) -> bool:
+    """Whether the folder or bucket of a source is there. A folder that is empty is not: so a mount point is left.
+
+    Raises:
+        OSError: the store does not say.
+    """
+    if is_remote(root):
+        from pyarrow.fs import FileType
+
+        from radioplat.data.storage.object_stores import filesystem, strip_scheme
+
+        bucket = strip_scheme(root).partition("/")[0]
+        return filesystem(root).get_file_info(bucket).type is not FileType.NotFound
+    try:
+        with os.scandir(root) as entries:
+            return next(entries, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def is_waiting() -> bool:
+    """Whether a read of this process waits for storage."""
+    return bool(_waiting)
+
+
+def note_waits_in(folder: Path | None) -> None:
+    """From now on the waits of this process are noted below ``folder``; without one they are logged."""
+    global _folder
+    _folder = folder and folder / FOLDER
+
+
+def read_waits(folder: Path) -> dict[str, WaitNote]:
+    """What the processes that wait now have noted below ``folder``, by process."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for path in (folder / FOLDER).glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                found[path.stem] = WaitNote(**json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def forget_waits(folder: Path) -> None:
+    """Remove what processes that are gone have noted; one that still waits notes it again."""
+    with contextlib.suppress(OSError):
+        for path in (folder / FOLDER).glob("*.json"):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def before_each_try(action: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, ``action`` is called before a waiting read of this process tries again."""
+    _before_tries.append(action)
+    try:
+        yield
+    finally:
+        _before_tries.remove(action)
+
+
+class StorageWait:
+    """The wait of one read, as a context manager; in the block :meth:`failed` is called after each try.
+
+    Args:
+        path: of the file.
+        began: when the read began, by ``time.monotonic``.
+        timeout_s: how long it may take from then on.
+    """
+
+    def __init__(self, path: str, began: float, timeout_s: float) -> None:
+        self._path, self._began, self._timeout = path, began, timeout_s
+        self._tries, self._pause = 0, FIRST_PAUSE_S
+
+    def __enter__(self) -> StorageWait:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _lock:
+            _waiting.pop(threading.get_ident(), None)
+            if not _waiting and _folder is not None:
+                with contextlib.suppress(OSError):
+                    _note_path().unlink(missing_ok=True)
+
+    def failed(self, error: OSError) -> None:
+        """Note ``error``, and pause. Refused credentials are read anew.
+
+        Raises:
+            StorageError: the time is over.
+        """
+        self._tries += 1
+        answer = error.strerror or " ".join(str(error).split())
+        waited = time.monotonic() - self._began
+        if waited >= self._timeout:
+            raise StorageError(
+                f"{self._path} could not be read for {waited:.0f} s; the storage's last answer: {answer}",
+                where="dataset.storage_timeout_s",
+                hint="Mend the storage (its mount, network or credentials) and run the same command again: it goes on "
+                "from the last checkpoint.",
+            )
+        if credentials_refused(error):
+            renew_clients()
+        self._note(WaitNote(self._path, answer, round(waited, 1), self._tries))
+        # Readers that failed together must not come back together.
+        time.sleep(min(self._pause * random.uniform(0.7, 1.0), self._timeout - waited))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        for action in tuple(_before_tries):
+            action()
+
+    def _note(self, note: WaitNote) -> None:
+        with _lock:
+            first = not _waiting
+            _waiting[threading.get_ident()] = self
+            if _folder is None:
+                if first:
+                    _logger.warning("waiting for storage: %s cannot be read: %s", note.path, note.answer)
+                return
+            with contextlib.suppress(OSError):
+                path = _note_path()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                aside = path.with_suffix(".aside")
+                aside.write_text(json.dumps(asdict(note)), encoding="utf-8")
+                os.replace(aside, path)
+
+
+def _note_path() -> Path:
+    assert _folder is not None
+    return _folder / f"{socket.gethostname()}-{os.getpid()}.json"

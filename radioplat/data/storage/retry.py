@@ -1,0 +1,69 @@
+"""Storage errors that come and go: tried again with growing pauses, never for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TypeVar
+
+from radioplat.data.storage.object_stores import credentials_refused, renew_clients
+
+ATTEMPTS = 5
+FIRST_PAUSE_S = 0.1  # then four times as long each: 0.1, 0.4, 1.6, 6.4
+Result = TypeVar("Result")
+_attempts: ContextVar[int | None] = ContextVar("attempts", default=None)
+
+_LASTING = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+                      errno.ELOOP, errno.EINVAL, errno.EBADF, errno.EMFILE})  # fmt: skip
+# Object stores answer with words, not with error numbers.
+_LASTING_WORDS = ("ACCESS_DENIED", "NO_SUCH_BUCKET", "NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "INVALID_ACCESS_KEY_ID",
+                  "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT", "HTTP status 400", "HTTP status 401",
+                  "HTTP status 403", "HTTP status 404", "Permission denied", "PERMISSION_DENIED")  # fmt: skip
+
+
+def retried(action: Callable[[], Result], what: str) -> Result:
+    """The result of ``action``, which is repeated while it fails with an error that may pass.
+
+    Args:
+        what: the path that is touched; the last error names it where the store did not.
+
+    Raises:
+        OSError: it cannot heal, or did not within :data:`ATTEMPTS` (about nine seconds).
+    """
+    pause, renewed, attempts = FIRST_PAUSE_S, False, _attempts.get() or ATTEMPTS
+    for attempt in range(1, attempts + 1):
+        try:
+            return action()
+        except OSError as error:
+            if credentials_refused(error) and not renewed and attempt < attempts:
+                renewed = True  # they may have expired, with new ones at hand
+                renew_clients()
+                continue
+            if attempt == attempts or not may_pass(error):
+                if error.strerror is None:  # pyarrow's errors: one sentence, no number
+                    raise OSError(error.errno or errno.EIO, " ".join(str(error).split()), what) from error
+                raise
+        time.sleep(pause * random.uniform(0.7, 1.3))  # workers that failed together must not come back together
+        pause *= 4
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def tried_once() -> Iterator[None]:
+    """In the block nothing is repeated, for who spaces the attempts himself."""
+    token = _attempts.set(1)
+    try:
+        yield
+    finally:
+        _attempts.reset(token)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether trying again can help: a lost connection or a throttled store, not a missing file."""
+    if isinstance(error, (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)):
+        return False
+    return error.errno not in _LASTING and not any(word in str(error) for word in _LASTING_WORDS)

@@ -1,0 +1,1 @@
+"""Crops, augmentation, rendering of views."""

@@ -1,0 +1,70 @@
+"""Where each view lies inside the crop that the views of one image share.
+
+Without equivariance every view shows the whole crop. With ``shift_equivariance`` each view shows a window of its own,
+moved by whole patches; with ``full_equivariance`` a quadrilateral of its own. A view may also be shifted alone: that of
+the student's moving average. The homographies tell the losses which positions are common.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radioplat.data.order.keyed_random import uniforms
+from radioplat.data.order.partitions import draw_at
+from radioplat.data.views.render import ViewSpec
+
+SLACK = 0.2  # share of the crop's side that a shifted window leaves out
+JITTER = 0.15  # of the side of the crop: how far each corner of a warped view moves along either axis
+
+
+def shift_windows(view: ViewSpec, size: int, seed: int, position: np.ndarray) -> np.ndarray:
+    """float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop: a shift of whole patches.
+
+    Args:
+        view: its name keys the draw, so that student and teachers move independently.
+        size: pixels a side that the view has in this micro-batch.
+        position: int64 ``[N]``.
+    """
+    share = 1 - SLACK
+    moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room(view, size) + 1)).astype(int)
+    windows = np.tile(np.diag([share, share, 1.0]), (len(position), 1, 1))
+    windows[:, :2, 2] = moves * (view.patch * share / size)
+    return windows
+
+
+def room(view: ViewSpec, size: int) -> int:
+    """Whole patches that a shifted window of ``size`` pixels can move inside the crop."""
+    return int(size * SLACK / (1 - SLACK) / view.patch + 1e-9)
+
+
+def warp_windows(view: ViewSpec, seed: int, position: np.ndarray) -> np.ndarray:
+    """float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop: each corner is moved by up to
+    :data:`JITTER`, independently for each view; what falls outside of the image is masked."""
+    square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], float)
+    moves = (uniforms(seed, f"warp/{view.name}", position, 8).reshape(-1, 4, 2) * 2 - 1) * JITTER
+    return np.stack([quadrilateral(square + move) for move in moves]) if len(position) else np.empty((0, 3, 3))
+
+
+def quadrilateral(corners: np.ndarray) -> np.ndarray:
+    """float64 ``[3, 3]``: the homography that takes (0,0), (1,0), (1,1), (0,1) to ``corners`` ``[4, 2]``.
+
+    Heckbert, Fundamentals of Texture Mapping and Image Warping (1989), section 2.2.3.
+    """
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners
+    dx1, dx2, sx = x1 - x2, x3 - x2, x0 - x1 + x2 - x3
+    dy1, dy2, sy = y1 - y2, y3 - y2, y0 - y1 + y2 - y3
+    area = dx1 * dy2 - dx2 * dy1
+    g, h = (sx * dy2 - dx2 * sy) / area, (dx1 * sy - sx * dy1) / area
+    return np.array([[x1 - x0 + g * x1, x3 - x0 + h * x3, x0], [y1 - y0 + g * y1, y3 - y0 + h * y3, y0], [g, h, 1.0]])
+
+
+def drawn_size(view: ViewSpec, seed: int, grain: int) -> int:
+    """Pixels a side of ``view`` in a micro-batch: drawn, or ``size`` where nothing is; 0 where it is left out."""
+    pairs = draw_at(view.plan, grain) if view.plan else view.sizes
+    if len(pairs) == 1:
+        return pairs[0][0]
+    if not pairs:
+        return 0 if view.plan else view.size
+    chances = np.cumsum([chance for _, chance in pairs])
+    draw = uniforms(seed, "resolution", np.array([grain]), 1)[0, 0] * chances[-1]
+    return pairs[int(np.searchsorted(chances, draw, side="right"))][0]

@@ -1,0 +1,155 @@
+"""How the planned part of a decoded image becomes a view.
+
+Coordinates are continuous and cover areas: pixel (i, j) is the square [i, i+1) x [j, j+1) and its centre is
+(i + 0.5, j + 0.5), in a view as in the source. A homography therefore maps view to source by one matrix whatever
+the resolutions, and a cell of a feature map of stride p has its centre at ((i + 0.5) p, (j + 0.5) p) of the view.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
+from PIL import Image
+
+from radioplat.data.images.decode import Decoded
+from radioplat.data.views.crops import Box
+
+_NEAR = 1e-6  # of a pixel: what the product of matrices may lose
+_TRIANGLE = ResizeAlg.convolution(FilterType.bilinear)
+_local = threading.local()  # a Resizer holds its buffers, and a lock
+
+
+class ViewSpec(NamedTuple):
+    """A view that every image of a batch gets: square.
+
+    Attributes:
+        name: by which a batch knows it.
+        size: pixels a side; where ``sizes`` is given, the largest of them.
+        patch: pixels a side of the patches of the model that sees it; shifts are multiples of it.
+        sizes: (size, probability) pairs; one is drawn for each micro-batch, the same for all views with equal pairs.
+        plan: the fields of each :class:`radioplat.data.order.partitions.Stretch` of the run: what is drawn from at
+            which micro-batch in place of ``sizes``, or that the view is left out there; empty: the same everywhere.
+        shifted: whether it shows a shifted window of the crop also where other views show all of it.
+    """
+
+    name: str
+    size: int
+    patch: int = 1
+    sizes: tuple[tuple[int, float], ...] = ()
+    plan: tuple[tuple, ...] = ()
+    shifted: bool = False
+
+
+def view_matrix(crop: np.ndarray, size: int, window: np.ndarray | None = None) -> np.ndarray:
+    """float64 ``[..., 3, 3]``: from the pixels of a view of ``size`` pixels a side to those of the source.
+
+    Args:
+        crop: ``[..., 3, 3]``, see :meth:`radioplat.data.views.crops.Crop.matrix`.
+        window: ``[..., 3, 3]``, the view's own place inside the crop, unit square to unit square; None for all of it.
+    """
+    whole = crop if window is None else crop @ window
+    return whole * np.array([1 / size, 1 / size, 1.0])
+
+
+def reduction(matrix: np.ndarray, size: int) -> np.ndarray:
+    """float64 ``[...]``: source pixels for each view pixel, along the axis and at the corner where they are fewest.
+
+    Args:
+        matrix: ``[..., 3, 3]``, view pixels to source pixels.
+    """
+    corners = np.array([[0, 0, 1], [size, 0, 1], [0, size, 1], [size, size, 1.0]])
+    points = corners @ matrix.swapaxes(-1, -2)  # [..., corner, (x, y, w)]
+    place, depth = points[..., :2, None] / points[..., 2:, None], points[..., 2, None]
+    steps = (matrix[..., None, :2, :2] - place * matrix[..., None, 2:, :2]) / depth[..., None]
+    return np.hypot(steps[..., 0, :], steps[..., 1, :]).min((-1, -2))
+
+
+def render(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The view of ``image`` that ``matrix`` (view pixels to source pixels) describes, antialiased.
+
+    A view whose sides are parallel to the source's and that lies inside it is cut and resized (triangle filter, as
+    Pillow's bilinear); any other is resized to its own scale and then warped, bilinear.
+
+    Returns:
+        uint8 ``[size, size, 3]``, and bool ``[size, size]``, False where a pixel's centre lies outside of the source
+        (it is black there), or None where none does.
+    """
+    box = _aligned(matrix, size)
+    if box is None or not _inside(box, image):
+        return _warp(image, matrix, size)
+    pixels = resample(image, box, (size, size))
+    if abs(matrix[0, 1]) > abs(matrix[0, 0]):  # a quarter turn: view x runs along source y
+        return pixels.swapaxes(0, 1)[:: -1 if matrix[0, 1] < 0 else 1, :: -1 if matrix[1, 0] < 0 else 1], None
+    return pixels[:: -1 if matrix[1, 1] < 0 else 1, :: -1 if matrix[0, 0] < 0 else 1], None
+
+
+def resample(image: Decoded, box: Box, size: tuple[int, int]) -> np.ndarray:
+    """Cut ``box`` (inside the source, in source pixels) and resize it to ``size`` (width, height): uint8 HWC."""
+    left, top, right, bottom = (edge / image.factor for edge in box)
+    height, width = image.rgb.shape[:2]
+    x0, y0 = max(0, math.floor(left + _NEAR)), max(0, math.floor(top + _NEAR))
+    x1, y1 = min(width, math.ceil(right - _NEAR)), min(height, math.ceil(bottom - _NEAR))
+    # Only the cut is handed over: the filter must not look beyond the crop.
+    cut = ImageData(x1 - x0, y1 - y0, PixelType.U8x3, image.rgb[y0:y1, x0:x1].tobytes())
+    left, top = max(0.0, left - x0), max(0.0, top - y0)
+    right, bottom = min(right - x0, x1 - x0), min(bottom - y0, y1 - y0)
+    out = ImageData(*size, PixelType.U8x3)
+    options = ResizeOptions(_TRIANGLE, crop_box=CropBox(left, top, right - left, bottom - top))
+    _resizer().resize(cut, out, options)
+    return np.frombuffer(out.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
+
+
+def _resizer() -> Resizer:
+    if not hasattr(_local, "resizer"):
+        _local.resizer = Resizer()
+    return _local.resizer
+
+
+def _aligned(matrix: np.ndarray, size: int) -> Box | None:
+    """The box of a view whose sides are parallel to the source's; None for any other."""
+    (a, b, x), (c, d, y), (g, h, _) = matrix.tolist()
+    if g or h or not ((abs(b) < _NEAR and abs(c) < _NEAR) or (abs(a) < _NEAR and abs(d) < _NEAR)):
+        return None
+    far_x, far_y = x + (a + b) * size, y + (c + d) * size
+    return Box(min(x, far_x), min(y, far_y), max(x, far_x), max(y, far_y))
+
+
+def _inside(box: Box, image: Decoded) -> bool:
+    return (
+        box.left >= -_NEAR
+        and box.top >= -_NEAR
+        and box.right <= image.width + _NEAR
+        and box.bottom <= image.height + _NEAR
+    )
+
+
+def _warp(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    edges = np.array([[0, 0, 1], [size, 0, 1], [0, size, 1], [size, size, 1]]) @ matrix.T
+    corners = edges[:, :2] / edges[:, 2:]
+    x0, y0 = np.maximum(np.floor(corners.min(0)), 0)
+    x1, y1 = np.minimum(np.ceil(corners.max(0)), (image.width, image.height))
+    if x0 >= x1 or y0 >= y1:
+        return np.zeros((size, size, 3), np.uint8), np.zeros((size, size), bool)
+    # Brought to the view's own scale first, by the filter that antialiases: bilinear alone looks at four pixels.
+    scale = max(1.0, float(reduction(matrix, size)))
+    small = max(1, math.ceil((x1 - x0) / scale)), max(1, math.ceil((y1 - y0) / scale))
+    part = Image.fromarray(resample(image, Box(x0, y0, x1, y1), small))
+    to_part = np.diag([small[0] / (x1 - x0), small[1] / (y1 - y0), 1.0]) @ np.array(
+        [[1, 0, -x0], [0, 1, -y0], [0, 0, 1]]
+    )
+    data = to_part @ matrix
+    data = (data / data[2, 2]).ravel()[:8].tolist()
+    pixels = np.asarray(part.transform((size, size), Image.Transform.PERSPECTIVE, data, Image.Resampling.BILINEAR))
+    valid = _seen(matrix, size, image)
+    return pixels, None if valid.all() else valid
+
+
+def _seen(matrix: np.ndarray, size: int, image: Decoded) -> np.ndarray:
+    """bool ``[size, size]``: whether the centre of each view pixel lies inside the source."""
+    centre = np.arange(size) + 0.5
+    x, y, w = (row[0] * centre + row[1] * centre[:, None] + row[2] for row in matrix)
+    return (x >= 0) & (y >= 0) & (x <= image.width * w) & (y <= image.height * w)

@@ -1,0 +1,127 @@
+"""What is done to the samples of a micro-batch, planned before any is read: crops, windows, light, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+
+from radioplat.data.batch import View
+from radioplat.data.detection.box_table import padded
+from radioplat.data.detection.boxes import Boxes
+from radioplat.data.images.decode import Decoded
+from radioplat.data.views.boxes import view_boxes
+from radioplat.data.views.crops import plan_crops
+from radioplat.data.views.equivariance import drawn_size, shift_windows, warp_windows
+from radioplat.data.views.photometry import Photometry, plan_photometry
+from radioplat.data.views.render import ViewSpec, reduction, render, view_matrix
+from radioplat.spec.schema.dataset import AugmentationConfig, SplitConfig
+
+
+class Equivariance(Enum):
+    """How the views of one image lie to each other: all alike, shifted by whole patches, or warped."""
+
+    none = "none"
+    shift = "shift"
+    full = "full"
+
+    @classmethod
+    def of(cls, split: SplitConfig) -> Equivariance:
+        """What a split asks for; a warp moves the views by more than a shift already."""
+        return cls.full if split.full_equivariance else cls.shift if split.shift_equivariance else cls.none
+
+
+class Recipe:
+    """Plans micro-batches; a pure function of its arguments, the grain and the positions.
+
+    Args:
+        views: every view to cut from each image.
+        augmentation: None gives evaluation views (the centred square, the largest size, nothing drawn).
+        seed: of the run.
+        equivariance: not read where ``augmentation`` is None.
+        whole: what no random crop cuts is shown whole, stretched to a square, not cut to its centre.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[ViewSpec],
+        augmentation: AugmentationConfig | None,
+        seed: int,
+        equivariance: Equivariance = Equivariance.none,
+        whole: bool = False,
+    ) -> None:
+        self.whole = whole
+        self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
+
+    def plan(self, grain: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
+        """The plan of one micro-batch; it has no view that is left out there.
+
+        Args:
+            width, height: int ``[N]``, of the sources.
+            position: int64 ``[N]``.
+        """
+        drawn = self.augmentation is not None
+        crops = plan_crops(width, height, self.augmentation, self.seed, position, self.whole)
+        whole = np.stack([crop.matrix() for crop in crops]) if crops else np.empty((0, 3, 3))
+        sizes = [drawn_size(view, self.seed, grain) if drawn else view.size for view in self.views]
+        shown = [(view, size) for view, size in zip(self.views, sizes, strict=True) if size]
+        matrices = []
+        for view, size in shown:
+            window = None
+            if drawn and self.equivariance is Equivariance.full:
+                window = warp_windows(view, self.seed, position)
+            elif drawn and (view.shifted or self.equivariance is Equivariance.shift):
+                window = shift_windows(view, size, self.seed, position)
+            matrices.append(view_matrix(whole, size, window))
+        light = plan_photometry(self.augmentation, self.seed, position)
+        return Plan([view.name for view, _ in shown], [size for _, size in shown], matrices, light)
+
+
+class Plan:
+    """A micro-batch being made: what to do to each image, and the views as far as they are filled.
+
+    A view that is never filled stays black, with the homography that was planned.
+    """
+
+    def __init__(
+        self, names: list[str], sizes: list[int], matrices: list[np.ndarray], light: list[Photometry] | None
+    ) -> None:
+        self._names, self._sizes, self._matrices, self._light = names, sizes, matrices, light
+        self._pixels = [np.zeros((len(m), 3, size, size), np.uint8) for m, size in zip(matrices, sizes, strict=True)]
+        self._valid: list[np.ndarray | None] = [None] * len(sizes)
+        self._reduction = np.min([reduction(m, size) for m, size in zip(matrices, sizes, strict=True)], axis=0)
+
+    def reduction(self, i: int) -> float:
+        """Source pixels that a decoded pixel of image ``i`` may stand for: what its most demanding view allows."""
+        return float(self._reduction[i])
+
+    def fill(self, i: int, image: Decoded) -> None:
+        """Cut every view out of image ``i``; one decode feeds them all."""
+        for v, size in enumerate(self._sizes):
+            pixels, valid = render(image, self._matrices[v][i], size)
+            if self._light:
+                pixels = self._light[i](pixels)
+            self._pixels[v][i] = pixels.transpose(2, 0, 1)
+            if valid is not None:
+                if self._valid[v] is None:
+                    self._valid[v] = np.ones((len(self._pixels[v]), size, size), bool)
+                self._valid[v][i] = valid
+
+    def views(self, boxes: Sequence[Boxes] | None = None) -> dict[str, View]:
+        """The views by name: uint8 pixels, float32 homographies, and masks where a pixel shows nothing.
+
+        Args:
+            boxes: of each image's objects, in source pixels; each view then has those that it shows.
+        """
+        return {
+            name: View(
+                pixels,
+                matrices.astype(np.float32),
+                valid,
+                None if boxes is None else padded(map(view_boxes, boxes, matrices, [size] * len(boxes))),
+            )
+            for name, size, pixels, matrices, valid in zip(
+                self._names, self._sizes, self._pixels, self._matrices, self._valid, strict=True
+            )
+        }

@@ -1,0 +1,64 @@
+"""Bindings between modules of the teachers and of the student, checked on their structure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from radioplat.errors import Problem, SpecError
+from radioplat.losses.registry import OF_MAPS
+from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.probe import probe
+from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.base.teacher import TeacherInfo
+
+
+def with_projections(
+    architecture: StudentArchitecture, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
+) -> StudentArchitecture:
+    """``architecture`` with a projection for each binding whose two ends differ in width.
+
+    Raises:
+        SpecError: one problem for each binding that names no module of the student, one that it does not run, or a
+            vector against a map.
+    """
+    bound = [(t, b) for t in teachers for b in t.bindings]
+    if not bound:
+        return architecture
+    with torch.device("meta"):
+        backbone = build_backbone(architecture)
+    problems = []
+    for _, binding in bound:
+        try:
+            find_module(backbone.target, binding.student_module, f"{binding.where}.student_module_name")
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(*problems)
+    size = architecture.img_size
+    with captured(backbone.target, sorted({b.student_module for _, b in bound})) as outputs:
+        probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
+    grid = size // backbone.stride, size // backbone.stride
+    projections: dict[str, list[tuple[str, int, int]]] = {}
+    for teacher, binding in bound:
+        if binding.student_module not in outputs:
+            message = f"the student does not run its module {binding.student_module!r}"
+            problems.append(Problem(message, f"{binding.where}.student_module_name"))
+            continue
+        mine = as_features(outputs[binding.student_module], grid).shape[1:]
+        theirs = infos[teacher.name].named[binding.key]
+        if len(mine) != len(theirs):
+            kinds = {1: "a vector", 3: "a map"}
+            message = f"{kinds[len(mine)]} of the student against {kinds[len(theirs)]} of the teacher"
+            problems.append(Problem(message, binding.where, "Name modules that give the same kind of features."))
+        elif len(mine) == 1 and binding.loss in OF_MAPS:
+            message = f"{binding.loss.value} compares maps, and these modules give vectors"
+            problems.append(Problem(message, f"{binding.where}.criterion", "Take another loss."))
+        elif mine[-1] != theirs[-1]:
+            projections.setdefault(teacher.name, []).append((binding.name, mine[-1], theirs[-1]))
+    if problems:
+        raise SpecError(*problems)
+    heads = tuple(dataclasses.replace(h, bindings=tuple(projections.get(h.name, ()))) for h in architecture.heads)
+    return dataclasses.replace(architecture, heads=heads)

@@ -1,0 +1,105 @@
+"""What is known, from structure alone, of teachers inside the student's module: its average, its layers, its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from radioplat.errors import Problem, SpecError
+from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.probe import probe
+from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
+from radioplat.spec.schema.distill import Source
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.adapters.adapter import Wants
+from radioplat.teachers.base.teacher import TeacherInfo
+
+_PEERS = ("timm", "clip", "dino", "radio", "radioplat")  # adapters whose models are plain modules to train
+
+
+def describe_inside(
+    teachers: Sequence[ResolvedTeacher], bare: StudentArchitecture, size: int
+) -> dict[str, TeacherInfo]:
+    """Widths and maps of the teachers that are the student itself, by name.
+
+    Args:
+        teachers: all of the run, in the spec's order.
+        bare: the student without heads.
+        size: pixels a side of the largest view that the student sees.
+
+    Raises:
+        SpecError: one problem for each binding to a module that the student has not, or does not run.
+    """
+    mine = [t for t in teachers if t.source in (Source.ema, Source.deeper)]
+    architecture = replace(bare, num_class_tokens=max(bare.num_class_tokens, len(teachers)))
+    with torch.device("meta"):
+        backbone = build_backbone(architecture)
+    problems = []
+    for bound in (b for t in mine for b in t.bindings):
+        try:
+            find_module(backbone.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(*problems)
+    with captured(backbone.target, sorted({b.teacher_module for t in mine for b in t.bindings})) as outputs:
+        found = probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
+    rows, columns, width = found.spatial.shape[1:]
+    summary = found.summary.shape[-1]
+    if isinstance(backbone, RadioViT):
+        summary = backbone.token_dim * (len(_taught_slots(teachers)) or architecture.num_class_tokens)
+    parameters = sum(p.numel() for p in backbone.parameters())
+    infos = {}
+    for teacher in mine:
+        named = {}
+        for bound in teacher.bindings:
+            if bound.teacher_module not in outputs:
+                message = f"the student does not run its module {bound.teacher_module!r}"
+                problems.append(Problem(message, f"{bound.where}.teacher_module_name"))
+                continue
+            named[MODULE + bound.teacher_module] = tuple(
+                as_features(outputs[bound.teacher_module], (rows, columns)).shape[1:]
+            )
+        infos[teacher.name] = TeacherInfo(
+            teacher.name,
+            summary,
+            width,
+            0,
+            backbone.stride,
+            (rows, columns),
+            parameters if teacher.source is Source.ema else 0,
+            teacher.source.value,
+            Wants(architecture.mean, architecture.std, None, "as the student's"),
+            named,
+        )
+    if problems:
+        raise SpecError(*problems)
+    return infos
+
+
+def _taught_slots(teachers: Sequence[ResolvedTeacher]) -> set[int]:
+    """The class tokens that make the student's summary, see ``StudentArchitecture.summary_slots``."""
+    return {
+        i if t.token_slot is None else t.token_slot for i, t in enumerate(teachers) if t.wanted & {"summary", "logits"}
+    }
+
+
+def peer_problems(
+    spec: Spec, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo]
+) -> Iterator[Problem]:
+    """Peers that cannot be trained, or that cannot speak to each other."""
+    peers = [t for t in teachers if t.source is Source.peer and t.name in infos]
+    for peer in peers:
+        kind = infos[peer.name].adapter
+        if kind not in _PEERS:
+            hint = "Take a timm model, or a checkpoint of radioplat train."
+            message = f"a model of kind {kind} is taken as it is, and a peer is trained"
+            yield Problem(message, f"{peer.where}.model.backbone.type", hint)
+        if infos[peer.name].logits_dim != infos[peers[0].name].logits_dim:
+            message = f"{infos[peer.name].logits_dim} classes, and the peer {peers[0].name} has "
+            message += f"{infos[peers[0].name].logits_dim}: they learn from each other's class scores"
+            yield Problem(message, f"{peer.where}.model.backbone.output_dim", "Give all peers the same classes.")

@@ -1,0 +1,126 @@
+"""Whether the labels of the images, the student's classifier and the classes of teachers belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from radioplat.data.loading.run_data import RunData
+from radioplat.errors import Problem
+from radioplat.models.student.student import classes_differ
+from radioplat.spec.resolved.labels import label_weight
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.distill import LabelForm
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.base.teacher import TeacherInfo
+
+_LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."
+
+
+def label_problems(
+    spec: Spec,
+    teachers: Sequence[ResolvedTeacher],
+    infos: Mapping[str, TeacherInfo],
+    data: RunData,
+    num_classes: int = 0,
+) -> Iterator[Problem]:
+    """Images without any label, labels that a classifier has no place for, and classes that are not the same.
+
+    Args:
+        num_classes: of the student's own classifier, 0 for none.
+    """
+    weight = label_weight(spec.distill, teachers) if teachers else float(num_classes > 0)
+    scored = [teacher for teacher in teachers if "logits" in teacher.wanted]
+    if not num_classes:
+        if weight and teachers:
+            yield from _beside_scores(scored, infos, highest_label(data))
+        return
+    names, highest = data.index.classes, highest_label(data)
+    if weight and names and (why := _numbers_beside_names(data)):
+        hint = "Give all labels as names, or all as numbers; a sidecar may have both, `label` and `label_name`."
+        yield Problem(why, "dataset.train_dataset", hint)
+    if weight and highest < 0:
+        field = "distill.label_form" if spec.distill.label_form is LabelForm.tao else "distill.alpha"
+        if teachers:
+            yield Problem("no image has a label to mix in", field, f"Leave it alone, or give labels. {_LABELS}")
+        else:
+            yield Problem("no image has a label", "dataset.train_dataset", _LABELS)
+    if highest >= num_classes:
+        told = f": {_few(names)}" if names else ""
+        message = f"{num_classes} classes, and the images have {highest + 1}{told}"
+        yield Problem(message, "dataset.num_classes", f"Take {highest + 1}.")
+    for teacher in scored:
+        info, where = infos[teacher.name], _weights_or_backbone(teacher)
+        if info.logits_dim != num_classes:
+            message = f"{teacher.name} has {info.logits_dim} classes, and dataset.num_classes is {num_classes}"
+            hint = "Fine-tune it on these images (`radioplat train`), or take mode summary or spatial."
+            if not info.class_names:
+                told = f"{teacher.where}.model.backbone.kwargs={{num_classes: {num_classes}}}"
+                hint += f" Where its weights have {num_classes}, say so: {told}."
+            yield Problem(message, where, hint)
+        elif why := classes_differ(info.class_names, names):
+            message = f"the classes of {teacher.name} are not those of the images: {why}"
+            yield Problem(message, where, "Fine-tune it on folders of the same names, or take mode summary or spatial.")
+
+
+def class_names(
+    data: RunData,
+    num_classes: int,
+    teachers: Sequence[ResolvedTeacher] = (),
+    infos: Mapping[str, TeacherInfo] | None = None,
+) -> tuple[str, ...]:
+    """What the classes of a classifier are called; empty where labels are numbers, or do not name all of them.
+
+    Where no image has a label they are those of the first teacher whose class scores it learns.
+    """
+    names: Sequence[str] = data.index.classes
+    if not names and infos and highest_label(data) < 0:
+        names = next((infos[t.name].class_names for t in teachers if "logits" in t.wanted), ())
+    return tuple(names) if len(names) == num_classes else ()
+
+
+def highest_label(data: RunData) -> int:
+    """Of all images, -1 where none has one."""
+    blocks = (table["label"].to_numpy() for _, table in data.index.rows.blocks(["label"]))
+    return max((int(np.max(block, initial=-1)) for block in blocks), default=-1)
+
+
+def _numbers_beside_names(data: RunData) -> str | None:
+    """Why labels that are numbers, of some images, cannot be told to be the classes that others have by name."""
+    names = data.index.classes
+    known = pa.array(names, pa.large_string())
+    for _, table in data.index.rows.blocks(["given_label", "label_name"]):
+        given, place = table["given_label"], pc.index_in(table["label_name"], known, skip_nulls=True)
+        strange = pc.and_(pc.greater_equal(given, 0), pc.not_equal(pc.fill_null(pc.cast(place, pa.int64()), -1), given))
+        if len(numbers := pc.filter(given, strange)):
+            first = numbers[0].as_py()
+            is_ = f"class {first} is {names[first]!r}" if first < len(names) else f"there is a class {first}"
+            return f"some labels are numbers and others names ({_few(names)}), and nothing says that {is_}"
+    return None
+
+
+def _beside_scores(
+    scored: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], highest: int
+) -> Iterator[Problem]:
+    """Labels of a student whose classes are those of its heads for class scores."""
+    if highest < 0:
+        yield Problem("no image has a label to mix in", "distill.alpha", "Leave it at 0.")
+    for teacher in scored:
+        if 0 <= infos[teacher.name].logits_dim <= highest:
+            yield Problem(
+                f"labels go up to {highest}, and {teacher.name} has {infos[teacher.name].logits_dim} classes",
+                "distill.alpha",
+                "Labels must be numbered as the classes of the teacher's logits are.",
+            )
+
+
+def _weights_or_backbone(teacher: ResolvedTeacher) -> str:
+    given = teacher.weights and not teacher.ensemble
+    return f"{teacher.where}.pretrained_teacher_model_path" if given else f"{teacher.where}.model.backbone"
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,65 @@
+"""What a run would unlearn of the pretrained weights that its student starts from, told before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radioplat.design.student import build_on_meta
+from radioplat.models.backbones.names import resolve
+from radioplat.models.backbones.timm_backbone import TimmBackbone
+from radioplat.models.pretrained.match import normalised_otherwise
+from radioplat.models.pretrained.start import BACKBONE_PATH, MODEL_PATH, matches
+from radioplat.models.student.checkpoint import is_checkpoint
+from radioplat.models.student.student import StudentArchitecture
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.adapters.timm_model import pretrained_cfg, wants_of
+
+
+def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
+    """A sentence for each setting under which training takes apart what the student already knows, with its cure.
+
+    None where ``train.resume_training_checkpoint_path`` gives a run that is under way.
+
+    Raises:
+        WeightsError: the weights cannot be read, or do not fit.
+    """
+    if spec.train.resume_training_checkpoint_path:
+        return []
+    found = matches(spec, architecture)
+    taken = {name for _, match in found for name in match.tensors}
+    if not any(name.startswith("backbone.") for name in taken):
+        return []
+    return [*_untrained_heads(spec, architecture, taken), *_normalisation(spec, architecture)]
+
+
+def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[str]) -> Iterator[str]:
+    """Gradients that come through heads of random weights move the backbone before they say anything of it."""
+    optim, frozen = spec.train.optim, spec.model.backbone.freeze_backbone
+    if optim.head_warmup_epochs > 0 or frozen:
+        return
+    heads = build_on_meta(architecture).heads
+    fresh = [
+        teacher
+        for teacher, head in heads.items()
+        if any(f"heads.{teacher}.{name}" not in taken for name, _ in head.named_parameters())
+    ]
+    if fresh:
+        yield (
+            f"train.optim.head_warmup_epochs is 0: the backbone starts from pretrained weights, and the heads of "
+            f"{', '.join(fresh)} from random ones, whose gradients undo what it knows before they are of use. "
+            f"Set it to {min(1.0, spec.train.num_epochs / 2):g}: heads then learn first, while the backbone rests"
+        )
+
+
+def _normalisation(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
+    """timm's files do not say what images they were trained on; timm's record of the model does."""
+    backbone = build_on_meta(architecture).backbone
+    paths = {BACKBONE_PATH: spec.model.backbone.pretrained_backbone_path, MODEL_PATH: spec.train.pretrained_model_path}
+    for where, path in paths.items():
+        if not path or is_checkpoint(path) or not isinstance(backbone, TimmBackbone):
+            continue  # what says so itself is compared when weights are matched
+        kind = architecture.type
+        name = resolve(kind).name
+        wants = wants_of(pretrained_cfg(kind, name), name, "", tagged="." in kind)
+        if wants.mean and wants.std:
+            yield from (f"{where}: {note}" for note in normalised_otherwise(architecture, wants.mean, wants.std))

@@ -1,0 +1,185 @@
+"""The student's structure against its sizes, teachers and machine; and what a run does to it before training."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from radioplat.cluster.ray_cluster import wants_ray
+from radioplat.design.memory import parameter_bytes
+from radioplat.design.quantized import quantized_problems
+from radioplat.errors import PlacementError, Problem, SpecError
+from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
+from radioplat.models.modifiers.damp import add_weight_noise
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Precision
+from radioplat.teachers.base.teacher import has_native_bf16
+
+LARGEST_CARD = 288 * 2**30  # bytes: what a cluster's GPU is taken to have at most, where none can be asked
+
+
+def build_on_meta(architecture: StudentArchitecture) -> Student:
+    """A student without memory.
+
+    Raises:
+        SpecError: it cannot be; also where a tensor would have more bytes than can be counted.
+    """
+    try:
+        with torch.device("meta"):
+            return Student(architecture)
+    except RuntimeError as error:
+        message = f"no head of this width can be: {str(error).splitlines()[0]}"
+        raise SpecError(message, where="distill.mlp_hidden_size") from None
+
+
+def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int, str]) -> Iterator[Problem]:
+    """What cannot work.
+
+    Args:
+        student: on the meta device.
+        sizes: pixels a side that it will see, each with the field it comes from.
+    """
+    if task == "distill":
+        yield from _windows(spec, student, sizes)
+        if len(student.heads) == len(spec.distill.teacher):  # else a teacher is unknown, and numbers would be wrong
+            yield from _token_slots(student)
+            yield from _widths(spec, student)
+    if not spec.model.backbone.cpe and not isinstance(student.backbone, RadioViT):
+        hint = "Take a radio_vit_... or c_radio_... student, or leave it out."
+        yield Problem("only a RADIO ViT crops its positions", "model.backbone.cpe", hint)
+    if spec.model.backbone.freeze_norm and not student.freeze_norm():
+        yield Problem("this backbone has no normalization layers", "model.backbone.freeze_norm", "Set it to false.")
+    if spec.train.grad_checkpointing:
+        try:
+            student.backbone.set_grad_checkpointing()
+        except SpecError as error:
+            yield from error.problems
+    if spec.train.compile:
+        yield from _compilable(spec, student)
+    yield from quantized_problems(spec, student)
+
+
+def equip(student: Student, spec: Spec, task: str) -> Student:
+    """Freeze, window, noise and compile what the spec asks for; parameters keep their names."""
+    backbone = spec.model.backbone
+    if backbone.freeze_backbone:
+        student.backbone.requires_grad_(False)
+        own = getattr(student.backbone, "classifier_prefix", ())  # what timm has inside its model is not the backbone
+        for name, parameter in student.backbone.named_parameters():
+            parameter.requires_grad_(name.removeprefix("model.").startswith(own) if own else False)
+    if backbone.freeze_norm:
+        student.freeze_norm()
+    if isinstance(student.backbone, RadioViT):
+        student.backbone.patch_generator.crops_positions = backbone.cpe
+    if spec.train.grad_checkpointing:
+        student.backbone.set_grad_checkpointing()
+    if spec.train.damp:
+        add_weight_noise(student.backbone, spec.train.damp)
+    if task == "distill" and spec.distill.vitdet.prob > 0 and isinstance(student.backbone, RadioViT):
+        student.backbone.windows = windows_of(spec, student.backbone)
+    if spec.train.compile:
+        compile_backbone(student.backbone)
+    return student
+
+
+def compile_backbone(backbone: nn.Module, backend: str = "inductor") -> None:
+    """``torch.compile`` in place, so that no name changes; draws come from torch's generators, as without."""
+    backbone.compile(backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
+
+
+def windows_of(spec: Spec, backbone: RadioViT) -> Windows:
+    """As ``distill.vitdet`` says."""
+    config = spec.distill.vitdet
+    depth = len(backbone.blocks)
+    return design_windows(config.prob, config.window_sizes, depth, config.num_global, config.num_windowed)
+
+
+def _compilable(spec: Spec, student: Student) -> Iterator[Problem]:
+    moving = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in student.backbone.modules())
+    if moving and not spec.model.backbone.freeze_norm:
+        # RunningState puts statistics back within the step; a compiled backward needs them as its forward left them.
+        hint = "Set model.backbone.freeze_norm: true, or this to false."
+        yield Problem("the statistics of this backbone's BatchNorm cannot be compiled", "train.compile", hint)
+    cpu = torch.device("cpu")
+    if spec.train.precision is Precision.bf16 and not torch.cuda.is_available() and not has_native_bf16(cpu):
+        hint = "Take fp32, or set train.compile: false."
+        yield Problem("bf16 is multiplied in fp32 on this CPU, which is not compiled", "train.compile", hint)
+    if not torch.cuda.is_available() and not _cpp_compiler():
+        yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
+
+
+def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator[Problem]:
+    config, where = spec.distill.vitdet, "distill.vitdet"
+    if not config.prob > 0:
+        return
+    if not isinstance(student.backbone, RadioViT):
+        hint = "Take a radio_vit_... or c_radio_... student, or prob: 0."
+        yield Problem("only a RADIO ViT has windows", f"{where}.prob", hint)
+        return
+    windows = windows_of(spec, student.backbone)
+    if len(windows.global_layers) == len(student.backbone.blocks):
+        name = "num_windowed" if config.num_windowed is not None else "num_global"
+        yield Problem("no block is left that would be windowed", f"{where}.{name}", "Lower num_global, or set prob: 0.")
+        return
+    sides = sorted({size // student.stride for size in sizes if size % student.stride == 0})
+    fitting = {size for side in sides for size in windows.fitting(side, side)}
+    maps = " or ".join(f"{side} x {side}" for side in sides)
+    could = sorted({s for side in sides for s in range(2, side) if side % s == 0})
+    hint = f"Sizes that can be: {', '.join(map(str, could))}." if could else "Set prob: 0."
+    for i, size in enumerate(config.window_sizes):
+        if size not in fitting:
+            message = f"windows of {size} x {size} do not cut the student's map of {maps} patches into whole ones"
+            yield Problem(message, f"{where}.window_sizes[{i}]", hint)
+    if not config.window_sizes and not fitting:
+        message = f"no size from {SIZES[0]} to {SIZES[-1]} cuts the student's map of {maps} patches into whole windows"
+        yield Problem(message, f"{where}.window_sizes", hint)
+
+
+def _token_slots(student: Student) -> Iterator[Problem]:
+    architecture = student.architecture
+    radio = isinstance(student.backbone, RadioViT)
+    count = architecture.num_class_tokens if radio else 1
+    for i, head in enumerate(architecture.heads):
+        if head.token_slot < count or (not radio and head.token_slot == i):
+            continue
+        what = f"the student has {count} class token(s), numbered from 0" if radio else "this student has one summary"
+        where = f"distill.teacher[{i}].summary_token_idx"
+        yield Problem(f"there is no class token {head.token_slot}: {what}", where)
+
+
+def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
+    """Heads that alone are more than a worker can hold: weights, gradients, and what the optimizer and EMA keep."""
+    room, taken = _memory(spec), parameter_bytes(spec.train, spec.worker_bounds[0])
+    for i, (name, head) in enumerate(student.heads.items()):
+        needed = taken.of(sum(p.numel() for p in head.parameters()))
+        if needed > room:
+            message = (
+                f"the head of {name} takes {needed / 2**30:,.0f} GiB for its weights, their gradients and the "
+                f"optimizer, and a worker has {room / 2**30:,.0f}"
+            )
+            own = spec.distill.teacher[i].spatial_num_inner
+            where = f"distill.teacher[{i}].spatial_num_inner" if own else "distill.mlp_hidden_size"
+            yield Problem(message, where, "Lower distill.mlp_hidden_size or the number of inner blocks.")
+
+
+def _memory(spec: Spec) -> int:
+    """Bytes that a worker can have at most."""
+    if torch.cuda.is_available():
+        return max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    try:
+        elsewhere = wants_ray(spec)
+    except PlacementError:
+        elsewhere = False
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(here, LARGEST_CARD) if elsewhere else here
+
+
+def _cpp_compiler() -> str | None:
+    return next((c for c in (os.environ.get("CXX"), "g++", "clang++") if c and shutil.which(c)), None)

@@ -1,0 +1,115 @@
+"""The views that a run cuts from every image: which models see each, at what size, in which micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from radioplat.data.order.partitions import Draw, Stretch
+from radioplat.data.views.render import ViewSpec
+from radioplat.errors import Problem
+from radioplat.spec.resolved.image_sizes import (
+    Stage,
+    changes_by_plan,
+    draw_at,
+    scale_chances,
+    sees,
+    sizes_seen_with,
+    stages_of,
+    student_sizes,
+    views_differ,
+)
+from radioplat.spec.resolved.partitions import counts
+from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher, student_view
+from radioplat.spec.schema.distill import AverageView, PartitionConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.base.teacher import TeacherInfo
+
+
+def run_views(
+    spec: Spec, teachers: Sequence[ResolvedTeacher], infos: dict[str, TeacherInfo], student_stride: int
+) -> tuple[ViewSpec, ...]:
+    """One view for each distinct size and one for a size that changes; under equivariance one for each model.
+
+    Args:
+        infos: by name of the teacher.
+        student_stride: pixels that a position of the student's map covers.
+    """
+    own = student_view(spec)
+    seers: dict[str, list[ResolvedTeacher]] = {}
+    for teacher in teachers:
+        if teacher.view not in (own, AVERAGE):
+            seers.setdefault(teacher.view, []).append(teacher)
+    apart = views_differ(spec.dataset.train_dataset)
+    views = []
+    for name, mine in seers.items():
+        first = mine[0]
+        patch = _patch(first, infos[first.name]) if apart else 1
+        views.append(_view(spec, name, first.sizes, first.view_size, patch, mine))
+    sizes = student_sizes(spec)
+    views.append(_view(spec, own, sizes, spec.dataset.img_size, student_stride if apart else 1, None))
+    if average_moves(spec, teachers):
+        # Whoever sees it, the student's average does, in every micro-batch.
+        moved = _view(spec, AVERAGE, sizes, spec.dataset.img_size, student_stride, None)
+        views.append(moved._replace(shifted=True))
+    return tuple(sorted(views, key=lambda view: (bool(view.sizes), view.size, view.name)))
+
+
+def average_moves(spec: Spec, teachers: Sequence[ResolvedTeacher]) -> bool:
+    """Whether the student's average is shown a crop of its own."""
+    mesa = spec.distill.mesa
+    moved = bool(mesa.weight) and mesa.view is AverageView.shifted
+    return moved or any(teacher.view == AVERAGE for teacher in teachers)
+
+
+def _view(
+    spec: Spec, name: str, sizes: Draw, size: int, patch: int, seers: Sequence[ResolvedTeacher] | None
+) -> ViewSpec:
+    """``sizes`` is empty for a view of one ``size``; ``seers`` is None for the student, who is always there."""
+    plan: tuple[tuple, ...] = ()
+    if changes_by_plan(spec):
+        plan = tuple(_stretch(spec, stage, sizes, size, seers) for stage in stages_of(spec))
+    return ViewSpec(name, max((s for s, _ in sizes), default=size), patch, sizes, plan)
+
+
+def _stretch(spec: Spec, stage: Stage, sizes: Draw, size: int, seers: Sequence[ResolvedTeacher] | None) -> tuple:
+    def draw(partition: PartitionConfig | None) -> Draw:
+        """Sizes in ``partition``; none where nobody looks at the view there."""
+        wanted = seers is None or any(stage.has(t.name) and sees(spec, partition, t.name) for t in seers)
+        return () if not wanted else draw_at(spec, stage, partition) if sizes else ((size, 1.0),)
+
+    partitions, whole = spec.distill.partitions, spec.global_batch_size // spec.dataset.batch_size
+    parts = [(count, draw(part)) for count, part in zip(counts(partitions, whole), partitions, strict=True)]
+    return tuple(Stretch(stage.first, spec.train.seed, tuple(parts) or ((whole, draw(None)),)))
+
+
+def _patch(teacher: ResolvedTeacher, info: TeacherInfo) -> int:
+    """Pixels of its view that a patch of its backbone covers; an upsampled one looks at a finer view than that."""
+    return max(1, round(info.stride * teacher.upsample_factor * (teacher.view_size // teacher.input_size)))
+
+
+def where_sized(spec: Spec) -> dict[int, str]:
+    """The field that each size of the student's view comes from; empty where it is always ``dataset.img_size``."""
+    scales = scale_chances(spec.dataset.augmentation.multi_scales)
+    fields = dict.fromkeys(scales, "dataset.augmentation.multi_scales")
+    for i, teacher in enumerate(spec.distill.teacher):
+        fields |= {size: f"distill.teacher[{i}].stochastic_resolutions" for size in teacher.stochastic_resolutions}
+    for i, stage in enumerate(spec.distill.stages):
+        fields |= {stage.img_size: f"distill.stages[{i}].img_size"} if stage.img_size else {}
+    for i, partition in enumerate(spec.distill.partitions):
+        fields |= {partition.img_size: f"distill.partitions[{i}].img_size"} if partition.img_size else {}
+    return {size: fields.get(size, "dataset.img_size") for size, _ in student_sizes(spec)}
+
+
+def mosaic_problems(spec: Spec, teacher: ResolvedTeacher, info: TeacherInfo) -> Iterator[Problem]:
+    """Whether the student's images lie in the pictures of ``teacher``, on whole positions of its map."""
+    side, rows, across = teacher.input_size, info.grid[0], teacher.mosaic
+    if across == 1:
+        return
+    where = f"{teacher.where}.mosaic"
+    for size, _ in sizes_seen_with(spec, teacher.name) or ((spec.dataset.img_size, 1.0),):
+        if across * size > side:
+            hint = f"At most {side // across} pixels a side, or a larger input_size."
+            yield Problem(f"{across} x {across} images of {size} do not fit into {side} pixels", where, hint)
+        elif size * rows % side:
+            hint = f"Take a student's size that is a multiple of {side / rows:g}."
+            yield Problem(f"images of {size} pixels are no whole positions of {side / rows:g} pixels", where, hint)

@@ -1,0 +1,1 @@
+"""What a student is worth: a library that knows no task."""

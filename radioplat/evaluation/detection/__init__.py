@@ -1,0 +1,1 @@
+"""Average precision of detectors, by COCO and by VOC."""

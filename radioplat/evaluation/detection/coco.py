@@ -1,0 +1,124 @@
+"""How well a detector finds objects, by COCO's measure: pycocotools' own code, fed from memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from radioplat.data.detection.boxes import Boxes, Detections
+from radioplat.errors import SpecError
+
+MOST_FOUND = 100  # detections of one class in one image that COCO looks at, the surest first
+
+
+@dataclass(frozen=True)
+class CocoResult:
+    """COCO's measures (cocodataset.org, Detection Evaluation); None where there is no object to find.
+
+    Attributes:
+        map, map50, map75: average precision, mean over classes; at IoU 0.50 to 0.95, at 0.50, at 0.75.
+        small, medium, large: ``map`` of objects below 32^2, up to 96^2, and above, in pixels of area.
+        recall: mean over classes and IoU 0.50 to 0.95, with :data:`MOST_FOUND` detections.
+        by_class, by_class50: average precision of each class.
+        unusable: detections that were left out: not finite, without area, or of an unknown class.
+    """
+
+    map: float | None
+    map50: float | None
+    map75: float | None
+    small: float | None
+    medium: float | None
+    large: float | None
+    recall: float | None
+    by_class: tuple[float | None, ...]
+    by_class50: tuple[float | None, ...]
+    unusable: int = 0
+
+
+def coco_metrics(truth: Sequence[Boxes], found: Sequence[Detections], num_classes: int) -> CocoResult:
+    """Measure what was ``found`` in each image against its ``truth``; a crowd is neither to be found nor wrong.
+
+    Args:
+        truth, found: one entry an image, in the same pixels.
+        num_classes: labels are below it.
+
+    Raises:
+        SpecError: pycocotools is not installed.
+        ValueError: another number of images in one than in the other.
+    """
+    kept = [detections.usable(num_classes) for detections in found]
+    unusable = sum(len(d) for d in found) - sum(len(d) for d in kept)
+    precision, recall = _evaluate(_ground_truth(truth, num_classes), _results(truth, kept))
+    of_all = precision[:, :, :, 0]  # thresholds, recalls, classes
+    classes = range(num_classes)
+    return CocoResult(
+        map=_mean(of_all),
+        map50=_mean(of_all[0]),
+        map75=_mean(of_all[5]),
+        small=_mean(precision[..., 1]),
+        medium=_mean(precision[..., 2]),
+        large=_mean(precision[..., 3]),
+        recall=_mean(recall[:, :, 0]),
+        by_class=tuple(_mean(of_all[:, :, c]) for c in classes),
+        by_class50=tuple(_mean(of_all[0, :, c]) for c in classes),
+        unusable=unusable,
+    )
+
+
+def _ground_truth(truth: Sequence[Boxes], num_classes: int) -> dict:
+    annotations = []
+    for i, boxes in enumerate(truth):
+        for (x0, y0, x1, y1), label, crowd, area in zip(
+            boxes.xyxy.tolist(), boxes.labels.tolist(), boxes.crowd.tolist(), boxes.area.tolist(), strict=True
+        ):
+            # From 1: pycocotools takes a match with object 0 for none.
+            note = {"id": len(annotations) + 1, "image_id": i, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0]}
+            annotations.append(note | {"iscrowd": int(crowd), "area": area})
+    categories = [{"id": c, "name": str(c)} for c in range(num_classes)]
+    return {"images": [{"id": i} for i in range(len(truth))], "annotations": annotations, "categories": categories}
+
+
+def _results(truth: Sequence[Boxes], found: Sequence[Detections]) -> list[dict]:
+    return [
+        {"image_id": i, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0], "score": score}
+        for i, (_, detections) in enumerate(zip(truth, found, strict=True))
+        for (x0, y0, x1, y1), label, score in zip(
+            detections.xyxy.tolist(), detections.labels.tolist(), detections.scores.tolist(), strict=True
+        )
+    ]
+
+
+def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """Precision ``[thresholds, recalls, classes, sizes]``, recall ``[thresholds, classes, sizes]``; -1: no object."""
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError:
+        hint = "pip install 'radioplat[detect]'"
+        raise SpecError("COCO's measures need pycocotools", where="evaluate", hint=hint) from None
+    if not truth["categories"] or not truth["images"]:
+        classes = len(truth["categories"])
+        return -np.ones((10, 101, classes, 4)), -np.ones((10, classes, 4))
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        known = COCO()
+        known.dataset = truth
+        known.createIndex()
+        if results:
+            guesses = known.loadRes(results)
+        else:  # loadRes looks at the first of them
+            guesses = COCO()
+            guesses.dataset = truth | {"annotations": []}
+            guesses.createIndex()
+        judge = COCOeval(known, guesses, "bbox")
+        judge.evaluate()
+        judge.accumulate()
+    return judge.eval["precision"][..., -1], judge.eval["recall"][..., -1]
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[values > -1]
+    return float(known.mean()) if known.size else None

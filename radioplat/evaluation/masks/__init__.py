@@ -1,0 +1,1 @@
+"""Decoders for segmentation and change on frozen maps."""

@@ -1,0 +1,1 @@
+"""The passes over images that feed the metrics."""

@@ -1,0 +1,53 @@
+"""The images a metric is measured on: labelled training images as the bank, held-out images as the queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from radioplat.common.cpu_threads import decode_threads
+from radioplat.data.index.build import build_index
+from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.run_data import RunData
+from radioplat.data.loading.sample_images import at_most
+from radioplat.data.loading.split_images import Images
+from radioplat.data.views.render import ViewSpec
+from radioplat.spec.schema.root import Spec
+
+
+def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple[Images, Images, list[str]]:
+    """Bank (train split), queries (val split) and the class names.
+
+    Args:
+        sizes: of the views, in pixels.
+        names: of the classes, where no training image has one by name.
+
+    Raises:
+        DataError: a split cannot be read.
+    """
+    index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
+    dataset = spec.dataset
+    batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
+    found: list[Images] = []
+    classes: list[str] | None = None
+    for name, split in (("train", dataset.train_dataset), ("val", dataset.val_dataset)):
+        index = build_index(
+            split, f"dataset.{name}_dataset", index_dir / name, max_pixels=dataset.max_pixels, classes=classes
+        )
+        classes = index.classes or list(names) if classes is None else classes
+        rows = RunData.create(index, split, dataset.max_pixels).kept()
+        views = [ViewSpec(str(size), size) for size in sorted(sizes)]
+        reader = GrainReader(
+            index,
+            None,
+            views,
+            None,
+            split.seed,
+            batch,
+            dataset.max_pixels,
+            storage_timeout_s=dataset.storage_timeout_s,
+        )
+        found.append(
+            Images(at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))
+        )
+    return found[0], found[1], classes or []

@@ -1,0 +1,207 @@
+"""One pass over the bank and one over the queries, every model on the same decoded images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.data.loading.split_images import Images
+from radioplat.errors import RadioplatError
+from radioplat.evaluation.masks.segmentation import Answers, ChangeResult, SegmentationResult
+from radioplat.evaluation.measure.held_out import HeldOut
+from radioplat.evaluation.measure.processes import Processes
+from radioplat.evaluation.measure.rows import Rows
+from radioplat.evaluation.metrics.correspondence import CorrespondenceResult
+from radioplat.evaluation.metrics.feature_similarity import Likeness
+from radioplat.evaluation.metrics.fidelity import FidelityResult, TeacherMean
+from radioplat.evaluation.metrics.knn import KnnResult, knn_accuracy
+from radioplat.evaluation.metrics.linear_probe import LinearProbeResult, linear_probe
+from radioplat.evaluation.metrics.resolution_agreement import Agreement
+from radioplat.evaluation.metrics.zero_shot import ZeroShotResult, zero_shot_accuracy
+from radioplat.evaluation.models.evaluated_model import Subject
+from radioplat.models.features import Features
+from radioplat.spec.schema.tasks import EvaluateConfig
+
+Encoded = Callable[[Iterator[Batch], dict[str, Subject]], Iterator[tuple[Batch, dict[str, Features]]]]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Class names in the space of a teacher: ``[C, D]`` of unit length, by label."""
+
+    teacher: str
+    embeddings: torch.Tensor
+
+
+@dataclass
+class Findings:
+    """What was measured, each by model.
+
+    Attributes:
+        fidelity: by student (a resolution of it is ``student at 448``), teacher and kind.
+        accuracy, accuracy_top5: of own classifiers, by those models that have one.
+        agreement: of the trained student's maps at its resolutions: ``backbone``, and each teacher's name for its head.
+        likeness: of backbone features to those of the first of ``evaluate.models``, by model and kind.
+        absent: metrics that were not to be had, a line each with what to give; and what was left out of others.
+        answers: of decoders about the first held-out images, by section (``segmentation``, ``change``).
+        shown: images of the pictures, uint8 ``[N, 3, H, W]``.
+        maps: spatial features of the shown images, ``[N, h, w, D]``, by model; a student's in a teacher's space is
+            ``<student>/<teacher>``.
+    """
+
+    knn: dict[str, KnnResult] = field(default_factory=dict)
+    fidelity: dict[str, dict[str, dict[str, FidelityResult]]] = field(default_factory=dict)
+    accuracy: dict[str, float] = field(default_factory=dict)
+    accuracy_top5: dict[str, float] = field(default_factory=dict)
+    linear: dict[str, LinearProbeResult] = field(default_factory=dict)
+    zero_shot: dict[str, ZeroShotResult] = field(default_factory=dict)
+    correspondence: dict[str, CorrespondenceResult] = field(default_factory=dict)
+    segmentation: dict[str, SegmentationResult] = field(default_factory=dict)
+    change: dict[str, ChangeResult] = field(default_factory=dict)
+    agreement: dict[str, list[Agreement]] = field(default_factory=dict)
+    likeness: dict[str, dict[str, FidelityResult]] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    answers: dict[str, Answers] = field(default_factory=dict)
+    shown: np.ndarray | None = None
+    maps: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def measure(
+    subjects: dict[str, Subject],
+    kinds: dict[str, list[str]],
+    bank: Images,
+    queries: Images,
+    config: EvaluateConfig,
+    progress: Callable[[int, int], None] | None = None,
+    at_once: int = 1,
+    texts: Texts | None = None,
+    seed: int = 0,
+    processes: Processes | None = None,
+    reference: str | None = None,
+) -> Findings:
+    """Everything that training and held-out images tell of every subject; each image is read and encoded once.
+
+    Args:
+        kinds: teacher -> which of its features students have a head for.
+        at_once: subjects that encode a batch at the same time. On a CPU small models gain more from that than from
+            threads of their own.
+        texts: for zero-shot classification.
+        seed: of the warps for correspondence, and of the training images that judge a linear probe.
+        processes: that encode and search in place of this one.
+        reference: the model that all others, teachers aside, are compared with.
+    """
+    total = sum(math.ceil(len(i.rows) / i.batch_size) for i in (bank, queries))
+    tick = _Ticker(progress, total)
+    means = {(teacher, kind): TeacherMean() for teacher, wanted in kinds.items() for kind in wanted}
+    # The student's own mean is needed where its resolutions are compared.
+    centers = {s.resolution_of: TeacherMean() for s in subjects.values() if s.resolution_of is not None}
+    others = [name for name, subject in subjects.items() if subject.heads is not None and name != reference]
+    likeness = Likeness(reference, others) if reference is not None else None
+    bank_rows = Rows(subjects)
+    with ThreadPoolExecutor(at_once, "encode") as pool:
+        encoded = processes.encode if processes else _encoder(pool)
+        for batch, features in encoded(tick(bank.batches()), subjects):
+            alive = torch.from_numpy(batch.weight > 0)
+            _require_widths(subjects, kinds, features)
+            bank_rows.add(batch, features)
+            for (teacher, kind), mean in means.items():
+                mean.update(_of(features[teacher], kind)[alive])
+            for name, mean in centers.items():
+                mean.update(_of(features[name], "spatial")[alive])
+            if likeness:
+                likeness.learn(features, alive)
+        held_out = HeldOut(
+            subjects,
+            kinds,
+            {key: mean.mean for key, mean in means.items()},
+            {name: mean.mean for name, mean in centers.items()},
+            config,
+            images=len(queries.rows),
+            zero_shot=texts.teacher if texts else None,
+            seed=seed,
+        )
+        query_rows = Rows(subjects)
+        for batch, features in encoded(tick(queries.batches()), subjects):
+            query_rows.add(batch, features)
+            held_out.see(batch, features)
+            if likeness:
+                likeness.see(features, torch.from_numpy(batch.weight > 0))
+    found = Findings()
+    held_out.tell(found)
+    found.likeness = likeness.result() if likeness else {}
+    if bank_rows.has_labels and query_rows.has_labels:
+        _labelled(found, bank_rows, query_rows, subjects, config, seed, processes)
+    else:
+        split = "train" if query_rows.has_labels else "val"
+        found.absent.append(f"kNN: no label in dataset.{split}_dataset; give an `id` or `label`, or folders as classes")
+    if texts is not None:
+        for name, rows in held_out.embeddings().items():
+            found.zero_shot[name] = zero_shot_accuracy(rows, query_rows.label, texts.embeddings)
+    usual = {name for name, subject in subjects.items() if subject.resolution_of is None}
+    for name, shares in (("accuracy", query_rows.accuracy()), ("accuracy_top5", query_rows.accuracy(5))):
+        setattr(found, name, {model: share for model, share in shares.items() if model in usual})
+    return found
+
+
+def _require_widths(subjects: dict[str, Subject], kinds: dict[str, list[str]], features: dict[str, Features]) -> None:
+    """Heads must give what the teachers do: a file's are known by their names alone."""
+    for subject in subjects.values():
+        for (teacher, kind), width in subject.heads.spoken.items() if subject.heads else ():
+            if kind in kinds.get(teacher, ()) and width != (given := _of(features[teacher], kind).shape[-1]):
+                message = f"its {kind} head for {teacher} is {width} wide, and the teacher's {kind} {given}"
+                raise RadioplatError(message, where=subject.where, hint="It was made for another teacher of that name.")
+
+
+def _labelled(
+    found: Findings,
+    bank: Rows,
+    queries: Rows,
+    subjects: dict[str, Subject],
+    config: EvaluateConfig,
+    seed: int,
+    processes: Processes | None,
+) -> None:
+    """kNN and the linear probe of every subject."""
+    for name, subject in subjects.items():
+        sides = (bank.summary(name), bank.label, queries.summary(name), queries.label)
+        search = processes.search if processes else None
+        found.knn[name] = knn_accuracy(*sides, k=config.knn_k, temperature=config.knn_temperature, search=search)
+        if config.linear_probe.enable and subject.resolution_of is None:
+            found.linear[name] = linear_probe(*sides, config.linear_probe, seed)
+
+
+class _Ticker:
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            yield batch
+            self._done += 1
+            if self._progress:
+                self._progress(self._done, self._total)
+
+
+def _encoder(pool: Executor) -> Encoded:
+    """Encode in this process, subjects side by side in the threads of ``pool``."""
+
+    def encode(batches: Iterator[Batch], subjects: dict[str, Subject]) -> Iterator[tuple[Batch, dict[str, Features]]]:
+        """Each batch with what every subject says of it."""
+        for batch in batches:
+            views = {name: torch.from_numpy(view.pixels) for name, view in batch.views.items()}
+            found = pool.map(lambda subject: subject.encode(views[str(subject.size)]), subjects.values())  # noqa: B023
+            yield batch, dict(zip(subjects, found, strict=True))
+
+    return encode
+
+
+def _of(features: Features, kind: str) -> torch.Tensor:
+    value = features.summary if kind == "summary" else features.spatial
+    assert value is not None
+    return value

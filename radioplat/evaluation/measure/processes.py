@@ -1,0 +1,154 @@
+"""Several processes on one machine that encode for an evaluation and search its bank (``evaluate.num_gpus``).
+
+Each has a GPU of its own, or its share of the cores. Batches are dealt in turn and come back in order, so that whatever
+is measured sees what one process would have shown it; the bank of the kNN lies in as many pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from radioplat.common.cpu_threads import decode_threads, share_among
+from radioplat.data.batch import Batch
+from radioplat.errors import RadioplatError
+from radioplat.evaluation.metrics.knn import Nearest, nearest
+from radioplat.evaluation.models.evaluated_model import Subject
+from radioplat.evaluation.models.open_models import open_lineup, with_teachers
+from radioplat.models.features import Features
+from radioplat.spec.schema.root import Spec
+
+WHERE = "evaluate.num_gpus"
+_AHEAD = 2  # batches that wait in each process
+
+
+class Processes:
+    """``count`` processes that hold every model of an evaluation; to be closed."""
+
+    def __init__(self, spec: Spec, checkpoint: Path | None, count: int) -> None:
+        gpus = torch.cuda.device_count()
+        self._device = "cuda" if gpus else "cpu"
+        devices = [f"cuda:{i}" if gpus else "cpu" for i in range(count)]
+        spawn = get_context("spawn")  # a fork would share a CUDA context, and locks of torch's threads
+        self._workers = [
+            ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(spec, checkpoint, device, count))
+            for device in devices
+        ]
+
+    def encode(
+        self, batches: Iterator[Batch], subjects: dict[str, Subject]
+    ) -> Iterator[tuple[Batch, dict[str, Features]]]:
+        """Each batch with what every subject says of it, fp32 on this process's device, in order.
+
+        Raises:
+            RadioplatError: as raised in a process, or one died.
+        """
+        sizes = {str(subject.size) for subject in subjects.values()}
+        waiting: deque[tuple[Batch, Future]] = deque()
+        for i, batch in enumerate(batches):
+            pixels = {size: batch.views[size].pixels for size in sizes}
+            waiting.append((batch, self._ask(i % len(self._workers), _encode, pixels, list(subjects))))
+            if len(waiting) > _AHEAD * len(self._workers):
+                yield self._answered(*waiting.popleft())
+        while waiting:
+            yield self._answered(*waiting.popleft())
+
+    def search(self, bank: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor, int], Nearest]:
+        """A search of ``bank`` ``[N, D]``, of unit length with ``labels`` ``[N]``: (queries ``[M, D]``, k) -> nearest.
+
+        Each process searches a piece; of equally near samples the first of the bank is taken, as in one process.
+        """
+        starts, first = [], 0
+        pieces = zip(bank.tensor_split(len(self._workers)), labels.tensor_split(len(self._workers)), strict=True)
+        for i, (rows, own) in enumerate(pieces):
+            starts.append(self._ask(i, _hold, rows.cpu().numpy(), own.cpu().numpy(), first))
+            first += len(rows)
+        for started in starts:
+            _result(started)
+
+        def find(queries: torch.Tensor, k: int) -> Nearest:
+            """Ask every piece, and keep the nearest of all."""
+            asked = [self._ask(i, _nearest, queries.cpu().numpy(), k) for i in range(len(self._workers))]
+            parts = [Nearest(*(torch.from_numpy(each).to(queries.device) for each in _result(a))) for a in asked]
+            found = parts[0]
+            for part in parts[1:]:
+                found = found.merged(part, k)
+            return found
+
+        return find
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            with contextlib.suppress(BrokenProcessPool):
+                worker.submit(_end)
+            worker.shutdown()
+
+    def _answered(self, batch: Batch, answer: Future) -> tuple[Batch, dict[str, Features]]:
+        told = _result(answer)
+        return batch, {name: t.map(lambda each: torch.from_numpy(each).to(self._device)) for name, t in told.items()}
+
+    def _ask(self, i: int, function: Callable[..., Any], *arguments: Any) -> Future:
+        try:
+            return self._workers[i].submit(function, *arguments)
+        except BrokenProcessPool:
+            raise _died() from None
+
+
+def _result(answer: Future) -> Any:
+    try:
+        return answer.result()
+    except BrokenProcessPool:
+        raise _died() from None
+
+
+def _died() -> RadioplatError:
+    hint = "It may have run out of memory: lower evaluate.num_gpus or evaluate.batch_size."
+    return RadioplatError("a process of the evaluation died", where=WHERE, hint=hint)
+
+
+# What one of the processes holds, and what it leaves when it ends.
+_own: dict[str, Any] = {}
+_open = contextlib.ExitStack()
+
+
+def _begin(spec: Spec, checkpoint: Path | None, device: str, count: int) -> None:
+    if device == "cpu":
+        share_among(count, decode_threads(spec.dataset.workers))
+    _own.update(spec=spec, checkpoint=checkpoint, device=device)
+
+
+def _end() -> None:
+    """Write what the feature cache learnt: a process of this kind is not asked at its exit."""
+    _open.close()
+
+
+def _encode(pixels: dict[str, np.ndarray], names: list[str]) -> dict[str, Features]:
+    """Features as numpy arrays: torch would send each tensor through a file of its own."""
+    if "subjects" not in _own:  # here, and not at the start, so that an error comes back with its reason
+        spec, device = _own["spec"], _own["device"]
+        lineup = open_lineup(spec, _own["checkpoint"], device)
+        _own["subjects"] = _open.enter_context(with_teachers(spec, lineup, device))
+    views = {size: torch.from_numpy(each) for size, each in pixels.items()}
+    subjects = {name: _own["subjects"][name] for name in names}
+    return {n: s.encode(views[str(s.size)]).map(lambda t: t.cpu().numpy()) for n, s in subjects.items()}
+
+
+def _hold(bank: np.ndarray, labels: np.ndarray, first_row: int) -> None:
+    device = _own["device"]
+    _own["bank"] = torch.from_numpy(bank).to(device), torch.from_numpy(labels).to(device), first_row
+
+
+def _nearest(queries: np.ndarray, k: int) -> tuple[np.ndarray, ...]:
+    bank, labels, first_row = _own["bank"]
+    found = nearest(bank, labels, torch.from_numpy(queries).to(bank.device), k, first_row)
+    return tuple(each.cpu().numpy() for each in found)

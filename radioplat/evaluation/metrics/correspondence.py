@@ -1,0 +1,123 @@
+"""Dense correspondence: positions of an image found again, by features alone, in a copy that a known homography warped.
+
+Coordinates are those of ``radioplat.data.views.render``: pixel (i, j) is a square whose centre is (j + 0.5, i + 0.5),
+and a cell of a map of n columns over a view of S pixels has its centre at (column + 0.5) S / n.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radioplat.errors import RadioplatError
+from radioplat.spec.schema.evaluate import CorrespondenceConfig
+
+
+@dataclass(frozen=True)
+class CorrespondenceResult:
+    """Outcome of a :class:`CorrespondenceMeter`.
+
+    Attributes:
+        pck: by threshold, a share of the image's side: the share of points found within it (Yang and Ramanan 2013).
+        ceiling: the same of the best that a map of this grid can say, its cell nearest to the truth.
+        count: points.
+        images: pairs of images.
+    """
+
+    pck: dict[float, float]
+    ceiling: dict[float, float]
+    count: int
+    images: int
+
+
+def draw_homography(config: CorrespondenceConfig, seed: int, ordinal: int) -> np.ndarray:
+    """float64 ``[3, 3]``: from the unit square of an image to that of its copy; keyed by ``(seed, ordinal)``.
+
+    Rotation, zoom and tilt are about the middle; zoom is uniform in its logarithm.
+    """
+    rng = np.random.default_rng([seed, ordinal])
+    angle, zoom, shift_x, shift_y, tilt_x, tilt_y = rng.uniform(-1, 1, 6)
+    angle = math.radians(config.max_rotation) * angle
+    scale = math.exp(math.log(config.max_zoom) * zoom)
+    cos, sin = scale * math.cos(angle), scale * math.sin(angle)
+    turn = np.array([[cos, -sin, config.max_shift * shift_x], [sin, cos, config.max_shift * shift_y], [0, 0, 1.0]])
+    # The scale at the edges, half a side from the middle, differs by the tilt.
+    tilt = np.array([[1, 0, 0], [0, 1, 0], [config.max_tilt * tilt_x, config.max_tilt * tilt_y, 1.0]])
+    middle = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1.0]])
+    matrix = middle @ turn @ tilt @ np.linalg.inv(middle)
+    return matrix / matrix[2, 2]
+
+
+def apply(matrix: np.ndarray | Tensor, points: Tensor) -> Tensor:
+    """Points fp64 ``[..., 2]`` as (x, y) through a homography ``[3, 3]``."""
+    matrix = torch.as_tensor(np.asarray(matrix), dtype=torch.float64)
+    mapped = points @ matrix[:, :2].T + matrix[:, 2]
+    return mapped[..., :2] / mapped[..., 2:]
+
+
+def warp(images: Tensor, matrices: list[np.ndarray]) -> Tensor:
+    """Copies of uint8 ``[B, 3, S, S]``, each warped by its own homography (unit squares); bilinear, black outside."""
+    side = images.shape[-1]
+    centres = _centres(side, side)
+    grids = torch.stack([2 * apply(np.linalg.inv(m), centres) - 1 for m in matrices]).float()
+    warped = F.grid_sample(images.float(), grids.to(images.device), mode="bilinear", align_corners=False)
+    return warped.round().clamp(0, 255).to(torch.uint8)
+
+
+class CorrespondenceMeter:
+    """Accumulates :class:`CorrespondenceResult` over pairs of maps.
+
+    A point is the centre of each cell of the first map that the homography takes into the second image; its answer is
+    the centre of the cell whose feature has the highest cosine with it.
+    """
+
+    def __init__(self, thresholds: list[float]) -> None:
+        self._thresholds = sorted(thresholds)
+        self._hits = torch.zeros(len(thresholds), dtype=torch.float64)
+        self._possible = torch.zeros(len(thresholds), dtype=torch.float64)
+        self._count = self._images = 0
+
+    def update(self, first: Tensor, second: Tensor, matrices: list[np.ndarray]) -> None:
+        """Add maps ``[B, h, w, D]`` of images and of their warped copies, with the homographies between them.
+
+        Raises:
+            RadioplatError: a feature is not finite.
+        """
+        if not (first.isfinite().all() and second.isfinite().all()):
+            raise RadioplatError("features for correspondence are not finite")
+        sources, targets = _centres(*first.shape[1:3]).flatten(0, 1), _centres(*second.shape[1:3]).flatten(0, 1)
+        limits = torch.tensor(self._thresholds, dtype=torch.float64)
+        for ours, theirs, matrix in zip(first, second, matrices, strict=True):
+            truth = apply(matrix, sources)
+            inside = ((truth >= 0) & (truth < 1)).all(-1)
+            a, b = (F.normalize(x.detach().float().flatten(0, 1), dim=1) for x in (ours, theirs))
+            answer = targets[(a[inside.to(a.device)] @ b.T).argmax(1).cpu()]
+            nearest = torch.cdist(truth[inside], targets).amin(1)
+            error = (answer - truth[inside]).norm(dim=1)
+            self._hits += (error[:, None] <= limits).double().sum(0)
+            self._possible += (nearest[:, None] <= limits).double().sum(0)
+            self._count += int(inside.sum())
+            self._images += 1
+
+    def result(self) -> CorrespondenceResult:
+        """Shares over all points so far.
+
+        Raises:
+            RadioplatError: there were none.
+        """
+        if not self._count:
+            raise RadioplatError("no held-out image to find correspondences in", where="dataset.val_dataset")
+        shares = [(x / self._count).tolist() for x in (self._hits, self._possible)]
+        pck, ceiling = (dict(zip(self._thresholds, values, strict=True)) for values in shares)
+        return CorrespondenceResult(pck, ceiling, self._count, self._images)
+
+
+def _centres(rows: int, columns: int) -> Tensor:
+    """fp64 ``[rows, columns, 2]``: centres of cells as (x, y) in the unit square."""
+    y, x = (torch.arange(n, dtype=torch.float64).add(0.5) / n for n in (rows, columns))
+    return torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], dim=-1)

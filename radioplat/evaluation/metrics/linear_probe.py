@@ -1,0 +1,199 @@
+"""A linear classifier on frozen features: multinomial logistic regression, fitted to its optimum by L-BFGS.
+
+The problem is convex, so that the result depends on no learning rate, order or seed. Features are standardized by their
+training rows first, which makes one range of weight decays fit all models; the weights take raw features again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radioplat.errors import RadioplatError
+from radioplat.spec.schema.evaluate import LinearProbeConfig
+
+_FLAT = 1e-6  # a feature whose spread is below this share of its size says nothing
+
+
+@dataclass(frozen=True)
+class LinearClassifier:
+    """``logits = features @ weight.T + bias``.
+
+    Attributes:
+        weight: ``[C, D]`` for raw features.
+        bias: ``[C]``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        """``[..., D]`` to ``[..., C]``."""
+        return features.to(self.weight.dtype) @ self.weight.T + self.bias
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A classifier fitted on all training rows with the weight decay that did best on those held out.
+
+    Attributes:
+        scores: for each weight decay the share of the held-out weight that it had right.
+    """
+
+    classifier: LinearClassifier
+    weight_decay: float
+    scores: dict[float, float]
+
+
+@dataclass(frozen=True)
+class LinearProbeResult:
+    """Outcome of :func:`linear_probe`.
+
+    Attributes:
+        top1: share of queries classified right, in [0, 1].
+        weight_decay: the one that was chosen, on training images alone.
+        count: labelled queries.
+        bank: labelled training images.
+        classes: number of classes.
+    """
+
+    top1: float
+    weight_decay: float
+    count: int
+    bank: int
+    classes: int
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit(
+    features: Tensor, targets: Tensor, weight_decay: float, max_iter: int = 200, start: LinearClassifier | None = None
+) -> LinearClassifier:
+    """Minimise ``mean cross-entropy + weight_decay / 2 * |W|^2`` over standardized features; the bias is free.
+
+    Args:
+        features: ``[R, D]``, fp32 or fp64, which is what it computes in.
+        targets: ``[R, C]`` of at least 0: one-hot rows, or shares of classes; the mean is over their total.
+        start: where to begin; the optimum does not depend on it.
+    """
+    features, targets = features.detach().clone(), targets.detach().clone()  # of inference mode nothing can be learned
+    mean, scale = _standard(features)
+    x = (features - mean) / scale
+    total = targets.sum().clamp_min(1e-12)
+    if start is None:
+        weight, bias = x.new_zeros(targets.shape[1], x.shape[1]), x.new_zeros(targets.shape[1])
+    else:
+        weight, bias = start.weight * scale, start.bias + start.weight @ mean
+    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [weight, bias], max_iter=max_iter, tolerance_grad=1e-7, tolerance_change=1e-10, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        """The objective, with its gradient taken, as L-BFGS asks for it."""
+        optimizer.zero_grad()
+        entropy = -(targets * F.log_softmax(x @ weight.T + bias, dim=1)).sum() / total
+        value = entropy + weight_decay / 2 * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    found = weight.detach() / scale
+    return LinearClassifier(found, bias.detach() - found @ mean)
+
+
+def choose(
+    features: Tensor, targets: Tensor, held_out: Tensor, weight_decays: Sequence[float], max_iter: int = 200
+) -> Chosen:
+    """Fit with each weight decay on the rows that are not held out, and with the best on all of them.
+
+    Args:
+        features, targets: as for :func:`fit`.
+        held_out: bool ``[R]``.
+    """
+    scores: dict[float, tuple[float, float]] = {}
+    classifiers: dict[float, LinearClassifier] = {}
+    classifier = None
+    for decay in sorted(set(weight_decays), reverse=True):  # the strongest is nearest to nothing, where it begins
+        classifier = fit(features[~held_out], targets[~held_out], decay, max_iter, classifier)
+        classifiers[decay] = classifier
+        scores[decay] = _score(classifier, features[held_out], targets[held_out])
+    best = max(scores, key=lambda decay: scores[decay])
+    shares = {decay: share for decay, (share, _) in sorted(scores.items())}
+    # From nearby: with a weak decay a start from nothing ends short of the optimum, elsewhere for the least change.
+    return Chosen(fit(features, targets, best, max_iter, classifiers[best]), best, shares)
+
+
+def linear_probe(
+    bank: Tensor,
+    bank_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    config: LinearProbeConfig,
+    seed: int = 0,
+) -> LinearProbeResult:
+    """Fit on labelled training features and classify held-out ones; the latter decide nothing.
+
+    Args:
+        bank, queries: ``[N, D]`` and ``[M, D]``.
+        bank_labels, query_labels: int; a negative label means none.
+        seed: of the choice of training rows that judge the weight decays.
+
+    Raises:
+        RadioplatError: nothing labelled on one of the sides, fewer than two classes, or too few to hold any out.
+    """
+    bank, bank_labels = bank[bank_labels >= 0].float(), bank_labels[bank_labels >= 0].long()
+    queries, query_labels = queries[query_labels >= 0].float(), query_labels[query_labels >= 0].long()
+    for labels, split in ((bank_labels, "train"), (query_labels, "val")):
+        if not len(labels):
+            raise RadioplatError(
+                "a linear probe needs labelled images",
+                where=f"dataset.{split}_dataset",
+                hint="A sidecar's `id` or `label`, a .cls member, or folders as classes.",
+            )
+    if not (bank.isfinite().all() and queries.isfinite().all()):
+        raise RadioplatError("a linear probe was given features that are not finite")
+    classes = int(max(bank_labels.max(), query_labels.max())) + 1
+    if len(bank_labels.unique()) < 2:
+        raise RadioplatError("a linear probe needs at least two classes", where="dataset.train_dataset")
+    held = held_out_rows(bank_labels, config.held_out, seed)
+    if not held.any():
+        raise RadioplatError(
+            f"no class has enough of the {len(bank)} labelled images to hold any out",
+            where="evaluate.linear_probe.held_out",
+            hint="Give more images of a class, or hold out a larger share.",
+        )
+    targets = F.one_hot(bank_labels, classes).to(bank.dtype)
+    chosen = choose(bank, targets, held, config.weight_decays, config.max_iter)
+    right = chosen.classifier.logits(queries).argmax(1) == query_labels
+    return LinearProbeResult(float(right.float().mean()), chosen.weight_decay, len(queries), len(bank), classes)
+
+
+def held_out_rows(labels: Tensor, share: float, seed: int) -> Tensor:
+    """bool ``[N]``: a seeded ``share`` of each class, rounded down, and never all of it."""
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    order = torch.randperm(len(labels), generator=generator)
+    for label in labels.unique():
+        rows = order[(labels.cpu() == label.cpu())[order]]
+        held[rows[: min(int(share * len(rows)), len(rows) - 1)]] = True
+    return held.to(labels.device)
+
+
+def _standard(features: Tensor) -> tuple[Tensor, Tensor]:
+    mean = features.mean(0)
+    scale = (features - mean).square().mean(0).sqrt()
+    dead = scale <= _FLAT * features.abs().mean(0).clamp_min(1e-12)
+    return mean, torch.where(dead, 1.0, scale)
+
+
+def _score(classifier: LinearClassifier, features: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Share of the targets' weight at the guess, and minus the cross-entropy, which settles ties."""
+    logits = classifier.logits(features)
+    total = targets.sum().clamp_min(1e-12)
+    share = targets.gather(1, logits.argmax(1, keepdim=True)).sum() / total
+    return float(share), float((targets * F.log_softmax(logits, dim=1)).sum() / total)

@@ -1,0 +1,1 @@
+"""Whatever can be measured: checkpoints, ONNX files, engines, teachers."""

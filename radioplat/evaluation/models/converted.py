@@ -1,0 +1,61 @@
+"""A fake-quantized student as what it becomes: what is judged while it trains is not the simulation alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from radioplat.errors import EngineError
+from radioplat.evaluation.models.encoder import student_encoder
+from radioplat.evaluation.models.evaluated_model import NamedHeads, StudentHeads, Subject
+from radioplat.evaluation.models.onnx_file import OnnxModel
+from radioplat.exporting.onnx.export import export_onnx
+from radioplat.models.quantized.layers import QuantizedConv2d, QuantizedLinear
+from radioplat.models.student.student import Student
+
+EXPORTED = "Q/DQ ONNX on onnxruntime"
+SNAPPED = "torch with its weights snapped to the grid"
+
+
+@contextlib.contextmanager
+def converted(student: Student, size: int) -> Iterator[tuple[Subject, str]]:
+    """``student`` exported with QuantizeLinear and DequantizeLinear, heads included, and run on onnxruntime.
+
+    Where it cannot be exported, or onnxruntime cannot run the file (some builds lack FP8), it is :func:`snapped`.
+
+    Args:
+        student: with quantizers, in fp32 on the CPU.
+        size: pixels a side.
+
+    Returns:
+        What is judged, and in words how it was converted.
+    """
+    with tempfile.TemporaryDirectory(prefix="radioplat-") as folder:
+        path, why = Path(folder) / "student.onnx", ""
+        try:
+            export_onnx(student, path, height=size, width=size, adaptors=student.head_names)
+            model = OnnxModel(path, "train.pretrained_model_path", torch.get_num_threads(), "cpu")
+            why = model.reason
+        except EngineError as error:
+            why = error.problems[0].message
+        if why:
+            plain = snapped(student)
+            yield Subject(student_encoder(plain), size, StudentHeads(plain)), f"{SNAPPED} ({why})"
+        else:
+            yield Subject(model.encode, size, NamedHeads(model.interface.spoken)), EXPORTED
+
+
+@torch.no_grad()
+def snapped(student: Student) -> Student:
+    """A copy that holds its weights as the numbers they stand for, without weight quantizers; activations round on."""
+    plain = copy.deepcopy(student)
+    for layer in plain.modules():
+        if isinstance(layer, (QuantizedLinear, QuantizedConv2d)) and layer.weight_quantizer is not None:
+            layer.weight.copy_(layer.weight_quantizer(layer.weight))
+            layer.weight_quantizer = None
+    return plain

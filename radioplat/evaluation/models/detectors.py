@@ -1,0 +1,184 @@
+"""``evaluate.models`` where they are detectors: checkpoints, ONNX files and engines, each from images to boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+
+from radioplat.errors import Problem, RadioplatError, SpecError
+from radioplat.evaluation.detection.find import Detect
+from radioplat.evaluation.models.engine import EngineModel
+from radioplat.evaluation.models.onnx_file import OnnxModel
+from radioplat.exporting.engines.record import record_path
+from radioplat.exporting.onnx.flat_detector import BOXES
+from radioplat.exporting.onnx.flat_student import LOGITS
+from radioplat.models.detectors.base import Found, best_boxes
+from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector, load_detector
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.student.checkpoint import has_average
+from radioplat.spec.schema.evaluate import JudgedModel, JudgedPrecision
+from radioplat.spec.schema.root import Spec
+
+_MOST = 100  # boxes of an image, as many as COCO's protocol looks at; a file does not know its detector's num_select
+
+
+@dataclass(frozen=True)
+class DetectorModel:
+    """One of ``evaluate.models``.
+
+    Attributes:
+        where: its field, ``evaluate.models[0]``.
+        kind: what it is and computes in: ``torch fp32``, ``ONNX int8``.
+        bytes: on disk, weights beside it included.
+        size: pixels a side of what it sees.
+        num_classes: labels are below it.
+        detect: None where it cannot run here.
+        class_names: by label; empty where it does not tell.
+        absent: why it cannot run.
+        engine: None for what is none.
+    """
+
+    name: str
+    where: str
+    path: Path
+    kind: str
+    bytes: int
+    size: int
+    num_classes: int
+    detect: Detect | None
+    class_names: tuple[str, ...] = ()
+    absent: str = ""
+    engine: EngineModel | None = None
+
+
+def finds_boxes(path: str | Path) -> bool:
+    """Whether there is a detector at ``path``: a checkpoint, an ONNX file or an engine."""
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".onnx":
+            return any(v.name == BOXES for v in onnx.load(str(path), load_external_data=False).graph.output)
+        if path.suffix.lower() == ".engine":
+            return f'"{BOXES}"' in record_path(path).read_text()
+    except Exception:  # whoever opens it says what is wrong with it; protobuf's class depends on its implementation
+        return False
+    return is_detector(path)
+
+
+def open_detectors(spec: Spec, device: str) -> list[DetectorModel]:
+    """All of ``evaluate.models``, in its order.
+
+    Raises:
+        SpecError: with a problem for each that is no detector, cannot be read, or does not fit its fields.
+    """
+    found, problems = [], list(_without_effect(spec))
+    for i, asked in enumerate(spec.evaluate.models):
+        where = f"evaluate.models[{i}]"
+        try:
+            found.append(_open(spec, asked, where, device))
+        except RadioplatError as error:
+            problems += error.problems
+    if not problems and not any(model.detect for model in found):
+        reasons = "; ".join(model.absent for model in found)
+        problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
+    problems += _differing(found)
+    if problems:
+        raise SpecError(*dict.fromkeys(problems))
+    return found
+
+
+def _without_effect(spec: Spec) -> Iterator[Problem]:
+    config = spec.evaluate
+    students = {
+        "linear_probe": config.linear_probe.enable,
+        "segmentation": config.segmentation.wanted,
+        "change": config.change.wanted,
+        "correspondence": config.correspondence.enable,
+        "zero_shot": bool(config.zero_shot.text_tower),
+        "num_gpus": config.num_gpus > 1,
+    }
+    for name, asked in students.items():
+        if asked:
+            yield Problem("this is for students, and the models are detectors", f"evaluate.{name}", "Leave it out.")
+
+
+def _open(spec: Spec, asked: JudgedModel, where: str, device: str) -> DetectorModel:
+    path, field = Path(asked.path), f"{where}.path"
+    if not path.exists():
+        raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
+    if not finds_boxes(path):
+        hint = "Judge detectors and students apart."
+        raise SpecError(f"{path} is no detector, and others of evaluate.models are", where=field, hint=hint)
+    if path.suffix.lower() == ".onnx":
+        return _of_file(spec, asked, where, OnnxModel(path, field, torch.get_num_threads(), device))
+    if path.suffix.lower() == ".engine":
+        return _of_file(spec, asked, where, EngineModel(path, field, device))
+    return _of_checkpoint(spec, asked, where, device)
+
+
+def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> DetectorModel:
+    path = Path(asked.path).resolve()
+    if asked.precision not in (None, JudgedPrecision.fp32):
+        hint = "Remove the line; export.data_type makes a file of another precision."
+        raise SpecError("a detector's checkpoint is judged in fp32", where=f"{where}.precision", hint=hint)
+    # One that must be averaged need not be: of several checkpoints some have no averages.
+    averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
+    detector = load_detector(path, f"{where}.path", averaged).to(device)
+    form = detector.architecture
+    formats = sorted({quantizer.format.value for quantizer in quantizers(detector).values()})
+    size = spec.dataset.val_img_size or form.student.img_size
+    if size % detector.stride:
+        hint = f"Give dataset.val_img_size as a multiple of {detector.stride}."
+        raise SpecError(f"{size} is not a multiple of the detector's stride", where=f"{where}.path", hint=hint)
+
+    def detect(images: torch.Tensor) -> list[Found]:
+        """What torch finds."""
+        return detector.detect(images.to(device), _MOST)
+
+    return DetectorModel(
+        name=asked.name,
+        where=where,
+        path=path,
+        kind=f"torch fake-quant {'/'.join(formats)}" if formats else "torch fp32",
+        bytes=(path / DETECTOR_FILE if path.is_dir() else path).stat().st_size,
+        size=size,
+        num_classes=form.num_classes,
+        detect=detect,
+        class_names=tuple(form.class_names),
+    )
+
+
+def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel | EngineModel) -> DetectorModel:
+    def detect(images: torch.Tensor) -> list[Found]:
+        """What the file finds."""
+        said = file.encode(images).named
+        return best_boxes(said[LOGITS], said[BOXES], images.shape[-2:], _MOST)
+
+    return DetectorModel(
+        name=asked.name,
+        where=where,
+        path=file.path,
+        kind=file.kind,
+        bytes=file.bytes,
+        size=file.interface.size_for(spec.dataset.val_img_size, spec.dataset.img_size),
+        num_classes=file.interface.num_classes,
+        detect=None if file.reason else detect,
+        absent=file.reason,
+        engine=file if isinstance(file, EngineModel) else None,
+    )
+
+
+def _differing(models: Sequence[DetectorModel]) -> list[Problem]:
+    """Models that speak of other classes than the first."""
+    named = next((model.class_names for model in models if model.class_names), ())
+    problems = []
+    for model in models:
+        if model.num_classes != models[0].num_classes:
+            said = f"it has {model.num_classes} classes, and {models[0].name} has {models[0].num_classes}"
+            problems.append(Problem(said, f"{model.where}.path"))
+        elif model.class_names and model.class_names != named:
+            problems.append(Problem("its classes have other names than another model's", f"{model.where}.path"))
+    return problems

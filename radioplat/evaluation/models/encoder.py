@@ -1,0 +1,37 @@
+"""What every metric takes: uint8 images in, features out, whatever is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from radioplat.models.features import Features
+from radioplat.models.student.student import Student
+from radioplat.teachers.base.teacher import FrozenTeacher
+
+Encoder = Callable[[torch.Tensor], Features]  # uint8 [B, 3, H, W] -> Features, fp32
+
+_BOTH = frozenset({"summary", "spatial"})
+
+
+def student_encoder(student: Student) -> Encoder:
+    """The student's backbone in evaluation mode, in its own precision; ``logits`` too where it has a classifier."""
+    student = student.eval()
+    wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
+    device = next(student.parameters()).device
+
+    @torch.inference_mode()
+    def encode(images: torch.Tensor) -> Features:
+        return student(images.to(device), wanted).map(lambda t: t.float())
+
+    return encode
+
+
+def teacher_encoder(teacher: FrozenTeacher) -> Encoder:
+    """A frozen teacher's raw features."""
+
+    def encode(images: torch.Tensor) -> Features:
+        return teacher(images, _BOTH).map(lambda t: t.float())
+
+    return encode

@@ -1,0 +1,92 @@
+"""A student that was built as an engine, run as an encoder where it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from radioplat.errors import EngineError, Problem
+from radioplat.evaluation.models.file_interface import FileInterface
+from radioplat.exporting.engines.record import mark_evaluated, read_record, state_of
+from radioplat.exporting.engines.runner import EngineRunner, load_engine
+from radioplat.models.features import Features
+
+
+class EngineModel:
+    """What ``gen_trt_engine`` wrote: an engine, and its record beside it.
+
+    Args:
+        where: the field that names it, for errors.
+        device: that features are moved to.
+
+    Attributes:
+        kind: ``engine tensorrt_rtx int8``.
+        bytes: on disk, without the record.
+        kernels: convolution and GEMM kernels by data type, as the builder told; empty where it did not.
+        reason: why it cannot run on this machine; empty where it can.
+        interface: what it takes and gives.
+
+    Raises:
+        EngineError: no engine, one without its record, or one that gives no features.
+    """
+
+    def __init__(self, path: Path, where: str, device: str) -> None:
+        self.path, self._where, self._device = path, where, device
+        try:
+            record = read_record(path)
+        except EngineError as error:
+            raise _named(error, where) from error
+        outputs = record.get("outputs")
+        if not isinstance(outputs, dict):
+            hint = "Build it again by `radioplat gen_trt_engine`."
+            raise EngineError("its record was written by another version", where=where, hint=hint)
+        shapes = {name: list(about["shape"]) for name, about in outputs.items()}
+        self.interface = FileInterface(shapes, tuple(record["input_shape"][1:]), where)
+        self.kind = f"engine {record['library']} {record['data_type']}"
+        self.bytes, self._record = path.stat().st_size, record
+        self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
+        self.reason, self._runner = "", None
+        try:
+            self._runner: EngineRunner | None = load_engine(path)
+        except EngineError as error:  # one for another GPU, or no driver
+            self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
+
+    def state(self, evaluated: bool) -> str:
+        """What was seen of it: executed here, or where the record says; evaluated now."""
+        record = {**self._record, "evaluated": evaluated}
+        if evaluated:
+            assert self._runner is not None
+            record |= {"executed": True, "execution": {"device": self._runner.device}}
+        return state_of(record)
+
+    def encode(self, images: torch.Tensor) -> Features:
+        """uint8 ``[B, 3, H, W]`` to fp32 features; heads are in ``named``, as ``<teacher>.<kind>``.
+
+        Raises:
+            EngineError: the engine fails.
+        """
+        assert self._runner is not None
+        try:
+            found = self._runner(images.numpy(force=True).astype(np.float32) / 255)
+        except EngineError as error:
+            raise _named(error, self._where) from error
+        return self.interface.features(found, self._device)
+
+    def remember(self, figures: Mapping[str, float]) -> None:
+        """Write down in its record what it was found to be worth.
+
+        Raises:
+            EngineError: the record cannot be written.
+        """
+        assert self._runner is not None
+        mark_evaluated(self.path, figures, device=self._runner.device)
+
+
+def _named(error: EngineError, where: str) -> EngineError:
+    """The same of a field; the file that it is about goes into the message."""
+    problems = (replace(p, message=f"{p.where}: {p.message}" if p.where else p.message) for p in error.problems)
+    return EngineError(*(replace(problem, where=where) for problem in problems))

@@ -1,0 +1,61 @@
+"""Whether held-out images are of the classes that a classifier learns: what can be judged, and what not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pyarrow.compute as pc
+
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.errors import Problem
+
+_WHERE = "dataset.val_dataset"
+
+
+@dataclass
+class HeldOutLabels:
+    """What was found.
+
+    Attributes:
+        problems: nothing could be judged, or labels are beyond the classifier.
+        notes: what will not be judged.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
+    """Look at the labels of a held-out split.
+
+    Args:
+        index: whose names are numbered as those of the training images; others have no label.
+        num_classes: of the classifier.
+    """
+    labelled, highest, others = 0, -1, Counter[str]()
+    for _, table in index.rows.blocks(["label", "label_name"]):
+        labels = table["label"].to_numpy()
+        labelled, highest = labelled + int((labels >= 0).sum()), max(highest, int(labels.max(initial=-1)))
+        unknown = pc.filter(table["label_name"], pc.less(table["label"], 0))
+        others.update(
+            {str(each["values"]): each["counts"] for each in pc.value_counts(unknown.drop_null()).to_pylist()}
+        )
+    found, told = HeldOutLabels(), _few(others)
+    if highest >= num_classes:
+        message = f"the held-out images have a class {highest}, and dataset.num_classes is {num_classes}"
+        found.problems.append(Problem(message, _WHERE, "Classes count from 0, in both splits alike."))
+    if others and not labelled:
+        message = f"no held-out image is of a class that the training images name; there are {told}"
+        found.problems.append(Problem(message, _WHERE, "Take the names, or the numbers, of the train split."))
+    elif others:
+        count = sum(others.values())
+        found.notes.append(f"{_WHERE}: {count} images of classes that are not learnt will not be judged: {told}")
+    elif not labelled:
+        found.notes.append(f"{_WHERE}: no image has a label, and the student's classifier will not be judged")
+    return found
+
+
+def _few(counts: Counter[str], most: int = 6) -> str:
+    shown = [f"{count} {name!r}" for name, count in sorted(counts.items())[:most]]
+    return ", ".join(shown) + (f" and {len(counts) - most} classes more" if len(counts) > most else "")

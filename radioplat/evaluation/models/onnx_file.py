@@ -1,0 +1,145 @@
+"""A student that left as an ONNX file, run on onnxruntime as an encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from radioplat.errors import EngineError
+from radioplat.evaluation.models.file_interface import FileInterface
+from radioplat.exporting.onnx.flat_student import INPUT
+from radioplat.exporting.onnx.precision import stored_data_type
+from radioplat.models.features import Features
+
+_QUANTIZED = {
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT4: "int4",
+    TensorProto.UINT4: "uint4",
+    TensorProto.FLOAT8E4M3FN: "fp8",
+}
+
+
+class OnnxModel:
+    """An ONNX file with the interface that ``export`` writes: ``images`` in [0, 1], ``summary``, ``spatial``, heads.
+
+    The file is run as it was written, without onnxruntime's rewrites: those change what a quantized graph says.
+
+    Args:
+        where: the field that names it, for errors.
+        threads: that one run may take.
+        device: that features are moved to.
+
+    Attributes:
+        reason: why it cannot run on this machine; empty where it can.
+        interface: what it takes and gives.
+        kind: ``ONNX fp32``; with quantizers their formats.
+        bytes: on disk, weights beside it included.
+
+    Raises:
+        EngineError: no ONNX file, or one with another interface.
+    """
+
+    def __init__(self, path: Path, where: str, threads: int, device: str) -> None:
+        self.path, self._where, self._device = path, where, device
+        model = _read(path, where)
+        self._batch, _, *sides = _input_shape(model, where)
+        self.interface = FileInterface({v.name: _dimensions(v) for v in model.graph.output}, sides, where)
+        self.kind = f"ONNX {'/'.join(_formats(model)) or stored_data_type(model) or 'fp32'}"
+        self.bytes = sum(file.stat().st_size for file in (path, *_beside(model, path, where)))
+        self.reason = ""
+        try:
+            self._session = _session(path, threads)
+        except Exception as error:  # its classes share no base but Exception
+            self.reason = f"onnxruntime cannot run the file here: {_line(error)}"
+
+    def encode(self, images: torch.Tensor) -> Features:
+        """uint8 ``[B, 3, H, W]`` to fp32 features; heads are in ``named``, as ``<teacher>.<kind>``.
+
+        Raises:
+            EngineError: onnxruntime gives a reason.
+        """
+        pixels = images.numpy(force=True).astype(np.float32) / 255
+        size = self._batch if isinstance(self._batch, int) else len(pixels)
+        names, parts = self.interface.outputs, []
+        for start in range(0, len(pixels), size):
+            part = pixels[start : start + size]
+            padded = np.concatenate([part, np.zeros((size - len(part), *part.shape[1:]), np.float32)])
+            try:
+                parts.append([found[: len(part)] for found in self._session.run(names, {INPUT: padded})])
+            except Exception as error:
+                raise EngineError(f"onnxruntime cannot run the file: {_line(error)}", where=self._where) from error
+        whole = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        return self.interface.features(dict(zip(names, whole, strict=True)), self._device)
+
+
+def _read(path: Path, where: str) -> ModelProto:
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's class depends on its implementation
+        raise EngineError(f"{path} is not an ONNX file: {_line(error)}", where=where) from error
+    if not model.graph.node:
+        raise EngineError(f"{path} is not an ONNX file: it holds no graph", where=where)
+    return model
+
+
+def _input_shape(model: ModelProto, where: str) -> list[int | str]:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    shape = _dimensions(inputs[0]) if len(inputs) == 1 else []
+    floats = len(inputs) == 1 and inputs[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    if not floats or inputs[0].name != INPUT or len(shape) != 4 or shape[1] != 3:
+        told = ", ".join(f"{value.name} {_dimensions(value)}" for value in inputs) or "none"
+        raise EngineError(
+            f"the only input must be `{INPUT}`, float32 [B, 3, H, W] in [0, 1]; this file has {told}",
+            where=where,
+            hint="Export the student by `radioplat export`.",
+        )
+    return shape
+
+
+def _dimensions(value: onnx.ValueInfoProto) -> list[int | str]:
+    """Numbers where they are fixed, names where they are open."""
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param for d in value.type.tensor_type.shape.dim]
+
+
+def _formats(model: ModelProto) -> list[str]:
+    """Of what is dequantized, sorted; biases, whose int32 follows from the others, aside."""
+    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    types: set[int] = set()
+    for node in model.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            types |= {stored[name] for name in (node.input[0], *node.input[2:3]) if name in stored}
+            types |= {a.i for a in node.attribute if a.name == "output_dtype"}
+    return sorted({_QUANTIZED[code] for code in types if code in _QUANTIZED})
+
+
+def _beside(model: ModelProto, path: Path, where: str) -> list[Path]:
+    """Files of weights that ``path`` names."""
+    tensors = [tensor for tensor in model.graph.initializer if uses_external_data(tensor)]
+    files = [path.parent / name for name in sorted({ExternalDataInfo(tensor).location for tensor in tensors})]
+    for file in files:
+        if not file.is_file():
+            raise EngineError(f"its weights are missing: {file}", where=where, hint="They lie beside the ONNX file.")
+    return files
+
+
+def _session(path: Path, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4  # what goes wrong is raised, too
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoders and other models want the cores
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

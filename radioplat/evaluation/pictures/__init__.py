@@ -1,0 +1,1 @@
+"""PNG pictures of features, boxes and masks."""

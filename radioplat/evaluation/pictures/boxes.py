@@ -1,0 +1,75 @@
+"""The same images with the true boxes and with those of each detector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from radioplat.data.detection.boxes import Boxes, Detections
+from radioplat.data.detection.images import Picture
+from radioplat.evaluation.detection.detection_errors import image_verdicts
+from radioplat.evaluation.detection.find import look_at
+from radioplat.evaluation.pictures.pca import panel
+
+SIDE = 288  # pixels of an image in the picture
+_TRUE, _RIGHT, _WRONG, _CROWD = (90, 200, 255), (60, 220, 90), (255, 60, 60), (200, 200, 200)
+
+
+def boxes_panel(
+    pictures: Sequence[Picture],
+    found: Mapping[str, Sequence[Detections]],
+    classes: Sequence[str],
+    threshold: float,
+    max_pixels: int,
+) -> bytes:
+    """A PNG: one row an image, stretched to a square; the truth (blue), then one column a model: its boxes with at
+    least ``threshold``, green where they are right and red where they are not.
+
+    Args:
+        found: by model, of each picture in its pixels.
+
+    Raises:
+        BadSample: a picture cannot be decoded.
+    """
+    seen = [look_at(picture, SIDE, max_pixels).transpose(1, 2, 0) for picture in pictures]
+    columns = {"truth": [_with_truth(*each, classes) for each in zip(seen, pictures, strict=True)]}
+    for name, mine in found.items():
+        columns[name] = [
+            _with_found(pixels, picture, said, classes, threshold)
+            for pixels, picture, said in zip(seen, pictures, mine, strict=True)
+        ]
+    return panel({name: np.stack(cells) for name, cells in columns.items()}, smooth=set(columns))
+
+
+def _with_truth(pixels: np.ndarray, picture: Picture, classes: Sequence[str]) -> np.ndarray:
+    boxes: Boxes = picture.boxes
+    colours = [_CROWD if crowd else _TRUE for crowd in boxes.crowd]
+    return _drawn(pixels, picture, boxes.xyxy, [classes[label] for label in boxes.labels], colours)
+
+
+def _with_found(
+    pixels: np.ndarray, picture: Picture, found: Detections, classes: Sequence[str], threshold: float
+) -> np.ndarray:
+    usable = found.usable(len(classes))
+    sure = usable.scores >= threshold
+    verdict = image_verdicts(picture.boxes, usable)[sure]
+    colours = [{1: _RIGHT, 0: _WRONG, -1: _CROWD}[int(v)] for v in verdict]
+    told = zip(usable.labels[sure], usable.scores[sure], strict=True)
+    return _drawn(pixels, picture, usable.xyxy[sure], [f"{classes[c]} {100 * s:.0f}" for c, s in told], colours)
+
+
+def _drawn(
+    pixels: np.ndarray, picture: Picture, xyxy: np.ndarray, texts: Sequence[str], colours: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    image = Image.fromarray(pixels)
+    draw = ImageDraw.Draw(image)
+    scale = np.array([SIDE / picture.width, SIDE / picture.height] * 2)
+    for corners, text, colour in zip(xyxy * scale, texts, colours, strict=True):
+        left, top, right, bottom = np.clip(corners, 0, SIDE - 1).tolist()
+        draw.rectangle((left, top, right, bottom), outline=colour, width=2)
+        at = left + 2, max(0.0, top - 11)
+        draw.rectangle(draw.textbbox(at, text), fill=(0, 0, 0))
+        draw.text(at, text, fill=colour)
+    return np.asarray(image)

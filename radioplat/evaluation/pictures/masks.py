@@ -1,0 +1,37 @@
+"""Held-out images, their masks and what each model's decoder says of them, side by side."""
+
+from __future__ import annotations
+
+import colorsys
+
+import numpy as np
+import torch
+
+from radioplat.evaluation.masks.segmentation import Answers
+from radioplat.evaluation.masks.views import IGNORE
+from radioplat.evaluation.pictures.pca import panel
+
+_GOLDEN = 0.618033988749895  # of a turn between the hues of neighbouring classes: none of them are alike
+
+
+def answers_panel(answers: Answers) -> bytes:
+    """A PNG: one row an image; its views, its mask, and one column a model. Pixels without a class are grey."""
+    titles = ("image",) if len(answers.images) == 1 else ("before", "after")
+    columns = {t: _upright(pixels) for t, pixels in zip(titles, answers.images, strict=True)}
+    columns["truth"] = coloured(answers.masks, answers.classes)
+    columns |= {name: coloured(said, answers.classes) for name, said in answers.said.items()}
+    return panel(columns, smooth=set(titles))
+
+
+def coloured(classes: torch.Tensor, count: int) -> np.ndarray:
+    """uint8 ``[N, S, S]`` classes as uint8 ``[N, S, S, 3]``: class 0 is black, ``IGNORE`` grey."""
+    table = np.full((256, 3), 128, np.uint8)
+    table[0] = 0
+    for i in range(1, count):
+        table[i] = np.round(np.array(colorsys.hsv_to_rgb(i * _GOLDEN % 1, 0.75, 1.0)) * 255)
+    table[IGNORE] = 128
+    return table[classes.numpy()]
+
+
+def _upright(pixels: torch.Tensor) -> np.ndarray:
+    return pixels.numpy().transpose(0, 2, 3, 1)

@@ -1,1 +1,0 @@
-"""A student leaves: ONNX, TensorRT engines."""

@@ -1,0 +1,1 @@
+"""What goes to a device: bundles, calibration caches, trtexec command lines."""

@@ -1,0 +1,129 @@
+"""A folder that takes a student to where it is used, and needs no radioplat there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.errors import EngineError
+from radioplat.exporting.deploy import infer_onnxruntime
+from radioplat.exporting.deploy.trtexec import arguments, script
+
+PREPROCESSING, BUILD, INFER = "preprocessing.json", "build_engine.sh", "infer_onnxruntime.py"
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """What goes into a bundle.
+
+    Attributes:
+        onnx_file: the graph that onnxruntime takes.
+        engine_file: the graph that engines are built from: that one, or with ``cache`` the one without Q/DQ.
+        others: further files, as they are.
+        cache: a calibration cache for ``engine_file``.
+        inputs, outputs: shapes by name, of ``onnx_file``; an open dimension is its name.
+        size: height and width in pixels.
+        batches: smallest, best and largest batch of an engine.
+        step: pixels that open sides are a multiple of.
+        mean, std: of the normalisation, which is in the graph.
+        version: of TensorRT; None for the newest.
+        data_type, formats, stored_weights: of ``onnx_file``.
+    """
+
+    onnx_file: Path
+    engine_file: Path
+    others: Sequence[Path]
+    cache: Path | None
+    inputs: Mapping[str, Sequence[int | str]]
+    outputs: Mapping[str, Sequence[int | str]]
+    size: tuple[int, int]
+    batches: tuple[int, int, int]
+    step: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    version: str | None
+    data_type: str
+    formats: Sequence[str]
+    stored_weights: bool
+
+
+def write_bundle(folder: Path, what: Bundled) -> Path:
+    """Write ``what`` into ``folder``, over what an earlier bundle left there.
+
+    Raises:
+        EngineError: it cannot be written, or this TensorRT does not know what is in the graph.
+    """
+    given = arguments(
+        what.engine_file,
+        f"{what.engine_file.stem}.engine",
+        _shapes(what),
+        version=what.version,
+        data_type=what.data_type,
+        formats=what.formats,
+        stored_weights=what.stored_weights,
+        cache=what.cache.name if what.cache else None,
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {what.onnx_file, what.engine_file, *what.others, *([what.cache] if what.cache else [])}
+        weights = {file.with_name(f"{file.name}.data") for file in files}
+        for file in files | {file for file in weights if file.exists()}:
+            if file.resolve() != (folder / file.name).resolve():
+                with written_aside(folder / file.name) as aside:
+                    shutil.copyfile(file, aside)
+        _write(folder / PREPROCESSING, json.dumps(_preprocessing(what), indent=1))
+        _write(folder / INFER, Path(infer_onnxruntime.__file__).read_text(encoding="utf-8"))
+        _write(folder / BUILD, script(given, what.version))
+        (folder / BUILD).chmod(0o755)
+    except OSError as error:
+        raise EngineError(f"cannot write here: {error.strerror}", where="export.bundle") from error
+    return folder
+
+
+def _write(path: Path, text: str) -> None:
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def _shapes(what: Bundled) -> dict[str, list[list[int]]]:
+    (name, shape), *_ = what.inputs.items()
+    if all(isinstance(side, int) for side in shape):
+        return {}
+    batch = shape[0]
+    batches = (batch,) * 3 if isinstance(batch, int) else what.batches
+    return {name: [[size, 3, *what.size] for size in batches]}
+
+
+def _preprocessing(what: Bundled) -> dict:
+    (name, shape), *_ = what.inputs.items()
+    height, width = what.size
+    open_sides = not isinstance(shape[2], int)
+    return {
+        "onnx": what.onnx_file.name,
+        "input": {
+            "name": name,
+            "shape": list(shape),
+            "batch": shape[0] if isinstance(shape[0], int) else None,
+            "height": height,
+            "width": width,
+            "multiple_of": what.step if open_sides else None,
+            "dtype": "float32",
+            "layout": "NCHW",
+            "color": "RGB",
+            "range": [0, 1],
+        },
+        "resize": {
+            "rule": "the centred part of the image that has the shape height:width, resized to height x width",
+            "filter": "bilinear, antialiased (a triangle over the pixels that are merged; Pillow's BILINEAR)",
+        },
+        "normalisation": {
+            "mean": list(what.mean),
+            "std": list(what.std),
+            "where": "inside the graph: do not apply it again",
+        },
+        "outputs": {name: {"shape": list(shape), "dtype": "float32"} for name, shape in what.outputs.items()},
+    }

@@ -1,0 +1,99 @@
+"""The largest magnitude of every tensor of a graph over real images, for what needs a scale everywhere (DLA)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper
+
+from radioplat.errors import DataError, EngineError
+from radioplat.exporting.qdq.graph import Graph, read_graph
+from radioplat.exporting.qdq.ranges import Range
+from radioplat.models.quantized.fake_quantize import NumberFormat
+
+SOURCE, SILENT = "calibrated", "calibrated: zeros alone"
+
+
+def observe(path: Path, batches: Iterable[np.ndarray]) -> tuple[list[Range], list[str]]:
+    """An INT8 scale for the input and for every float tensor that a node of ``path`` gives.
+
+    With them the names of tensors whose type ONNX's inference cannot tell, which get none.
+
+    Args:
+        path: an fp32 graph without Q/DQ, with one input.
+        batches: float32 ``[B, 3, H, W]`` in [0, 1].
+
+    Raises:
+        EngineError: onnxruntime cannot run the file, or a tensor is not finite on these images.
+        DataError: there are no batches.
+    """
+    model = read_graph(path)
+    (images,) = model.graph.input
+    names, untyped = _float_tensors(model)
+    known = {value.name for value in model.graph.output}
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in known
+    )
+    amax: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
+        watched = Path(scratch) / "watched.onnx"
+        onnx.save(model, str(watched), save_as_external_data=True, location="weights")
+        session = _open(watched)
+        for batch in batches:
+            try:
+                values = session.run(names, {images.name: batch})
+            except Exception as error:  # its classes share no base but Exception
+                problem = f"onnxruntime cannot run it: {' '.join(str(error).split())[:300]}"
+                raise EngineError(problem, where=str(path)) from error
+            for name, found in zip((images.name, *names), (batch, *values), strict=True):
+                amax[name] = max(amax.get(name, 0.0), float(np.abs(found).max(initial=0.0)))
+    if not amax:
+        raise DataError("there are no calibration images", where="dataset.quant_calibration_dataset")
+    for name, value in amax.items():
+        if not np.isfinite(value):
+            raise EngineError(f"tensor {name} is not finite on the calibration images", where=str(path))
+    return [_range(name, value) for name, value in amax.items()], untyped
+
+
+def _range(tensor: str, amax: float) -> Range:
+    """Zeros are right at any scale, and a scale must not be 0."""
+    scale = np.float32((amax or 1.0) / NumberFormat.int8.highest)
+    return Range(tensor, NumberFormat.int8.value, np.asarray(scale), -1, SOURCE if amax else SILENT)
+
+
+def _float_tensors(model: ModelProto) -> tuple[list[str], list[str]]:
+    """Names of what nodes give and that depends on the image: in floats, and in who knows what."""
+    graph = Graph(model)
+    typed = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    values = [*typed.value_info, *typed.output]
+    types = {v.name: v.type.tensor_type.elem_type for v in values}
+    made = [n for node in graph.nodes for n in node.output if n and not graph.is_constant(n)]
+    floats = [name for name in made if types.get(name) == TensorProto.FLOAT]
+    return floats, [name for name in made if not types.get(name)]
+
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    """Types need no weights, and inference takes no model beyond protobuf's 2 GiB."""
+    light = ModelProto()
+    light.CopyFrom(model)
+    for tensor in light.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.raw_data) > 1024:
+            light.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, tensor.dims))
+    kept = [t for t in light.graph.initializer if t.data_type != TensorProto.FLOAT or len(t.raw_data) <= 1024]
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(kept)
+    return light
+
+
+def _open(path: Path):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # As written: a tensor that is fused away has no range.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,92 @@
+"""The command line that builds an engine, for a version of TensorRT."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from radioplat.errors import EngineError
+from radioplat.spec.resolved.tensorrt_version import parse_version
+
+FIELD = "export.tensorrt_version"
+NEWEST = (99, 0, 0)  # where no version is named
+FIRST_STRONGLY_TYPED, FIRST_STORED = 9, 10
+_SCRIPT = """#!/usr/bin/env bash
+# Build an engine for the GPU of this machine with {version}. Further arguments go to trtexec.
+set -euo pipefail
+cd "$(dirname "$0")"
+: "${{TRTEXEC:=trtexec}}"
+if ! command -v "$TRTEXEC" >/dev/null; then
+  echo "there is no $TRTEXEC on PATH: install TensorRT, or set TRTEXEC" >&2
+  exit 1
+fi
+exec "$TRTEXEC" \\
+  {arguments} \\
+  "$@"
+"""
+
+
+def arguments(
+    onnx_file: Path,
+    engine: str,
+    shapes: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    version: str | None,
+    data_type: str,
+    formats: Sequence[str] = (),
+    stored_weights: bool = True,
+    cache: str | None = None,
+) -> list[str]:
+    """What ``trtexec`` is called with.
+
+    Args:
+        shapes: smallest, best and largest shape by input; empty for an input of one shape.
+        version: of TensorRT; None for the newest.
+        data_type: of the layers that are not quantized.
+        formats: of a graph with Q/DQ.
+        cache: a calibration cache, for a graph without.
+
+    Raises:
+        EngineError: this TensorRT does not know what is in the graph.
+    """
+    major = (parse_version(version) if version else None) or NEWEST
+    given = [f"--onnx={onnx_file.name}", f"--saveEngine={engine}", "--sparsity=enable"]  # for 2:4 weights
+    for name, sizes in zip(("min", "opt", "max"), zip(*shapes.values(), strict=True), strict=False):
+        texts = [f"{key}:{'x'.join(map(str, size))}" for key, size in zip(shapes, sizes, strict=True)]
+        given.append(f"--{name}Shapes={','.join(texts)}")
+    if cache:
+        return [*given, "--int8", "--fp16", f"--calib={cache}"]
+    require_readable(version, data_type, formats, stored_weights)
+    if major[0] >= FIRST_STRONGLY_TYPED:
+        # Types are the graph's own. TensorRT 11 knows nothing else; that its trtexec takes the flag is not tried here.
+        return [*given, "--stronglyTyped"]
+    return given + (["--int8"] if formats else []) + (["--fp16"] if data_type == "fp16" else [])
+
+
+def require_readable(version: str | None, data_type: str, formats: Sequence[str], stored: bool) -> None:
+    """Refuse what a version of TensorRT does not read in a graph with Q/DQ, or in one of floats.
+
+    Raises:
+        EngineError: names the version that reads it.
+    """
+    major = ((parse_version(version) if version else None) or NEWEST)[0]
+    for needed, what, hint in (
+        (9, "fp8" in formats, "fp8"),
+        (10, "int4" in formats, "int4"),
+        (9, data_type == "bf16", "bf16"),
+    ):
+        if what and major < needed:
+            raise EngineError(f"TensorRT {version} knows no {hint}", where=FIELD, hint=f"It takes {needed} or newer.")
+    if formats and stored and major < FIRST_STORED:
+        raise EngineError(
+            f"the parser of TensorRT {version} takes no quantized weights",
+            where="export.stored_weights",
+            hint="Set it to false: weights are then floats behind Q/DQ.",
+        )
+
+
+def script(given: Sequence[str], version: str | None) -> str:
+    """A shell script that calls ``trtexec`` with ``given``."""
+    name = f"TensorRT {version}" if version else "TensorRT"
+    return _SCRIPT.format(version=name, arguments=" \\\n  ".join(shlex.quote(word) for word in given))

@@ -1,0 +1,1 @@
+"""Engines: built, recorded, run; what every backend shares."""

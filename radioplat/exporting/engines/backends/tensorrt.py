@@ -1,0 +1,140 @@
+"""Ordinary TensorRT (8.6, 10 or 11): an engine for the GPU at hand.
+
+Written against the documented API and not run yet: no machine of ours had both this library and a GPU. What differs:
+
+- 11 knows strongly typed networks only; calibrators and precision flags are gone.
+- 10 has both; strongly typed is taken unless ranges come from a calibration.
+- 8.6 has no strongly typed networks: the builder may choose any type that its flags allow.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.errors import EngineError
+from radioplat.exporting.engines.backends.builder_log import EngineLog
+from radioplat.exporting.engines.backends.calibration import is_calibrated, set_ranges
+from radioplat.exporting.engines.backends.network import Build, finish_build, speaking, start_build
+from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
+from radioplat.exporting.engines.library import TENSORRT, load_tensorrt
+from radioplat.exporting.engines.onnx_input import OnnxInput
+from radioplat.exporting.engines.targets import FIRST, WHERE, number
+
+_FLAGS = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8"}
+_INSTALL = "Install one: pip install tensorrt (NVIDIA's own index), or take gen_trt_engine.backend=tensorrt_rtx."
+
+
+def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> BuiltEngine:
+    """Build for GPU ``request.gpu_id``.
+
+    Raises:
+        EngineError: no TensorRT, no GPU, one without the data type, or whatever reason TensorRT gives.
+    """
+    trt = load_tensorrt(TENSORRT, _INSTALL)
+    target = _gpu(request, data_types)
+    log = EngineLog(echo=request.verbose)
+    calibrated = is_calibrated(request.config.calibration)
+    with speaking(log, file.path):
+        build = start_build(trt, log, file, request, network_flags(trt, calibrated))
+        if not is_typed(trt, calibrated):
+            for name in data_types:
+                _allow(trt, build, name)
+        kept_alive = set_ranges(build, request, file) if calibrated else None
+        timings = _read_timings(build, request.timing_cache)
+        engine = finish_build(build, log, file.path)
+        del kept_alive
+    if timings is not None and request.timing_cache:
+        _write_timings(build, Path(request.timing_cache))
+    return BuiltEngine(
+        data=engine,
+        library="tensorrt",
+        version=trt.__version__,
+        targets=[target],
+        input_shape=build.shape,
+        batch=build.batch,
+        kernels=log.kernel_list(),
+    )
+
+
+def major(trt: ModuleType) -> int:
+    """10 for version 10.13.2."""
+    return int(trt.__version__.partition(".")[0])
+
+
+def is_typed(trt: ModuleType, calibrated: bool) -> bool:
+    """Whether the network computes in the types of its file alone."""
+    return major(trt) >= 11 or (hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and not calibrated)
+
+
+def network_flags(trt: ModuleType, calibrated: bool) -> int:
+    """What ``create_network`` takes."""
+    known = trt.NetworkDefinitionCreationFlag
+    if is_typed(trt, calibrated):
+        return 1 << int(known.STRONGLY_TYPED) if hasattr(known, "STRONGLY_TYPED") else 0
+    return 1 << int(known.EXPLICIT_BATCH) if hasattr(known, "EXPLICIT_BATCH") else 0
+
+
+def _gpu(request: BuildRequest, data_types: list[str]) -> str:
+    """The GPU to build on, chosen for this process."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise EngineError(
+            "tensorrt builds on the GPU that the engine is for, and there is none",
+            where=f"{SECTION}.backend",
+            hint="Take tensorrt_rtx, which needs none, or onnxruntime.",
+        )
+    if not 0 <= request.gpu_id < torch.cuda.device_count():
+        raise EngineError(f"there is no GPU {request.gpu_id}", where=f"{SECTION}.gpu_id")
+    torch.cuda.set_device(request.gpu_id)
+    here = "SM{}{}".format(*torch.cuda.get_device_capability(request.gpu_id))
+    asked = [name.upper() for name in request.config.compute_capabilities]
+    if any(name not in ("AUTO", here) for name in asked):
+        raise EngineError(
+            f"tensorrt builds for the GPU at hand, {here}, and for no other",
+            where=WHERE,
+            hint=f"Leave the field out, or take {SECTION}.backend=tensorrt_rtx.",
+        )
+    for name in data_types:
+        if number(here) < FIRST.get(name, 0):
+            raise EngineError(
+                f"this GPU is {here}: {name.upper()} needs SM{FIRST[name]} or later",
+                where=f"{SECTION}.tensorrt.data_type",
+            )
+    return here
+
+
+def _allow(trt: ModuleType, build: Build, data_type: str) -> None:
+    if data_type not in _FLAGS:
+        return
+    flag = getattr(trt.BuilderFlag, _FLAGS[data_type], None)
+    if flag is None:
+        raise EngineError(
+            f"TensorRT {trt.__version__} has no {data_type}",
+            where=f"{SECTION}.tensorrt.data_type",
+            hint="Install a newer one.",
+        )
+    build.config.set_flag(flag)
+
+
+def _read_timings(build: Build, path: str | None) -> Any:
+    if path is None:
+        return None
+    known = Path(path).read_bytes() if Path(path).is_file() else b""
+    cache = build.config.create_timing_cache(known)
+    if cache is None or not build.config.set_timing_cache(cache, ignore_mismatch=False):
+        raise EngineError(
+            "this file holds no timings, or those of another GPU or TensorRT",
+            where=f"{SECTION}.timing_cache",
+            hint="Give another file name.",
+        )
+    return cache
+
+
+def _write_timings(build: Build, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path) as aside:
+        aside.write_bytes(memoryview(build.config.get_timing_cache().serialize()))

@@ -1,0 +1,120 @@
+"""Runs TensorRT engines on a GPU, or says why it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radioplat.errors import EngineError
+from radioplat.exporting.engines.backends.builder_log import EngineLog
+from radioplat.exporting.engines.backends.network import make_logger
+from radioplat.exporting.engines.library import RTX, TENSORRT, cuda_driver, load_tensorrt
+from radioplat.exporting.engines.runner import Run
+
+
+def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:
+    """The device in words, and the function of one batch.
+
+    Raises:
+        EngineError: no library, driver or GPU for this engine.
+    """
+    import torch
+
+    trt = load_tensorrt(RTX if record["library"] == "tensorrt_rtx" else TENSORRT)
+    if torch.cuda.is_available():
+        if not 0 <= gpu_id < torch.cuda.device_count():
+            raise EngineError(f"there is no GPU {gpu_id}", where="gen_trt_engine.gpu_id")
+        torch.cuda.set_device(gpu_id)
+        check_gpu(record, torch.cuda.get_device_capability(gpu_id), str(path))
+    log = EngineLog()
+    runtime = trt.Runtime(make_logger(trt, log))
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    if engine is None:
+        raise cannot_load(record, trt.__version__, log.errors, cuda_driver(), str(path))
+    if not torch.cuda.is_available():
+        hint = "Install a torch that is built for CUDA."
+        raise EngineError("torch sees no GPU, and it hands images and features over", where=str(path), hint=hint)
+    return torch.cuda.get_device_name(gpu_id), _runner(trt, runtime, engine, f"cuda:{gpu_id}", path)
+
+
+def check_gpu(record: dict[str, Any], capability: tuple[int, int], where: str) -> None:
+    """Refuse a GPU that the engine was not built for.
+
+    Args:
+        capability: the GPU's, (8, 6) for SM86.
+
+    Raises:
+        EngineError: it is of another kind.
+    """
+    here, targets = "SM{}{}".format(*capability), record["compute_capabilities"]
+    if targets and here not in targets:
+        hint = f"Build it again with gen_trt_engine.tensorrt.compute_capabilities=[{here}], on this GPU for tensorrt."
+        raise EngineError(f"the engine is for {', '.join(targets)} and this GPU is {here}", where=where, hint=hint)
+
+
+def cannot_load(record: dict[str, Any], version: str, errors: list[str], driver: str | None, where: str) -> EngineError:
+    """Why TensorRT gave no engine back.
+
+    Args:
+        version: of the library that tried.
+        errors: what it logged.
+        driver: the newest CUDA that the NVIDIA driver supports; None without one.
+    """
+    text = " ".join(errors)
+    if "cudaError 35" in text and "Serialization" not in text:
+        if driver is None:
+            hint = "Take the engine to a machine with one, or build with gen_trt_engine.backend=onnxruntime."
+            return EngineError("there is no NVIDIA driver on this machine to run the engine", where=where, hint=hint)
+        return EngineError(
+            f"the NVIDIA driver is too old: it has CUDA {driver} and {record['library']} {version} needs a newer one",
+            where=where,
+            hint="Update the driver.",
+        )
+    if version != record["version"]:
+        return EngineError(
+            f"the engine was built by {record['library']} {record['version']} and {version} is installed here",
+            where=where,
+            hint="Install that version, or build the engine again.",
+        )
+    reasons = EngineLog()
+    reasons.errors = errors
+    said = "; ".join(reasons.reasons(2)) or "it gave no reason"
+    hint = "Run `radioplat gen_trt_engine` again."
+    return EngineError(f"{record['library']} cannot load the engine: {said}", where=where, hint=hint)
+
+
+def _runner(trt, runtime, engine, device: str, path: Path) -> Run:
+    import torch
+
+    context = engine.create_execution_context()
+    if context is None:
+        raise EngineError("the GPU has no room for the engine", where=str(path), hint="Free memory on it.")
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    outputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
+    (images_name,) = [name for name in names if name not in outputs]
+
+    def on_device(images: torch.Tensor) -> dict[str, torch.Tensor]:
+        context.set_input_shape(images_name, tuple(images.shape))
+        found = {
+            name: torch.empty(tuple(context.get_tensor_shape(name)), dtype=torch.float32, device=device)
+            for name in outputs
+        }
+        for name, tensor in {images_name: images, **found}.items():
+            context.set_tensor_address(name, tensor.data_ptr())
+        if not context.execute_async_v3(torch.cuda.current_stream(device).cuda_stream):
+            raise EngineError("TensorRT failed while it ran the engine", where=str(path))
+        return found
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            given = torch.from_numpy(images).to(device)
+            found = on_device(given)
+        stream.synchronize()
+        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+    run.on_device = on_device
+    run.runtime = runtime  # the engine must not outlive it
+    return run

@@ -1,0 +1,144 @@
+"""``layers_precision``: single layers of a strongly typed file in another float type.
+
+A strongly typed network computes in the types of its file, so the layers are retyped in the file: their weights are
+stored in the type, their inputs and outputs are cast. Between two neighbours of one type nothing is cast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from radioplat.errors import EngineError, Problem
+from radioplat.exporting.engines.interface import SECTION
+from radioplat.exporting.engines.onnx_input import OnnxInput, read_onnx
+from radioplat.exporting.onnx.precision import ALWAYS_FLOAT, DATA_TYPES, as_type
+from radioplat.exporting.qdq.mark import module_of
+
+_WHERE = f"{SECTION}.tensorrt.layers_precision"
+_NOT_LAYERS = {"QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "If", "Loop", "Scan"}
+_NAMES = {code: name for name, code in DATA_TYPES.items()}
+_ONE_FILE_BYTES = 1_900_000_000
+
+
+def set_precisions(file: OnnxInput, rules: Sequence[str], folder: Path) -> tuple[OnnxInput, list[str]]:
+    """A copy of ``file`` in ``folder`` whose layers compute as ``rules`` say.
+
+    Args:
+        rules: ``pattern:precision``; a pattern is matched against a node's name and its torch module. The last rule
+            that fits a node decides.
+
+    Returns:
+        the copy, and what was left as it is, a sentence each.
+
+    Raises:
+        EngineError: a rule fits no layer, or none but quantized ones.
+    """
+    model = onnx.load(str(file.path))
+    quantized = {layer.name for layer in file.layers if layer.format}
+    wanted = _choose(model.graph, rules, quantized)
+    notes = []
+    if kept := sum(1 for name in wanted if name in quantized):
+        notes.append(f"layers_precision left {kept} quantized layers as they are")
+    _Retyper(model, file).run({name: code for name, code in wanted.items() if name not in quantized})
+    path = folder / file.path.name
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    onnx.save(model, str(path), save_as_external_data=size > _ONE_FILE_BYTES, location=f"{path.name}.data")
+    return read_onnx(path), notes
+
+
+def precisions_of(rules: Sequence[str]) -> list[str]:
+    """The types that ``rules`` name."""
+    return list(dict.fromkeys(_split(rule)[1] for rule in rules))
+
+
+def _split(rule: str) -> tuple[str, str]:
+    pattern, _, precision = rule.rpartition(":")
+    return pattern.strip(), precision.strip().lower()
+
+
+def _choose(graph: GraphProto, rules: Sequence[str], quantized: set[str]) -> dict[str, int]:
+    """ONNX's number of the type by name of the node."""
+    wanted: dict[str, int] = {}
+    problems = []
+    names = {node.name: {node.name, module_of(node)} for node in graph.node if node.op_type not in _NOT_LAYERS}
+    for i, (pattern, precision) in enumerate(map(_split, rules)):
+        found = [name for name, known in names.items() if any(fnmatch.fnmatchcase(text, pattern) for text in known)]
+        where = f"{_WHERE}[{i}]"
+        if not found:
+            every = sorted(set().union(*names.values()) - {""})
+            close = difflib.get_close_matches(pattern, every, n=3, cutoff=0.4) or every[:3]
+            problems.append(Problem(f"no layer fits {pattern!r}", where, f"There are {', '.join(close)}, ..."))
+        elif all(name in quantized for name in found):
+            hint = "Leave it out of quantize.layers and export again."
+            problems.append(Problem(f"{pattern!r} fits quantized layers alone, which compute in 8 bits", where, hint))
+        wanted.update(dict.fromkeys(found, DATA_TYPES[precision]))
+    if problems:
+        raise EngineError(*problems)
+    return wanted
+
+
+class _Retyper:
+    """Rewrites the nodes of one graph."""
+
+    def __init__(self, model: ModelProto, file: OnnxInput) -> None:
+        self._graph = model.graph
+        # Types need no weights, and inference takes no model beyond protobuf's 2 GiB.
+        typed = onnx.shape_inference.infer_shapes(file.model).graph
+        values = [*typed.value_info, *typed.input, *typed.output]
+        self._types = {value.name: value.type.tensor_type.elem_type for value in values}
+        self._types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
+        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._ready: dict[tuple[str, int], str] = {}  # a value in another type -> its name
+
+    def run(self, wanted: dict[str, int]) -> None:
+        nodes: list[NodeProto] = []
+        for node in self._graph.node:
+            before, after = self._retype(node, wanted[node.name]) if node.name in wanted else ([], [])
+            nodes += [*before, node, *after]
+        del self._graph.node[:]
+        self._graph.node.extend(nodes)
+        del self._graph.value_info[:]
+        used = {name for node in nodes for name in node.input} | {value.name for value in self._graph.output}
+        kept = [tensor for tensor in self._graph.initializer if tensor.name in used]
+        del self._graph.initializer[:]
+        self._graph.initializer.extend(kept)
+
+    def _retype(self, node: NodeProto, code: int) -> tuple[list[NodeProto], list[NodeProto]]:
+        """Casts to put before and behind ``node``, which is changed in place."""
+        before, after = [], []
+        fixed = ALWAYS_FLOAT.get(node.op_type, ())
+        floats = [i for i, name in enumerate(node.input) if i not in fixed and self._types.get(name) in _NAMES]
+        if all(self._types[node.input[i]] == code for i in floats):
+            return [], []
+        for i in floats:
+            name = node.input[i]
+            if self._types[name] != code:
+                node.input[i] = self._as(name, code, before)
+        for i, name in enumerate(node.output):
+            old = self._types.get(name)
+            if old in _NAMES and old != code:
+                node.output[i] = self._ready[name, code] = f"{name}.{_NAMES[code]}"
+                after.append(_cast(node.output[i], name, old))
+        return before, after
+
+    def _as(self, name: str, code: int, before: list[NodeProto]) -> str:
+        if (name, code) not in self._ready:
+            made = self._ready[name, code] = f"{name}.{_NAMES[code]}"
+            if name in self._weights:
+                converted = onnx.numpy_helper.from_array(as_type(self._weights[name], code), made)
+                self._graph.initializer.append(converted)
+            else:
+                before.append(_cast(name, made, code))
+        return self._ready[name, code]
+
+
+def _cast(source: str, target: str, code: int) -> NodeProto:
+    return helper.make_node(
+        "Cast", [source], [target], name=f"cast.{source}.{TensorProto.DataType.Name(code)}", to=code
+    )

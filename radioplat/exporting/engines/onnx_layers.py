@@ -1,0 +1,47 @@
+"""Layers with weights in an ONNX graph, by the names that users know, and which of them are quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import ModelProto, TensorProto
+
+from radioplat.exporting.qdq.graph import Graph
+from radioplat.exporting.qdq.layers import Layer, find_layers
+from radioplat.exporting.qdq.lint import stored_type
+from radioplat.exporting.qdq.mark import module_of
+
+_FORMATS = {TensorProto.FLOAT8E4M3FN: "fp8"}
+
+
+@dataclass(frozen=True)
+class WeightLayer:
+    """A convolution or linear layer.
+
+    Attributes:
+        name: of its ONNX node.
+        module: the torch module it came from (``backbone.blocks.0.mlp.fc1``), or the node's name.
+        op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
+        format: ``int8``, ``fp8``, ... of its weights, where its operands come out of DequantizeLinear; else None.
+    """
+
+    name: str
+    module: str
+    op: str
+    format: str | None
+
+
+def weight_layers(model: ModelProto) -> list[WeightLayer]:
+    """Every convolution and linear layer of ``model``, in the graph's order. Products of two activations are none."""
+    graph = Graph(model)
+    return [
+        WeightLayer(layer.name, module_of(layer.node) or layer.name, layer.node.op_type, _format(graph, layer))
+        for layer in find_layers(graph)
+    ]
+
+
+def _format(graph: Graph, layer: Layer) -> str | None:
+    if not layer.is_quantized or layer.weight is None:
+        return None
+    code = stored_type(graph, layer.weight)
+    return None if code is None else _FORMATS.get(code, TensorProto.DataType.Name(code).lower())

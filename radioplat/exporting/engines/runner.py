@@ -1,0 +1,89 @@
+"""An engine as a function of images, whatever runs it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radioplat.errors import EngineError
+from radioplat.exporting.engines.record import read_record
+
+Run = Callable[[np.ndarray], dict[str, np.ndarray]]
+_SESSIONS = {
+    "onnxruntime": "radioplat.exporting.engines.backends.onnxruntime_session",
+    "tensorrt": "radioplat.exporting.engines.backends.tensorrt_session",
+    "tensorrt_rtx": "radioplat.exporting.engines.backends.tensorrt_session",
+}
+
+
+class EngineRunner:
+    """Calls an engine with any number of images.
+
+    Attributes:
+        record: what ``<engine>.json`` says.
+        device: what it runs on, in words.
+        image_size: (height, width) it takes.
+        outputs: names of what it gives.
+        on_device: of an engine on a GPU: a contiguous float32 batch there, of a size that the engine was built for, to
+            float32 features there, by name; enqueued on torch's current stream. None on a CPU.
+    """
+
+    def __init__(self, record: dict[str, Any], device: str, run: Run) -> None:
+        """Args: ``run`` takes one batch of a size that the engine was built for."""
+        self.record, self.device, self._run = record, device, run
+        self.image_size: tuple[int, int] = tuple(record["input_shape"][1:])
+        self.outputs: list[str] = list(record["outputs"])
+        self.on_device: Callable[[Any], dict[str, Any]] | None = getattr(run, "on_device", None)
+
+    def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
+        """Features of ``images``.
+
+        Args:
+            images: float32 ``[B, 3, H, W]`` in [0, 1]. More than the engine takes at once are cut up; fewer than its
+                smallest batch are filled up with the last one, whose features are dropped.
+
+        Returns:
+            float32 ``[B, ...]`` by name of the output.
+
+        Raises:
+            EngineError: images of another size or type, or the engine fails.
+        """
+        self._check(images)
+        smallest, _, largest = self.record["batch"]
+        parts = []
+        for start in range(0, len(images), largest):
+            part = images[start : start + largest]
+            missing = max(smallest - len(part), 0)
+            filled = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+            found = self._run(np.ascontiguousarray(filled))
+            parts.append({name: value[: len(part)] for name, value in found.items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+
+    def _check(self, images: np.ndarray) -> None:
+        wanted = list(self.record["input_shape"])
+        if images.ndim != 4 or list(images.shape[1:]) != wanted or not len(images):
+            raise EngineError(f"the engine takes images [B, {', '.join(map(str, wanted))}], not {list(images.shape)}")
+        if images.dtype != np.float32:
+            raise EngineError(f"the engine takes float32 images in [0, 1], not {images.dtype}")
+
+
+def load_engine(path: str | Path, *, gpu_id: int = 0) -> EngineRunner:
+    """Open an engine that ``gen_trt_engine`` wrote.
+
+    Args:
+        gpu_id: the GPU to run on; of no effect on a file of onnxruntime's.
+
+    Raises:
+        EngineError: the engine or its record is missing or corrupt, it is for another GPU, its library is not
+            installed, or the driver is missing or too old. Each says what to do.
+    """
+    record = read_record(path)
+    module = _SESSIONS.get(record.get("library", ""))
+    if module is None:
+        raise EngineError(f"nothing here runs an engine of {record.get('library')!r}", where=str(path))
+    device, run = importlib.import_module(module).open_session(Path(path), record, gpu_id)
+    return EngineRunner(record, device, run)

@@ -1,0 +1,1 @@
+"""Tracing, retyping and comparing ONNX files."""

@@ -1,0 +1,353 @@
+"""A trained student as one ONNX file: backbone features, and the heads that were asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from radioplat.errors import EngineError
+from radioplat.exporting.deploy.trtexec import require_readable
+from radioplat.exporting.onnx.compare import Agreement, compare_with_torch
+from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
+from radioplat.exporting.onnx.flat_detector import FlatDetector, as_wanted, is_detector_module
+from radioplat.exporting.onnx.flat_student import Exportable, FlatStudent, trace
+from radioplat.exporting.onnx.fold_resizes import fold_resizes
+from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
+from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
+from radioplat.exporting.qdq.insert import insert_pairs, remove_marks
+from radioplat.exporting.qdq.lint import lint
+from radioplat.exporting.qdq.mark import MODULES_NOTE
+from radioplat.exporting.qdq.ranges import Range
+from radioplat.exporting.qdq.report import (
+    LEAST_COSINE,
+    QuantizedReport,
+    check_half_scales,
+    float_type,
+    least_opset,
+    student_floats,
+    student_weight_only,
+    write_beside,
+)
+from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.models.quantized.quantizer import in_float
+from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, newest_opset, parse_version, unread_operators
+
+# The lowest operator set that can be written, and the first in which ONNX defines convolutions in bf16.
+MIN_OPSET = {"fp32": LOWEST_OPSET, "fp16": LOWEST_OPSET, "bf16": 22}
+# An fp32 file that is further from torch than this, relative to the largest value, is wrong rather than rounded.
+TOLERANCE = 1e-3
+# Protobuf's limit is 2 GiB a file.
+ONE_FILE_BYTES = 1_900_000_000
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """What was written.
+
+    Attributes:
+        path: the ONNX file.
+        inputs, outputs: shape by name; a dynamic dimension is its name (``batch``). All are float32.
+        opset: the operator set of the file.
+        data_type: the arithmetic inside: ``fp32``, ``fp16`` or ``bf16``.
+        bytes: size on disk, weights included.
+        max_abs_error, max_relative_error: of the fp32 graph on onnxruntime against torch.
+        precision_error: relative error of the graph rounded to ``data_type`` against torch in fp32; None for fp32.
+        quantized: formats, scales and the linter's findings; None for a student in floats.
+        beside: what the task wrote beside the file (:class:`~radioplat.tasks.export.side_files.Beside`); None outside
+            of it.
+        notes: what differs from what was asked, a sentence each.
+    """
+
+    path: Path
+    inputs: dict[str, list[int | str]]
+    outputs: dict[str, list[int | str]]
+    opset: int
+    data_type: str = "fp32"
+    bytes: int = 0
+    max_abs_error: float = 0.0
+    max_relative_error: float = 0.0
+    precision_error: float | None = None
+    quantized: QuantizedReport | None = None
+    beside: Any = None
+    notes: list[str] = field(default_factory=list)
+
+
+def export_onnx(
+    student: Exportable | AnyDetector,
+    path: str | Path,
+    *,
+    height: int,
+    width: int,
+    batch_size: int = -1,
+    opset: int | None = None,
+    tensorrt_version: str | None = None,
+    dynamic_resolution: bool = False,
+    adaptors: Sequence[str] = (),
+    data_type: str = "fp32",
+    stored_weights: bool = True,
+    float_path: str | Path | None = None,
+    verbose: bool = False,
+    one_file_bytes: int = ONE_FILE_BYTES,
+) -> OnnxReport:
+    """Write ``student`` as ONNX and prove the file against torch before it gets its name.
+
+    The input is ``images``, float32 ``[B, 3, height, width]`` in [0, 1]. The outputs, float32, are ``summary``
+    ``[B, D]`` and ``spatial`` ``[B, h, w, D]``, of a classifier ``logits`` ``[B, C]``, then ``<adaptor>.summary`` and
+    ``<adaptor>.spatial``, each where the student has it; of a detector ``logits`` ``[B, Q, C]`` and ``pred_boxes``
+    ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image, in the order of its queries.
+
+    Args:
+        batch_size: a fixed batch, or -1 for a dynamic one.
+        dynamic_resolution: take images of any size whose sides are multiples of the student's stride.
+        opset: at least 17, and 22 for bf16; a lower one is raised with a note. None: 18, or what is needed and read.
+        tensorrt_version: that must read the file; None for the newest.
+        adaptors: heads to add, from ``student.head_names``.
+        data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside; of a quantized student, of its other layers.
+        stored_weights: keep a quantized student's weights as quantized numbers; False: as floats behind a Q/DQ pair.
+        float_path: where a quantized student is written a second time, in fp32 and without Q/DQ, with the same names.
+        verbose: let torch's exporter print.
+        one_file_bytes: beyond this size the weights go to ``<path>.data`` beside the file.
+
+    Raises:
+        EngineError: an unknown adaptor or data type, a student that cannot be traced at this size, a file that cannot
+            be written, or one that onnxruntime does not compute as torch does.
+    """
+    path = Path(path)
+    detects = is_detector_module(student)
+    _known(adaptors, [] if detects else student.head_names)
+    module = FlatDetector(student) if detects else FlatStudent(student, list(dict.fromkeys(adaptors)))
+    data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
+    if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
+        require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
+    opset, notes = _choose_opset(opset, data_type, module.formats, tensorrt_version)
+    step = step_of(student) if dynamic_resolution else 0
+    sizes = tried_sizes(height, width, step) if step else [(height, width)]
+    outputs = [module.find_outputs(*size) for size in sizes][0]
+    folder = _aside(path)
+    try:
+        written = folder / path.name
+        program = trace(module, outputs, (batch_size, height, width), max(opset, TRACED), verbose, step)
+        program.save(str(written), external_data=module.bytes > one_file_bytes)
+        if step:
+            name_sides(written)
+        else:
+            _fold_tables(written, one_file_bytes)
+        if not module.formats:
+            _drop_source_lines(written, one_file_bytes)
+        float_file = folder / "float" / Path(float_path).name if float_path else None
+        ranges = _place_pairs(written, stored_weights, float_file, one_file_bytes) if module.formats else []
+        check_half_scales(ranges, data_type)
+        if opset < TRACED:
+            for file in (written, float_file) if float_file else (written,):
+                _lower_opset(file, tensorrt_version, one_file_bytes)
+        report = _describe(written, path, opset, notes)
+        if batch_size <= 0 and report.inputs["images"][0] != "batch":
+            raise _fixed_batch()
+
+        def check(file: Path) -> Agreement:
+            batches = (1, 3) if batch_size <= 0 else (batch_size,)
+            order = dict(noise=module.noise, as_wanted=as_wanted) if isinstance(module, FlatDetector) else {}
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **order)
+
+        agreement = check(written)
+        _judge(agreement, path, bool(ranges))
+        if float_file is not None:
+            with in_float(module):
+                _judge(check(float_file), Path(float_path or ""), False)
+        report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
+        if ranges:
+            found = lint(written, student_floats(student), student_weight_only(student))
+            quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, found)
+            report = replace(report, quantized=quantized)
+        if data_type != "fp32":
+            cost = _lower(written, data_type, check, one_file_bytes)
+            report = replace(report, data_type=data_type, precision_error=cost)
+        onnx.checker.check_model(str(written), full_check=True)
+        report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()))
+        _publish(folder, path)
+        if float_file is not None:
+            _publish(float_file.parent, Path(float_path or ""))
+        if report.quantized:
+            write_beside(report.quantized, path)
+        return report
+    except OSError as error:
+        raise EngineError(f"cannot write the ONNX file: {error.strerror}", where=str(path)) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _known(adaptors: Sequence[str], names: Sequence[str]) -> None:
+    for name in adaptors:
+        if name not in names:
+            valid = f"Valid: {', '.join(names)}." if names else "This student has no heads."
+            raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
+
+
+def _choose_opset(
+    asked: int | None, data_type: str, formats: Sequence[NumberFormat], tensorrt_version: str | None
+) -> tuple[int, list[str]]:
+    oldest, newest = least_opset(formats, data_type, MIN_OPSET[data_type]), onnx.defs.onnx_opset_version()
+    kinds = ", ".join([data_type, *(format.value for format in formats)])
+    if version := parse_version(tensorrt_version or ""):
+        read = newest_opset(version, NumberFormat.int4 in formats)
+        if oldest > read:
+            raise EngineError(
+                f"TensorRT {tensorrt_version} reads ONNX up to operator set {read}, and {kinds} needs {oldest}",
+                where="export.tensorrt_version",
+                hint="Take a newer TensorRT, or another export.data_type or quantization.",
+            )
+        newest = min(newest, read)
+    if asked is None:
+        return max(oldest, min(TRACED, newest)), []
+    if asked > newest:
+        who = f"TensorRT {tensorrt_version}" if version else f"onnx {onnx.__version__}"
+        raise EngineError(
+            f"operator set {asked} is unknown to {who}",
+            where="export.opset_version",
+            hint=f"Valid: {oldest} to {newest}.",
+        )
+    if asked < oldest:
+        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {kinds} here"]
+    return asked, []
+
+
+def _lower_opset(file: Path, tensorrt_version: str | None, one_file_bytes: int) -> None:
+    version = parse_version(tensorrt_version or "")
+    model = onnx.load(str(file))
+    if version:
+        lower_opset(model, f"TensorRT {tensorrt_version}", "export.tensorrt_version", unread_operators(version))
+    else:
+        lower_opset(model, f"operator set {LOWEST_OPSET}", "export.opset_version")
+    _save(model, file, one_file_bytes)
+
+
+def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_file_bytes: int) -> float:
+    """Rewrite ``file`` in ``data_type``; returns what the precision costs, relative to torch in fp32."""
+    with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
+        rounded = Path(scratch) / "rounded.onnx"
+        _save(simulate(file, data_type), rounded, one_file_bytes)
+        error = check(rounded).max_relative_error
+    if not error < float("inf"):
+        raise EngineError(
+            f"the student overflows in {data_type}: its features are not finite",
+            where="export.data_type",
+            hint="Use bf16 or fp32.",
+        )
+    model = onnx.load(str(file))
+    retype(model, data_type)
+    _save(model, file, one_file_bytes)
+    return error
+
+
+def _place_pairs(file: Path, stored: bool, float_file: Path | None, one_file_bytes: int) -> list[Range]:
+    """Rewrite a traced student's ``file`` with Q/DQ, and ``float_file`` without; returns the scales."""
+    model = onnx.load(str(file))
+    if float_file is not None:
+        plain = onnx.ModelProto.FromString(model.SerializeToString())
+        remove_marks(plain)
+        float_file.parent.mkdir()
+        _save(plain, float_file, one_file_bytes)
+    ranges = insert_pairs(model, stored)
+    _save(model, file, one_file_bytes)
+    return ranges
+
+
+def _fold_tables(file: Path, one_file_bytes: int) -> None:
+    model = onnx.load(str(file))
+    fold_resizes(model)
+    _save(model, file, one_file_bytes)
+
+
+def _drop_source_lines(file: Path, one_file_bytes: int) -> None:
+    """Leave of the tracer's notes the modules' names, by which layers are found: others hold this machine's paths."""
+    model = onnx.load(str(file))
+    for entry in (model.graph, *model.graph.node, *model.graph.value_info):
+        kept = [(note.key, note.value) for note in entry.metadata_props if note.key == MODULES_NOTE]
+        del entry.metadata_props[:]
+        for key, value in kept:
+            entry.metadata_props.add(key=key, value=value)
+    _save(model, file, one_file_bytes)
+
+
+def _save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:
+    """Write ``model`` over what is there, weights included."""
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    for old in (file, file.with_name(f"{file.name}.data")):
+        old.unlink(missing_ok=True)
+    onnx.save(model, str(file), save_as_external_data=size > one_file_bytes, location=f"{file.name}.data")
+
+
+def _publish(folder: Path, path: Path) -> None:
+    """Give the finished files their names, weights before the graph that needs them; drop an older export's weights."""
+    weights = f"{path.name}.data"
+    if (folder / weights).exists():
+        os.replace(folder / weights, path.with_name(weights))
+        os.replace(folder / path.name, path)
+    else:
+        os.replace(folder / path.name, path)
+        path.with_name(weights).unlink(missing_ok=True)
+
+
+def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxReport:
+    model = onnx.load(str(written), load_external_data=False)
+    found = {entry.domain: entry.version for entry in model.opset_import}.get("", 0)
+    if found != opset:
+        raise EngineError(
+            f"operator set {opset} was asked for and torch wrote {found}",
+            where="export.opset_version",
+            hint=f"Use {found}.",
+        )
+    return OnnxReport(path, _shapes(model.graph.input), _shapes(model.graph.output), found, notes=notes)
+
+
+def _shapes(values) -> dict[str, list[int | str]]:
+    return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+
+
+def _fixed_batch() -> EngineError:
+    return EngineError(
+        "the student's forward fixes the batch size while it is traced (`len(tensor)` does that)",
+        where="export.batch_size",
+        hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
+    )
+
+
+def _judge(agreement: Agreement, path: Path, rounds: bool) -> None:
+    """Refuse a file that differs from torch by more than one in floats, or one that ``rounds``, may."""
+    if rounds and not agreement.min_cosine >= LEAST_COSINE:
+        raise EngineError(
+            f"a feature of the quantized graph has cosine {agreement.min_cosine:.3f} with torch's (at least "
+            f"{LEAST_COSINE} is needed), so the file was not written",
+            where=str(path),
+            hint="Is it calibrated? Scales that are far off turn small differences into large ones.",
+        )
+    if not rounds and not agreement.max_relative_error <= TOLERANCE:
+        raise _disagreement(agreement, path)
+
+
+def _disagreement(agreement: Agreement, path: Path) -> EngineError:
+    return EngineError(
+        f"output `{agreement.output}` differs from torch by {agreement.max_relative_error:.2g} of its largest value "
+        f"(at most {TOLERANCE:g} is allowed), so the file was not written",
+        where=str(path),
+        hint="The student computes something the exporter translates wrongly; try another export.opset_version.",
+    )
+
+
+def _aside(path: Path) -> Path:
+    """A folder beside ``path``, so that the finished file is renamed and never half there."""
+    if path.is_dir():
+        raise EngineError("this is a folder, not a file name", where=str(path), hint="Give a name that ends in .onnx.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise EngineError(f"cannot write here: {error.strerror}", where=str(path.parent)) from error

@@ -1,0 +1,157 @@
+"""A student as the exporter wants it: one tensor in, a flat tuple of named tensors out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import typing
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from radioplat.errors import EngineError, RadioplatError
+from radioplat.exporting.onnx.dynamic_resolution import FIELD, sides, traced_size
+from radioplat.exporting.qdq.mark import settle_scales, translations
+from radioplat.models.features import Features
+from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.student.fold_target_norm import fold_heads
+
+INPUT, LOGITS = "images", "logits"
+
+
+class Exportable(typing.Protocol):
+    """What `export_onnx` asks of a student; it is an ``nn.Module`` as well."""
+
+    @property
+    def head_names(self) -> list[str]:
+        """The teachers it has a head for."""
+        ...
+
+    def __call__(self, images: Tensor) -> Features:
+        """Float images ``[B, 3, H, W]`` in [0, 1] to backbone features; normalisation happens inside."""
+        ...
+
+    def head(self, name: str, features: Features) -> Features:
+        """Backbone features in the space of teacher ``name``."""
+        ...
+
+
+class FlatStudent(nn.Module):
+    """A student whose forward gives a tuple of tensors: a private copy, in fp32, on the CPU, in evaluation mode."""
+
+    def __init__(self, student: Exportable, adaptors: list[str]) -> None:
+        super().__init__()
+        module = copy.deepcopy(typing.cast(nn.Module, student))
+        self.student = module.to(device="cpu", dtype=torch.float32).requires_grad_(False)
+        fold_heads(self.student)
+        settle_scales(self.student)
+        self.adaptors = adaptors
+        classes = getattr(getattr(student, "architecture", None), "num_classes", 0)
+        self.extra = {"wanted": frozenset({"summary", "spatial", LOGITS})} if classes else {}
+        self.eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Float ``[B, 3, H, W]`` in [0, 1] to the outputs, in the order of their names."""
+        return tuple(tensor for _, tensor in self._named(images))
+
+    @property
+    def formats(self) -> list[NumberFormat]:
+        """What its quantizers round to, in the order of the names; none for a student in floats."""
+        return sorted({q.format for q in quantizers(self).values() if q.enabled})
+
+    @property
+    def bytes(self) -> int:
+        """Size of weights and buffers."""
+        return sum(t.numel() * t.element_size() for t in [*self.parameters(), *self.buffers()])
+
+    def find_outputs(self, height: int, width: int) -> list[str]:
+        """Names of the tensors that :meth:`forward` gives, found by running it once."""
+        try:
+            with torch.no_grad():
+                names = [name for name, _ in self._named(torch.zeros(1, 3, height, width))]
+        except RadioplatError:
+            raise
+        except Exception as error:  # whatever a backbone raises at a size it cannot take
+            raise EngineError(
+                f"the student cannot run at {height} x {width} pixels: {_root(error)}",
+                where="export.input_height, export.input_width",
+                hint="Give a size that its patches divide.",
+            ) from error
+        if not names:
+            raise EngineError("the student gives neither a summary nor a map", where="export.checkpoint")
+        return names
+
+    def _named(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+        student = typing.cast(Exportable, self.student)
+        features = student(images, **self.extra)
+        for prefix, found in [("", features)] + [(f"{name}.", student.head(name, features)) for name in self.adaptors]:
+            if found.summary is not None:
+                yield f"{prefix}summary", found.summary
+            if found.spatial is not None:
+                yield f"{prefix}spatial", found.spatial
+            if not prefix and LOGITS in found.named:
+                yield LOGITS, found.named[LOGITS]
+
+
+def trace(
+    module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], opset: int, verbose: bool, step: int = 0
+):
+    """The ONNX program of ``module`` at images of ``shape`` (batch, height, width); batch 0 or less is any batch.
+
+    Args:
+        step: above 0, images of any size whose sides are multiples of it.
+    """
+    batch, height, width = shape
+    dynamic = batch <= 0
+    if step:
+        height, width = traced_size(height, width, step)
+    # torch.export treats a sample batch of 1 as a constant.
+    example = torch.zeros(2 if dynamic else batch, 3, height, width)
+    open_sides = {0: torch.export.Dim("batch", min=1)} if dynamic else {}
+    open_sides.update(sides(step) if step else {})
+    dimensions = {INPUT: open_sides} if open_sides else None
+    try:
+        with contextlib.nullcontext() if verbose else _quiet():
+            return torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[INPUT],
+                output_names=outputs,
+                dynamic_shapes=dimensions,
+                custom_translation_table=translations() if module.formats else None,
+                verbose=verbose,
+            )
+    except Exception as error:  # the exporter has many classes of failure, none of them a contract
+        hint = "A fixed export.batch_size may succeed." if dynamic else ""
+        hint = f"Without {FIELD} it may succeed." if step else hint
+        raise EngineError(f"torch cannot export this student: {_root(error)}", where="export", hint=hint) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back the exporter's warnings and log lines: nobody who runs a task can act on them."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _root(error: BaseException) -> str:
+    """The first line of the innermost cause: exporters wrap it in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

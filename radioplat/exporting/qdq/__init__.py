@@ -1,0 +1,1 @@
+"""Quantized ONNX graphs: QuantizeLinear and DequantizeLinear pairs, their linter and ranges."""

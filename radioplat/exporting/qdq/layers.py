@@ -1,0 +1,99 @@
+"""The convolutions and linear layers of a graph, and where their operands come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from radioplat.exporting.qdq.graph import DEQUANTIZE, MOVES_ONLY, Graph, attribute, name_of
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node that multiplies an activation by a weight.
+
+    Attributes:
+        node: a Conv, ConvTranspose, Gemm or MatMul.
+        data: the DequantizeLinear that its activation comes out of; None for a float.
+        weight: that of its weight.
+        channels: of its output; None where it cannot be told.
+        channel_axis: of the weight as the node takes it, along which its output channels lie.
+        weight_axis: the axis that the weight's scales run along, as seen there; None where it cannot be told.
+        is_weight_only: whether 4-bit weights multiply a float activation, which TensorRT has kernels for.
+    """
+
+    node: NodeProto
+    data: NodeProto | None
+    weight: NodeProto | None
+    channels: int | None
+    channel_axis: int
+    weight_axis: int | None
+    is_weight_only: bool
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return name_of(self.node)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether both operands are quantized, or the weight to 4 bits alone."""
+        return self.weight is not None and (self.data is not None or self.is_weight_only)
+
+
+def find_layers(graph: Graph) -> list[Layer]:
+    """All of them; a MatMul of two activations, as in attention, is none."""
+    return [layer for node in graph.nodes if (layer := _layer(graph, node)) is not None]
+
+
+def _layer(graph: Graph, node: NodeProto) -> Layer | None:
+    operands = _operands(graph, node)
+    if operands is None:
+        return None
+    data_name, weight_name, axis = operands
+    source, passed = graph.source(weight_name, MOVES_ONLY)
+    found = graph.maker(source)
+    weight = found if found is not None and found.op_type == DEQUANTIZE else None
+    stored = weight.input[0] if weight is not None else source
+    while (maker := graph.maker(stored)) is not None and maker.input:
+        stored = maker.input[0]
+    tensor = graph.tensor(stored)
+    moved = any(p.op_type not in ("Transpose", "Cast", "Identity") for p in passed)
+    origin = None if moved or tensor is None else _axis_before(passed, axis, len(tensor.dims))
+    channels = tensor.dims[origin] if tensor is not None and origin is not None else None
+    scale_axis = None
+    if weight is not None and origin is not None and tensor is not None:
+        scale_axis = attribute(weight, "axis", 1) % len(tensor.dims)
+        # As seen by the node: the axis after the transpositions.
+        scale_axis = axis if scale_axis == origin else next(i for i in range(len(tensor.dims)) if i != axis)
+    only = weight is not None and tensor is not None and tensor.data_type == TensorProto.INT4
+    data = graph.maker(graph.source(data_name, MOVES_ONLY)[0])
+    data = data if data is not None and data.op_type == DEQUANTIZE else None
+    return Layer(node, data, weight, channels, axis, scale_axis, bool(only and data is None))
+
+
+def _operands(graph: Graph, node: NodeProto) -> tuple[str, str, int] | None:
+    """Names of activation and weight, and the weight's axis of output channels."""
+    if node.op_type == "Conv":
+        return node.input[0], node.input[1], 0
+    if node.op_type == "ConvTranspose":
+        return node.input[0], node.input[1], 1
+    if node.op_type not in ("Gemm", "MatMul"):
+        return None
+    left, right = (graph.is_constant(name) for name in node.input[:2])
+    if left == right:
+        return None
+    if right:
+        return node.input[0], node.input[1], 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
+    return node.input[1], node.input[0], 1 if node.op_type == "Gemm" and attribute(node, "transA", 0) else 0
+
+
+def _axis_before(passed: list[NodeProto], axis: int, rank: int) -> int:
+    """Where ``axis`` of the operand was before the transpositions on its way, nearest first."""
+    for node in passed:
+        if node.op_type == "Transpose":
+            axis = attribute(node, "perm", list(range(rank))[::-1])[axis]
+    return axis

@@ -1,0 +1,290 @@
+"""A linter of Q/DQ placement: what keeps TensorRT from running a layer in low precision, or refuses the graph.
+
+The rules are those of TensorRT's explicit quantization (Developer Guide, "Working with Quantized Types"): a layer runs
+in low precision where both its operands come out of a DequantizeLinear; weights per output channel, activations per
+tensor, all symmetric; nothing between a convolution and what is fused behind it; the other branch of an addition that
+is fused into a convolution quantized too; normalization in floats.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto
+
+from radioplat.exporting.qdq.graph import DEQUANTIZE, MOVES_ONLY, QUANTIZE, Graph, name_of, read_graph
+from radioplat.exporting.qdq.layers import CONVOLUTIONS, Layer, find_layers
+
+NORMALIZATIONS = frozenset(
+    {"LayerNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}
+    | {"LpNormalization", "Softmax", "LogSoftmax"}
+)
+# What TensorRT fuses behind a convolution.
+_FUSED = frozenset({"Relu", "LeakyRelu", "Clip", "BatchNormalization", "PRelu"})
+_UNSIGNED = frozenset({TensorProto.UINT8, TensorProto.UINT4, TensorProto.UINT16})
+ERROR, ADVICE = "error", "advice"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One misplaced or missing Q/DQ.
+
+    Attributes:
+        node: by name.
+        rule: a short name (``input-without-dq``).
+        message: what is wrong with that node.
+        level: ``error``, or ``advice`` for what costs speed and nothing else.
+    """
+
+    node: str
+    rule: str
+    message: str
+    level: str = ERROR
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What the linter saw.
+
+    Attributes:
+        layers: convolutions and linear layers of the graph.
+        quantized: how many of them take both operands out of a DequantizeLinear.
+        allowed: layers that are in floats, as the caller allows.
+    """
+
+    layers: int
+    quantized: int
+    allowed: list[str]
+    findings: list[Finding]
+
+    @property
+    def errors(self) -> list[Finding]:
+        """Findings that are no mere advice."""
+        return [finding for finding in self.findings if finding.level == ERROR]
+
+    def to_json(self) -> dict:
+        """Plain data: counts, and the list ``lint``."""
+        counts = {"layers": self.layers, "quantized": self.quantized, "allowed": self.allowed}
+        return {**counts, "lint": [asdict(finding) for finding in self.findings]}
+
+
+def lint(
+    model: ModelProto | str | Path, allowed: Sequence[str] = (), weight_only: Collection[str] = ()
+) -> LintReport:
+    """Look for misplaced and missing Q/DQ in ``model``.
+
+    Args:
+        model: a graph with its weights, or a file.
+        allowed: patterns (``*`` as in a shell) of node names of layers that may be in floats.
+        weight_only: such patterns of layers whose activations stay float on purpose; it is advice there.
+
+    Raises:
+        EngineError: no such file, or no ONNX.
+    """
+    if not isinstance(model, ModelProto):
+        model = read_graph(model)
+    graph = Graph(model)
+    layers = find_layers(graph)
+    free, lighter = (
+        [layer.name for layer in layers if any(fnmatch.fnmatchcase(layer.name, p) for p in patterns)]
+        for patterns in (allowed, weight_only)
+    )
+    findings = []
+    for layer in layers:
+        findings += _layer(graph, layer, layer.name in free, layer.name in lighter)
+    for node in graph.nodes:
+        findings += _node(graph, node)
+    quantized = sum(layer.is_quantized for layer in layers)
+    free = [layer.name for layer in layers if layer.name in free and not layer.is_quantized]
+    return LintReport(len(layers), quantized, free, findings)
+
+
+def _layer(graph: Graph, layer: Layer, may_be_float: bool, is_weight_only: bool) -> Iterator[Finding]:
+    data, weight, name = layer.data, layer.weight, layer.name
+    if data is None and weight is None:
+        if not may_be_float:
+            yield Finding(name, "layer-not-quantized", "neither its input nor its weight comes out of a DQ")
+        return
+    if data is None and not layer.is_weight_only:
+        message = "its weight is quantized and its input is not"
+        if is_weight_only:  # smaller, and no faster
+            message += ", as the student says: it multiplies in floats"
+        yield Finding(name, "input-without-dq", message, ADVICE if is_weight_only else ERROR)
+    if weight is None:
+        yield Finding(name, "weight-without-dq", "its input is quantized and its weight is not")
+        return
+    if data is not None and not _alike(graph, data, weight):
+        yield Finding(name, "unlike-formats", "its input and its weight are quantized to types that do not go together")
+    scale = graph.array(weight.input[1])
+    if scale is None:
+        return
+    if scale.size == 1 and layer.channels != 1:
+        message = f"the weight of {name} has one scale for {layer.channels or 'all'} output channels"
+        yield Finding(name_of(weight), "weight-not-per-channel", message)
+    elif scale.ndim == 1 and scale.size > 1 and layer.weight_axis not in (None, layer.channel_axis):
+        message = f"the weight of {name} has a scale for each index of axis {layer.weight_axis}, not of its outputs"
+        yield Finding(name_of(weight), "weight-wrong-axis", message)
+
+
+def _alike(graph: Graph, data: NodeProto, weight: NodeProto) -> bool:
+    kinds = [stored_type(graph, node) for node in (data, weight)]
+    return None in kinds or kinds[0] == kinds[1] or kinds[1] == TensorProto.INT4
+
+
+def stored_type(graph: Graph, node: NodeProto) -> int | None:
+    """ONNX's number of the type that a Q or DQ quantizes to; None where it cannot be told."""
+    if len(node.input) > 2 and node.input[2]:
+        zero = graph.tensor(node.input[2])
+        return None if zero is None else zero.data_type
+    for found in node.attribute:
+        if found.name == "output_dtype" and found.i:
+            return found.i
+    if node.op_type == QUANTIZE:
+        return TensorProto.UINT8  # ONNX's default
+    tensor, maker = graph.tensor(node.input[0]), graph.maker(node.input[0])
+    if tensor is not None:
+        return tensor.data_type
+    return stored_type(graph, maker) if maker is not None and maker.op_type == QUANTIZE else None
+
+
+def _node(graph: Graph, node: NodeProto) -> Iterator[Finding]:
+    if node.op_type in (QUANTIZE, DEQUANTIZE):
+        yield from _numbers(graph, node)
+    if node.op_type == QUANTIZE:
+        yield from _quantize(graph, node)
+    elif node.op_type == DEQUANTIZE:
+        yield from _dequantize(graph, node)
+    elif node.op_type in NORMALIZATIONS:
+        if _is_dequantized(graph, node.input[0]):
+            yield Finding(name_of(node), "quantized-normalization", f"the input of this {node.op_type} is quantized")
+    elif node.op_type == "Add":
+        yield from _residual(graph, node)
+    elif node.op_type == "MatMul" and not any(graph.is_constant(name) for name in node.input):
+        if len({_is_dequantized(graph, name) for name in node.input}) == 2:
+            yield Finding(name_of(node), "half-quantized", "one of the two activations it multiplies is quantized")
+
+
+def _numbers(graph: Graph, node: NodeProto) -> Iterator[Finding]:
+    name, scale = name_of(node), graph.array(node.input[1])
+    kind = stored_type(graph, node)
+    if scale is None and not graph.is_constant(node.input[1]):
+        yield Finding(name, "scale-not-constant", "its scale is computed from the image")
+    elif scale is not None and not (np.isfinite(scale.astype(np.float64)).all() and (scale > 0).all()):
+        yield Finding(name, "scale-zero", "a scale is not a positive number")
+    # The type of a pair is said once, at its Q; a DQ on a weight speaks for itself.
+    if node.op_type == DEQUANTIZE and _maker_is(graph, node.input[0], QUANTIZE):
+        return
+    if kind in _UNSIGNED:
+        yield Finding(name, "unsigned", "it quantizes to unsigned integers, and TensorRT knows signed ones only")
+    zero = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    if zero is not None and kind not in _UNSIGNED and np.any(zero.astype(np.float32) != 0):
+        yield Finding(name, "asymmetric", "its zero point is not 0")
+    constant = graph.is_constant(node.input[0])
+    if node.op_type == QUANTIZE and not constant and scale is not None and scale.size > 1:
+        yield Finding(name, "activation-per-channel", f"an activation has {scale.size} scales, and may have one")
+
+
+def _quantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
+    name, takers = name_of(node), graph.takers(node.output[0])
+    strangers = [taker for taker in takers if taker.op_type != DEQUANTIZE]
+    if strangers or not takers:
+        to = name_of(strangers[0]) if strangers else "nobody"
+        yield Finding(name, "q-without-dq", f"what it gives goes to {to}, and to no DequantizeLinear")
+    for taker in takers:
+        if taker.op_type == DEQUANTIZE and not same_scale(graph, node, taker):
+            yield Finding(name, "unlike-scales", f"its scale or zero point is not that of {name_of(taker)}")
+    source, passed = graph.source(node.input[0], MOVES_ONLY)
+    before = graph.maker(source)
+    if before is not None and before.op_type == DEQUANTIZE and not same_scale(graph, before, node):
+        yield Finding(name, "double-quantization", f"it quantizes anew, by another scale, what {name_of(before)} gives")
+    siblings = [other for other in graph.takers(node.input[0]) if other.op_type == QUANTIZE]
+    unlike = [other for other in siblings if not same_scale(graph, node, other)]
+    if siblings and siblings[0] is node and unlike:
+        message = f"{name_of(unlike[0])} quantizes the same tensor by another scale: it is written twice"
+        yield Finding(name, "two-scales", message, ADVICE)
+    if before is None or before.op_type not in CONVOLUTIONS:
+        return
+    if not all(_has_one_taker(graph, name) for name in (source, *(step.output[0] for step in passed))):
+        return  # the convolution gives its sum to others, too: nothing behind it is fused away
+    after = [t for taker in takers if taker.op_type == DEQUANTIZE for t in graph.takers(taker.output[0])]
+    for taker in after:
+        fused = taker.op_type in _FUSED or _is_bias(graph, taker)
+        if fused or (taker.op_type == "Add" and not _fused_convolutions(graph, taker)):
+            message = f"it stands between {name_of(before)} and {name_of(taker)}, which would be one kernel"
+            yield Finding(name, "pair-behind-conv", message)
+
+
+def _dequantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
+    tensor, maker = graph.tensor(node.input[0]), graph.maker(node.input[0])
+    if tensor is not None and tensor.data_type == TensorProto.INT32:
+        yield Finding(name_of(node), "bias-dq", "it holds a bias as int32, and TensorRT wants biases in floats")
+    elif tensor is None and (maker is None or maker.op_type != QUANTIZE):
+        yield Finding(name_of(node), "dq-without-q", "what it takes comes neither from a QuantizeLinear nor a weight")
+
+
+def _residual(graph: Graph, node: NodeProto) -> Iterator[Finding]:
+    """The other branch of an addition that is fused into a quantized convolution."""
+    if _is_bias(graph, node):
+        return
+    convolutions = _fused_convolutions(graph, node)
+    if not convolutions:
+        return
+    branches = [name for name in node.input if name != convolutions[0]]
+    if branches and not _is_dequantized(graph, branches[0]):
+        conv = name_of(graph.maker(convolutions[0]))
+        message = f"{conv} could be fused with it, and its other branch has no Q/DQ"
+        # Streams that stay float on purpose (ConvNeXt's) have no ReLU behind the addition.
+        relu = any(taker.op_type in _FUSED for taker in graph.takers(node.output[0]))
+        yield Finding(name_of(node), "residual-without-dq", message, ERROR if relu else ADVICE)
+
+
+def _fused_convolutions(graph: Graph, add: NodeProto) -> list[str]:
+    """The inputs of ``add`` that come straight out of a quantized convolution, and that nobody else takes."""
+    found = []
+    for name in add.input:
+        maker = graph.maker(name)
+        quantized = maker is not None and maker.op_type in CONVOLUTIONS and _is_dequantized(graph, maker.input[0])
+        if quantized and _has_one_taker(graph, name):
+            found.append(name)
+    return found
+
+
+def _has_one_taker(graph: Graph, tensor: str) -> bool:
+    """What a second one takes, or the graph gives, is written: its maker is fused with nothing behind."""
+    return tensor not in graph.outputs and len(graph.takers(tensor)) == 1
+
+
+def _is_bias(graph: Graph, node: NodeProto) -> bool:
+    return node.op_type == "Add" and any(graph.is_constant(name) for name in node.input)
+
+
+def _is_dequantized(graph: Graph, name: str) -> bool:
+    return _maker_is(graph, graph.source(name, MOVES_ONLY)[0], DEQUANTIZE)
+
+
+def _maker_is(graph: Graph, name: str, kind: str) -> bool:
+    maker = graph.maker(name)
+    return maker is not None and maker.op_type == kind
+
+
+def same_scale(graph: Graph, a: NodeProto, b: NodeProto) -> bool:
+    """Whether two Q/DQ nodes quantize by one scale and zero point."""
+    for i in (1, 2):
+        names = [node.input[i] if len(node.input) > i else "" for node in (a, b)]
+        if names[0] == names[1]:
+            continue
+        values = [graph.array(name) if name else np.zeros(1, np.float32) for name in names]
+        if values[0] is None or values[1] is None:
+            return False
+        first, second = (value.astype(np.float32) for value in values)
+        if i == 1 and first.shape != second.shape and (first.size > 1 or second.size > 1):
+            return False
+        if not np.array_equal(
+            np.broadcast_to(first, np.broadcast_shapes(first.shape, second.shape)), second + 0 * first
+        ):
+            return False
+    return True

@@ -1,0 +1,65 @@
+"""The scales of a quantized graph as a table: ``ranges.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.models.quantized.fake_quantize import NumberFormat
+
+FILE = "ranges.json"
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one tensor was rounded by.
+
+    Attributes:
+        tensor: its name in the graph, before it is rounded; the same in the graph without Q/DQ.
+        format: ``int8``, ``int4`` or ``fp8``.
+        scale: fp32, one number ``[]``, or ``[channels]``.
+        axis: along which several scales lie; -1 for one.
+        source: the quantizer that it was learned or calibrated in, or how it was found.
+        is_weight: whether the tensor is a weight.
+    """
+
+    tensor: str
+    format: str
+    scale: np.ndarray
+    axis: int
+    source: str
+    is_weight: bool = False
+
+    @property
+    def amax(self) -> np.ndarray:
+        """The largest magnitude that is not clipped."""
+        return self.scale * np.float32(NumberFormat(self.format).highest)
+
+    def to_json(self) -> dict:
+        """Plain data."""
+        scale, amax = (values.tolist() for values in (self.scale, self.amax))
+        kind = "weight" if self.is_weight else "activation"
+        numbers = {"amax": amax, "scale": scale, "axis": self.axis}
+        return {"tensor": self.tensor, **numbers, "source": self.source, "format": self.format, "kind": kind}
+
+
+def write_ranges(ranges: Sequence[Range], path: Path) -> Path:
+    """Write ``ranges`` as a JSON list, a line each, of {tensor, amax, scale, axis, source, format, kind}."""
+    with written_aside(path) as aside:
+        lines = ",\n".join(json.dumps(found.to_json()) for found in ranges)
+        aside.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    return path
+
+
+def activation_scales(ranges: Sequence[Range]) -> dict[str, float]:
+    """One scale a tensor: of a tensor that is rounded by several, the largest, which clips nothing."""
+    scales: dict[str, float] = {}
+    for found in ranges:
+        if not found.is_weight:
+            scales[found.tensor] = max(float(found.scale), scales.get(found.tensor, 0.0))
+    return scales

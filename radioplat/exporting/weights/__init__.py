@@ -1,0 +1,1 @@
+"""Weights as others read them: RADIO, Hugging Face, timm, safetensors."""

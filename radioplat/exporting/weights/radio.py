@@ -1,0 +1,253 @@
+"""A student as NVlabs/RADIO's own code reads it: the one place that knows how its files are laid out for writing.
+
+Written from a reading of NVlabs/RADIO (hubconf.py and radio/, commit c0f3701);
+tests/exporting/weights/radio_layout.json describes what its loader builds. ``models/weights/radio_layout.py`` reads
+the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from radioplat.errors import EngineError
+from radioplat.exporting.weights.plain_student import finer, folded, has_mlp, is_linear, plain_copy, silent_head
+from radioplat.models.backbones import names
+from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.student.heads import AttentionHead, TeacherHead
+from radioplat.models.student.student import Student
+
+# timm's own architectures with a class token, by width; every argument is written beside the name all the same.
+TIMM_NAMES = {
+    192: "vit_tiny_patch16_224",
+    384: "vit_small_patch16_224",
+    768: "vit_base_patch16_224",
+    1024: "vit_large_patch16_224",
+    1280: "vit_huge_patch14_224",
+    1536: "vit_giant_patch14_224",
+}
+# Arguments of timm's ViT for what comes before the blocks, where RADIO has its patch generator.
+FRONT_ARGUMENTS = (
+    "num_registers",
+    "register_multiple",
+    "cpe_max_size",
+    "reg_tokens",
+    "no_embed_class",
+    "dynamic_img_size",
+    "dynamic_img_pad",
+    "embed_norm_layer",
+    "pre_norm",
+    "pos_drop_rate",
+    "patch_drop_rate",
+    "final_norm",
+)
+
+
+@dataclass(frozen=True)
+class RadioFile:
+    """What goes into the ``.pth``.
+
+    Attributes:
+        state_dict: fp32 tensors by RADIO's names.
+        args: what becomes its ``argparse.Namespace``.
+        adaptors: the heads in it, by teacher's name.
+        notes: what of the student is not in it, or is in it for the loader's sake, a sentence each.
+    """
+
+    state_dict: dict[str, torch.Tensor]
+    args: dict[str, Any]
+    adaptors: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def write_radio(student: Student, path: Path, adaptors: Sequence[str] = ()) -> RadioFile:
+    """Write ``student`` as a ``.pth`` for ``hubconf.radio_model(version=path, adaptor_names=[...])``.
+
+    Args:
+        adaptors: heads to write; none named: all that the format can hold.
+
+    Raises:
+        EngineError: the format cannot hold this student, or a head that was named.
+    """
+    found = radio_file(student, adaptors)
+    torch.save({"state_dict": found.state_dict, "args": argparse.Namespace(**found.args)}, path)
+    return found
+
+
+def radio_file(student: Student, adaptors: Sequence[str] = (), own_code: bool = False) -> RadioFile:
+    """What :func:`write_radio` writes.
+
+    Args:
+        own_code: it goes with code of ours, which computes heads that NVlabs' loader cannot build.
+    """
+    require_radio(student)
+    student = plain_copy(student)
+    backbone = student.backbone
+    chosen, notes = _choose(student, adaptors, own_code)
+    teachers, per_teacher, registers = _teachers(student)
+    tensors = {f"base_model.{k}": v.clone() for k, v in backbone.state_dict().items()}
+    for entry in teachers:
+        name = entry["name"]
+        if name in chosen:
+            tensors |= _head(student.heads[name], entry, backbone.token_dim, notes)
+    tensors["input_conditioner.norm_mean"] = student.mean.reshape(3, 1, 1).clone()
+    tensors["input_conditioner.norm_std"] = student.std.reshape(3, 1, 1).clone()
+    if student.classifier is not None or any(h.logits_dim for h in student.architecture.heads):
+        notes.append("classifiers are left out: the format has none")
+    return RadioFile(tensors, _args(student, teachers, per_teacher, registers), chosen, notes)
+
+
+def require_radio(student: Student) -> None:
+    """Refuse a student that is no RADIO ViT.
+
+    Raises:
+        EngineError: with what to do instead.
+    """
+    if not isinstance(student.backbone, RadioViT):
+        raise EngineError(
+            f"a {student.architecture.type} cannot be a RADIO checkpoint: RADIO's loader builds a ViT with a patch "
+            "generator",
+            where="export.format",
+            hint="Take timm, safetensors or onnx, or distil a radio_vit_* student.",
+        )
+
+
+def known_adaptors(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    """``asked`` without repetition, all of ``known`` where none is named.
+
+    Raises:
+        EngineError: one is no head of the student.
+    """
+    for name in asked:
+        if name not in known:
+            valid = f"Valid: {', '.join(known)}." if known else "This student has no heads."
+            raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
+    return list(dict.fromkeys(asked or known))
+
+
+def _choose(student: Student, adaptors: Sequence[str], own_code: bool) -> tuple[list[str], list[str]]:
+    """The heads that go in; one that cannot is refused if it was named, else noted."""
+    chosen, notes = [], []
+    for name in known_adaptors(adaptors, student.head_names):
+        head, why = student.heads[name], ""
+        if name.isdigit():
+            why = "RADIO takes a number for a place in its list"
+        elif any(is_linear(head, kind) for kind in ("summary", "spatial")):
+            why = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
+        elif not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
+            why = "it has neither summary nor map"
+        elif isinstance(head.spatial, AttentionHead) and not own_code:
+            why = _beyond_their_attention(head)
+        if why and adaptors:
+            raise EngineError(f"head {name!r} cannot be in this format: {why}", where="export.adaptors")
+        if why:
+            notes.append(f"head {name} is left out: {why}")
+        else:
+            chosen.append(name)
+    return chosen, notes
+
+
+def _beyond_their_attention(head: TeacherHead) -> str:
+    """What NVlabs' loader cannot build of an ``attn`` head, or run; empty for nothing."""
+    if head.architecture.upsample > 1:
+        return "RADIO's loader cannot run an attn head whose map is made finer (fd_upsample_factor above 1)"
+    if len(head.spatial.mlp.blocks):
+        return "RADIO's attn heads have no inner blocks (spatial_num_inner above 0)"
+    return ""
+
+
+def _teachers(student: Student) -> tuple[list[dict[str, Any]], bool, int]:
+    """RADIO's list of teachers, whether each has a class token, and how many registers it must be told of.
+
+    Its loader gives the i-th distinct name the i-th class token in the backbone's summary, so names stand in the order
+    of their tokens; a second head on a token comes after them, out of the summary.
+    """
+    generator, heads = student.backbone.patch_generator, student.architecture.heads
+    taught = student.architecture.summary_slots
+    count, total = generator.num_class_tokens, generator.num_prefix
+    first = {head.token_slot: head.name for head in reversed(heads)}
+    entries = [
+        {
+            "name": first.get(slot, f"class_token_{slot}"),
+            "type": "generic",
+            "use_summary": slot in taught or not taught,
+            "token_slot": slot,
+        }
+        for slot in range(count)
+    ]
+    held = {entry["name"] for entry in entries}
+    more = [
+        {"name": head.name, "type": "generic", "use_summary": False, "token_slot": head.token_slot}
+        for head in heads
+        if head.name not in held
+    ]
+    if not more or count == 1:
+        return entries + more, count > 1 or not more, total - count
+    registers = total - count - len(more)
+    if registers < 0:
+        raise EngineError(
+            f"RADIO's loader wants a token for each of {count + len(more)} teachers, and the student has {total}",
+            where="export.format",
+            hint="Name fewer of them in export.adaptors, or take safetensors.",
+        )
+    return entries + more, True, registers
+
+
+def _head(head: TeacherHead, entry: dict[str, Any], width: int, notes: list[str]) -> dict[str, torch.Tensor]:
+    """Both MLPs of one teacher: RADIO's loader wants both, so one that is not there is written as silence."""
+    tensors: dict[str, torch.Tensor] = {}
+    for kind, prefix in (("summary", "_heads"), ("spatial", "_feature_projections")):
+        found = folded(head, kind)
+        if found is None:
+            found = silent_head(width)
+            entry.setdefault("filled", []).append(kind)
+            notes.append(f"{entry['name']} has no {kind} head: RADIO's loader wants one and gets one that says 0")
+        elif kind == "spatial":
+            if any(k.startswith("mlp.") for k in found):
+                entry["spatial_mlp_version"] = "attn"
+            if (factor := finer(head, found)) > 1:
+                entry["fd_upsample_factor"] = factor
+        tensors |= {f"{prefix}.{entry['name']}.{k}": v for k, v in found.items()}
+    return tensors
+
+
+def _args(student: Student, teachers: list[dict[str, Any]], per_teacher: bool, registers: int) -> dict[str, Any]:
+    architecture, backbone = student.architecture, student.backbone
+    kwargs = dict(names.resolve(architecture.type, architecture.kwargs).kwargs)
+    drop, drop_path = kwargs.pop("drop_rate", 0.0), kwargs.pop("drop_path_rate", 0.0)
+    table, patch = backbone.patch_generator.side * backbone.stride, backbone.stride
+    kwargs = {k: v for k, v in kwargs.items() if k not in FRONT_ARGUMENTS}
+    # Its loader crops positions as CPE does only where the table is not of the size timm's model is built for.
+    kwargs["img_size"] = patch if table != patch else 2 * patch
+    return {
+        "model": TIMM_NAMES.get(kwargs["embed_dim"], "vit_base_patch16_224"),
+        "pretrained": False,
+        "in_chans": 3,
+        "input_size": [3, architecture.img_size, architecture.img_size],
+        "num_classes": 0,
+        "drop": drop,
+        "drop_path": drop_path,
+        "drop_block": None,
+        "gp": None,
+        "bn_momentum": None,
+        "bn_eps": None,
+        "torchscript": False,
+        "initial_checkpoint": "",
+        "model_kwargs": kwargs,
+        "model_norm": not isinstance(backbone.norm, nn.Identity),
+        "cpe_max_size": table,
+        "cpe_num_registers": registers,
+        "register_multiple": None,
+        "cls_token_per_teacher": per_teacher,
+        "mlp_version": "v2",
+        "spectral_reparam": False,
+        "spectral_heads": False,
+        "damp": None,
+        "teachers": teachers,
+    }

@@ -1,0 +1,261 @@
+"""``radioplat.distill(spec)`` and ``radioplat.train(spec)``: what the command line, the jobs and users call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from radioplat.cluster.ray_cluster import first_contact, wants_ray
+from radioplat.common.sigterm import heeding_sigterm
+from radioplat.design.run import Run, keep_data, prepare
+from radioplat.design.start_warnings import start_warnings
+from radioplat.errors import RadioplatError, SpecError, Stopped
+from radioplat.launch.ray.scanning import scanner
+from radioplat.launch.storage_watch import StorageWatch
+from radioplat.models.pretrained.start import start_notes
+from radioplat.models.student.student import StudentArchitecture
+from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.attempts.driver_log import driver_log
+from radioplat.tracking.attempts.goodput import Goodput
+from radioplat.tracking.follow import Callback, Follower
+from radioplat.tracking.lease import Lease
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.status import Status, StatusLog
+from radioplat.tracking.teacher_cost import Bill
+from radioplat.training.accounting.accounts import session, settled
+from radioplat.training.checkpoints.checkpoint import newest
+from radioplat.training.checkpoints.resume import catch_up, set_aside, settle, starting_point
+from radioplat.training.checkpoints.run_state import RunState
+from radioplat.training.checkpoints.unreadable import UnreadableCheckpoints
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves.
+
+    Attributes:
+        checkpoint: the newest checkpoint folder; ``radioplat.load_student`` opens it.
+        folder: the task's results folder.
+        global_step: optimizer steps of the whole run.
+        resumed_from: the step it began at, 0 for a fresh run.
+        then: results of the tasks in ``distill.then``, by name.
+        bill: what the teachers cost, from the first start on; None for a run without teachers.
+        account: where the time of the run went, over all its starts.
+    """
+
+    checkpoint: Path
+    folder: Path
+    global_step: int
+    resumed_from: int
+    then: dict[str, Any] = field(default_factory=dict)
+    bill: Bill | None = None
+    account: Goodput | None = None
+
+
+def distill(
+    spec: Spec | dict | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Distil a student from the spec's teachers; rerunning goes on from the newest checkpoint.
+
+    Args:
+        spec: a spec, a mapping, or a YAML file, which is only read.
+        overrides: ``key=value``, applied to it.
+        callbacks: called in this process, in order, with a ``StepEvent`` or ``CheckpointEvent``.
+        progress: draw progress on stderr.
+        say: called with each line for the user; default: print to stderr.
+
+    Raises:
+        RadioplatError: see ``radioplat.errors``; the results folder's ``status.json`` then ends with FAILURE.
+        Stopped: SIGTERM came to this process and what there was is saved; unless handled, it exits with status 75.
+    """
+    spec = load_spec(spec, overrides)
+    result = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
+    if not spec.distill.then:
+        return result
+    return replace(result, then=_then(spec))
+
+
+def train(
+    spec: Spec | dict | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Fine-tune ``model.backbone`` on labels; its checkpoint is a teacher or a student by path alone.
+
+    Arguments and errors as :func:`distill`.
+    """
+    return run_task(load_spec(spec, overrides), "train", None, callbacks, progress, say or _to_stderr)
+
+
+def run_task(
+    spec: Spec,
+    task: str,
+    override: str | None,
+    callbacks: Sequence[Callback],
+    progress: bool,
+    say: Callable[[str], None],
+) -> RunResult:
+    """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
+    with heeding_sigterm():
+        first_contact(spec)
+        folder = TaskFolder(spec.results_dir, task, override)
+        with Lease(folder.path, say) as lease:
+            return _run_alone(spec, task, folder, lease, callbacks, progress, say)
+
+
+def _run_alone(
+    spec: Spec,
+    task: str,
+    folder: TaskFolder,
+    lease: Lease,
+    callbacks: Sequence[Callback],
+    progress: bool,
+    say: Callable[[str], None],
+) -> RunResult:
+    """The run, while nobody else writes ``folder``."""
+    attempts = Attempts(folder.path)
+    attempts.end("unknown", "its driver, or the whole cluster, was lost")
+    status = StatusLog(folder.status_path)
+    status.write(f"{task} starts", Status.STARTED)
+    try:
+        with session(folder.path), driver_log(folder.path, say) as say, scanner(spec) as scan:
+            run, data = prepare(spec, task, folder.path, scan=scan)
+            run = replace(run, lease=lease.token)
+            settle(run)
+            found = _starting_point(run, say)
+            start, line = _beginning(run, folder, found)
+            catch_up(run, found)
+            keep_data(run, data)
+            say(line)
+            status.write(line)
+            if run.annotations:
+                say(run.annotations)
+                status.write(run.annotations)
+            for note in (*(_start(spec, run.architecture) if start == 0 else ()), *run.notes):
+                say(note)
+                status.write(note, verbosity="WARNING")
+            folder.write_experiment(to_yaml(spec))
+            if start < run.total_steps:
+                with (
+                    Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),
+                    StorageWatch(run.data_dir, spec.dataset, status, say),
+                ):
+                    _train(run, say)
+        attempts.end("done")
+    except Stopped:
+        attempts.end("stopped", "SIGTERM")
+        kept = [path.name for path in folder.checkpoints()]
+        line = f"{task} was told to stop and leaves {kept[-1] if kept else 'no checkpoint'}; the same command goes on"
+        status.write(line, verbosity="WARNING")
+        say(line)
+        raise
+    except BaseException as error:
+        attempts.end("error", str(error) or type(error).__name__)
+        status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")
+        raise
+    finally:
+        status.close()
+    found = newest(folder.path)
+    if found is None:
+        raise RadioplatError("the run ended without a checkpoint", where=str(folder.path))
+    account = settled(run)
+    with StatusLog(folder.status_path) as status:
+        status.write(f"{task} is done: {found[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
+    return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path), account=account)
+
+
+def _start(spec: Spec, architecture: StudentArchitecture) -> list[str]:
+    """What is to be known of the weights that the student starts from."""
+    return [*start_notes(spec, architecture), *start_warnings(spec, architecture)]
+
+
+def _train(run: Run, say: Callable[[str], None]) -> None:
+    if wants_ray(run.spec):
+        from radioplat.launch.ray.start import run_on_ray
+
+        run_on_ray(run, say)
+    else:
+        from radioplat.launch.local import run_local
+
+        run_local(run, say)
+
+
+def _starting_point(run: Run, say: Callable[[str], None]) -> tuple[Path, RunState] | None:
+    """What the run goes on from. ``train.restart`` answers what :func:`starting_point` may ask: once, for then there is
+    nothing left to ask about, and a later start goes on from what this one saves.
+
+    Raises:
+        RadioplatError: as :func:`starting_point`, or checkpoints cannot be set aside.
+    """
+    try:
+        return starting_point(run)
+    except UnreadableCheckpoints as blocked:
+        if not run.spec.train.restart:
+            raise
+        say(set_aside(run, blocked))
+    return starting_point(run)
+
+
+def _beginning(run: Run, folder: TaskFolder, found: tuple[Path, RunState] | None) -> tuple[int, str]:
+    """The step the run begins at, and the line that says why.
+
+    Raises:
+        SpecError: the checkpoint to go on from belongs to another order of samples.
+    """
+    if found is None:
+        return 0, f"{folder.path}: starts fresh, it holds no checkpoint"
+    path, state = found
+    name = path.name if path.parent == run.folder else str(path)
+    if state.order_hash != run.order_hash and not run.spec.train.restart_order:
+        raise SpecError(
+            f"{name} was trained on another order of samples; what differs: {_differing(state, run)}",
+            where=str(folder.path),
+            hint="Undo the change, choose another results_dir, or accept it with train.restart_order=true.",
+        )
+    changes = folder.spec_changes(to_yaml(run.spec))
+    changed = f"; changed in the spec since: {', '.join(changes)}" if changes else "; the spec is unchanged"
+    done, total = state.global_step, run.total_steps
+    if done >= total:
+        return done, f"{folder.path}: {name} has all {total} steps, nothing is left to do{changed}"
+    return done, f"{folder.path}: goes on from {name} at step {done} of {total}{changed}"
+
+
+_ORDER_FIELDS = {
+    "sources": "dataset.train_dataset.tar_data_sources.scale_factor",
+    "filters": "dataset.train_dataset.native_resolution_filter or dedup",
+    "max_pixels": "dataset.max_pixels",
+    "weights": "dataset.train_dataset.data_weight_mode",
+    "seed": "dataset.train_dataset.seed",
+    "global_batch": "train.global_batch_size",
+    "index_rows": "the shards",
+}
+
+
+def _differing(state: RunState, run: Run) -> str:
+    names = [name for name, value in run.order_fields.items() if state.order_fields.get(name) != value]
+    return ", ".join(_ORDER_FIELDS[name] for name in names)
+
+
+def _then(spec: Spec) -> dict[str, Any]:
+    from radioplat.tasks.evaluate.evaluate import evaluate
+    from radioplat.tasks.export.export import export, gen_trt_engine
+
+    tasks: dict[str, Callable[[Spec], Any]] = {"evaluate": evaluate, "export": export, "gen_trt_engine": gen_trt_engine}
+    return {name: tasks[name](spec) for name in spec.distill.then}
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""A run in this process, without Ray: the same order, views, teachers, module and loop."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import torch
+
+from radioplat.common.cpu_threads import decode_threads, torch_beside
+from radioplat.common.sigterm import asked, passing_on
+from radioplat.data.batch import Batch
+from radioplat.data.loading.run_data import open_reader
+from radioplat.data.loading.threads import load_grains
+from radioplat.data.storage.outage import is_waiting
+from radioplat.design.device import device_problems
+from radioplat.design.run import Run
+from radioplat.errors import OutOfMemory, SpecError, Stopped
+from radioplat.launch.ray.joined_pools import joined_pools
+from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
+from radioplat.training.loop.feature_cache import through_cache
+from radioplat.training.loop.feeder import prefetch_depth
+from radioplat.training.loop.rank import Seat
+from radioplat.training.loop.worker import OpenBatches, run_worker
+
+HEAVY = 4e9  # operations; a tenth of a second of one core
+
+
+def run_local(run: Run, say: Callable[[str], None]) -> None:
+    """Train in this process, on its GPU where there is one; ``say`` gets each line for the user.
+
+    Raises:
+        SpecError: this machine cannot compute in ``train.precision``.
+        Stopped: SIGTERM came, and what there was is saved.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if problems := list(device_problems(run.spec, device.type == "cuda")):
+        raise SpecError(*problems)
+    _alone_in_the_world()
+    if device.type == "cpu":
+        say("this machine has no GPU: the run takes one CPU worker")
+    deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
+    pools = joined_pools(run, device.type)
+    clients: dict[str, TeacherClient] = {
+        t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.asked
+    }
+    grains = run.grains(1)
+    dataset = run.spec.dataset
+
+    threads = decode_threads(dataset.workers)
+
+    def batches(start: int, stop: int) -> Iterator[Batch]:
+        """The micro-batches of steps ``start`` to ``stop``."""
+        wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, stop))
+        reader = open_reader(*run.reader_arguments)
+        return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
+
+    with torch_beside(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
+        _go_on(run, Seat(0, 1, device), behind, batches, say)
+
+
+def _go_on(
+    run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches, say: Callable[[str], None]
+) -> None:
+    """Train, and start again from the last checkpoint where memory ran out: there is no group that does it."""
+    while not asked():
+        try:
+            with passing_on(_stop):
+                return run_worker(run, seat, clients, open_batches)
+        except Paused:
+            break
+        except OutOfMemory as error:
+            said = str(error)
+        # Not inside the except clause: the error holds the frames, and they what filled the memory.
+        say(said)
+        gc.collect()
+        if seat.device.type == "cuda":
+            torch.cuda.empty_cache()
+    raise Stopped
+
+
+def _stop() -> None:
+    """On SIGTERM: leave after the step, or now where there has been none, or where none ends for want of storage."""
+    if not is_stepping() or is_waiting():
+        raise Stopped
+    ask_to_pause("stopped", "SIGTERM")
+
+
+def _is_heavy(run: Run) -> bool:
+    """Whether teachers take so long for an image that decoding it, a few milliseconds of one core, needs no core.
+
+    A parameter is used once for each place of the map, in two operations; for a CNN, whose early maps are finer, that
+    is the least.
+    """
+    infos = (run.infos[teacher.name] for teacher in run.asked)
+    return sum(2 * i.parameters * i.grid[0] * i.grid[1] for i in infos) > HEAVY
+
+
+def _alone_in_the_world() -> None:
+    """The environment of a process group of one, on a free loopback port."""
+    # DeepSpeed reads these also where an earlier run of this process has left the group standing.
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    if torch.distributed.is_initialized():
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))

@@ -1,0 +1,1 @@
+"""A run on Ray Train: placed, watched, resized, started again."""

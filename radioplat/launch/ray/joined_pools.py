@@ -1,0 +1,41 @@
+"""Named pools that a run of one process asks: a trial of a sweep is one process, inside a cluster that has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from radioplat.design.run import Run
+from radioplat.tracking.status import StatusLog
+
+if TYPE_CHECKING:
+    from radioplat.teachers.serving.remote_teacher import RemoteTeacher
+
+
+def joined_pools(run: Run, device: str) -> Mapping[str, RemoteTeacher]:
+    """The pools, by teacher, that ``teachers.<name>.pool`` names; none where this process has not joined a cluster.
+
+    Args:
+        device: type of the student's.
+
+    Raises:
+        SpecError: a pool serves another teacher.
+        PlacementError, WeightsError: one cannot start.
+    """
+    named = [teacher for teacher in run.asked if teacher.service.pool]
+    if not named or "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
+        return {}
+    from radioplat.cluster.ray_cluster import teacher_gpus
+    from radioplat.teachers.serving.remote_teacher import await_pool, start_pool
+
+    def warn(line: str) -> None:
+        with StatusLog(run.folder / "status.json") as status:
+            status.write(line, verbosity="WARNING")
+
+    pools = {t.name: start_pool(t, run.grids[t.name], teacher_gpus(t.service.num_gpus, device != "cpu")) for t in named}
+    for pool in pools.values():
+        await_pool(pool)
+        pool.say = warn
+        pool.choose_transport(device, run.spec.feature_cache.dir is not None and pool.service.cache)
+    return pools

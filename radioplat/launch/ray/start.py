@@ -1,0 +1,145 @@
+"""A run on a Ray cluster: teachers as actors, Ray Data as the stream, Ray Train as the worker group."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import ray
+from ray import cloudpickle
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig
+
+from radioplat.cluster.ray_cluster import beside_workers, joined, quick_environment, teacher_gpus, worker_resources
+from radioplat.common.sigterm import asked, listen, passing_on
+from radioplat.design.device import device_problems
+from radioplat.design.run import Run
+from radioplat.errors import SpecError, Stopped, TrainingError, ours_in
+from radioplat.launch.ray.elastic import ElasticTrainer
+from radioplat.launch.ray.entry import train_function
+from radioplat.launch.ray.spare_workers import worker_environment
+from radioplat.spec.schema.cluster import Placement
+from radioplat.teachers.serving.remote_teacher import RemoteTeacher, start_pool, stop_pool
+from radioplat.tracking.attempts.attempts import LOST, Attempts
+from radioplat.tracking.attempts.logs import attempt_folder, begun
+from radioplat.training.loop.collective_timeout import collective_timeout
+
+
+def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
+    """Train on a cluster; the results folder says where the run ended. ``say`` gets each line for the user.
+
+    Raises:
+        PlacementError: the cluster can never hold the run.
+        SpecError: its workers cannot compute in ``train.precision``.
+        TrainingError, WeightsError: as raised in a worker or a teacher.
+        Stopped: SIGTERM came, and what there was is saved.
+    """
+    with joined(run.spec, run.asked) as gpus, _heard(), _pools(run, gpus) as pools, quick_environment():
+        spec = run.spec
+        fewest, most = spec.worker_bounds
+        if not gpus:
+            count = f"{most}" if fewest == most else f"{fewest} to {most}"
+            say(f"this cluster has no GPU: the run takes {count} CPU worker(s)")
+        beside = beside_workers(spec, run.asked, gpus)
+        trainer = ElasticTrainer(
+            train_function,
+            train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
+            torch_config=TorchConfig(
+                backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
+            ),
+            scaling_config=ScalingConfig(
+                num_workers=most if fewest == most else (fewest, most),
+                elastic_resize_monitor_interval_s=spec.train.resize_interval_s,
+                use_gpu=gpus,
+                resources_per_worker={
+                    "CPU": spec.cluster.cpus_per_worker,
+                    **({"GPU": 1} if gpus else {}),
+                    **worker_resources(spec, ray.cluster_resources()),
+                },
+            ),
+            run_config=RunConfig(
+                name="ray_train",
+                storage_path=str(run.folder / "ray"),
+                worker_runtime_env=_worker_environment(run),
+                failure_config=FailureConfig(max_failures=spec.train.max_failures, max_preemption_failures=-1),
+            ),
+            folder=run.folder,
+            others={"CPU": beside.cpus, "GPU": beside.gpus},
+        )
+        before = Attempts(run.folder).last
+        try:
+            with passing_on(trainer.stop), _interruptible():
+                ended = trainer.fit().return_value
+        except Exception as error:
+            cause = ours_in(error)
+            if asked() and cause is None:
+                raise Stopped from None
+            cause = cause or _lost_too_often(run, before)
+            raise cause if cause is not None else error from None
+        if ended is not None:
+            raise ended
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """SIGTERM is ours again: ray.init has taken it."""
+    listen()
+    yield
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT is a ``KeyboardInterrupt``: Ray Train would end the process with exit status 0, which says that all went
+    well, and leaves its handler behind."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as ended:
+        raise KeyboardInterrupt from ended
+    finally:
+        if threading.current_thread() is threading.main_thread():  # nor has Ray Train set one elsewhere
+            signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+
+
+def _worker_environment(run: Run) -> dict:
+    job = dict(ray.get_runtime_context().runtime_env)
+    return worker_environment(job) if run.spec.cluster.spare_workers else {}
+
+
+@contextlib.contextmanager
+def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
+    """The pools of the run. They load their weights while the workers start, and those wait for them."""
+    if problems := list(device_problems(run.spec, bool(gpus))):
+        raise SpecError(*problems)
+    pools: dict[str, RemoteTeacher] = {}
+    try:
+        for teacher in run.asked:
+            if teacher.service.placement is not Placement.inline:
+                cards = teacher_gpus(teacher.service.num_gpus, gpus)
+                # The pool lives as long as this start of the command: its log lies beside the first attempt's.
+                log = attempt_folder(run.folder, begun(run.folder) + 1) / f"teacher_{teacher.name}.log"
+                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards, log)
+        yield pools
+    finally:
+        for pool in pools.values():
+            stop_pool(pool)
+
+
+def _lost_too_often(run: Run, before: int) -> TrainingError | None:
+    """The error of a run that was given up because its workers were lost, by the last end in ``attempts.jsonl``.
+
+    Args:
+        before: attempts of earlier starts of the command.
+    """
+    events = Attempts(run.folder).read()
+    if not events or events[-1].attempt <= before or events[-1].cause not in LOST:
+        return None
+    limit = run.spec.train.max_failures
+    return TrainingError(
+        f"the workers were lost again after {limit} restarts in a row without a new checkpoint: {events[-1].cause} "
+        f"({events[-1].detail})",
+        where="train.max_failures",
+        hint=f"radioplat diagnose {run.folder} shows why. The same command goes on from the last checkpoint.",
+    )

@@ -1,0 +1,105 @@
+"""One training worker inside Ray Train: its place, its teachers, its part of the stream."""
+
+from __future__ import annotations
+
+import ray
+import ray.train
+import ray.train.torch
+from torch.distributed import ProcessGroup
+
+from radioplat.common import collectives
+from radioplat.common.cpu_threads import share_cores
+from radioplat.data.batch import Batch
+from radioplat.data.loading.closeable import CloseableIterator
+from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream, steps_per_dataset
+from radioplat.design.run import Run
+from radioplat.errors import RadioplatError
+from radioplat.launch.ray.spare_workers import Keeper, reader_environment
+from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
+from radioplat.teachers.serving.remote_teacher import RemoteTeacher, await_pool
+from radioplat.tracking.status import StatusLog
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.guards.pause import Pauses, watch_notices
+from radioplat.training.loop.collective_timeout import collective_timeout
+from radioplat.training.loop.feature_cache import through_cache
+from radioplat.training.loop.rank import Seat
+from radioplat.training.loop.worker import run_worker
+
+
+def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
+    """Train this rank's part of ``run``.
+
+    Raises:
+        RadioplatError: marked ``agreed`` where every rank raises it.
+    """
+    context = ray.train.get_context()
+    device = ray.train.torch.get_device()
+    patience = collective_timeout(run.spec)
+    deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo", patience)
+    if device.type == "cpu":
+        share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
+    seat = Seat(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)
+    clients: dict[str, TeacherClient] = dict(pools)
+    status = StatusLog(run.folder / "status.json")
+    for pool in pools.values():
+        pool.say, pool.turn = lambda line: status.write(line, verbosity="WARNING"), seat.rank
+    for teacher in run.asked:
+        if teacher.name not in clients:
+            clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
+    channel, pauses = collectives.open_channel(patience), Pauses()
+    watch_notices()
+    _await_pools(pools, seat.rank)
+    for teacher in run.asked:
+        if teacher.name in pools:
+            cached = run.spec.feature_cache.dir is not None and teacher.service.cache
+            pools[teacher.name].choose_transport(device.type, cached)
+    node = ray.get_runtime_context().get_node_id()
+    places = collectives.gather(node)
+    # One worker of each node sees to its spares: one for each worker, and one for the stream's coordinator, which is an
+    # actor in the environment of the worker that makes it.
+    keeps = run.spec.cluster.spare_workers and seat.rank == places.index(node)
+    workers, readers = (places.count(node) + 1, places.count(node) * run.spec.dataset.workers) if keeps else (0, 0)
+    with Keeper(workers, readers, device.type) as keeper, through_cache(run, clients, seat.rank) as behind:
+        run_worker(
+            run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keeper.begin
+        )
+
+
+def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
+    """Wait for the teachers; whatever keeps one from teaching is raised on every rank."""
+    problem = None
+    if rank == 0:
+        try:
+            for pool in pools.values():
+                await_pool(pool)
+        except RadioplatError as error:
+            problem = error
+    problem = collectives.agree(problem)
+    if problem is not None:
+        with collectives.deciding():
+            raise problem
+
+
+def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> CloseableIterator[Batch]:
+    """This rank's micro-batches of steps ``start`` to ``stop``; rank 0 makes each dataset for all.
+
+    Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
+    """
+    grains, dataset = run.grains(seat.world_size), run.spec.dataset
+
+    def part(first: int, last: int) -> CloseableIterator[Batch]:
+        """One dataset of the stream: steps ``first`` to ``last``."""
+        iterators = None
+        if seat.rank == 0:
+            iterators = open_stream(
+                run.reader_arguments,
+                grains,
+                first,
+                last,
+                tasks=dataset.workers * seat.world_size,
+                cpus_per_task=run.spec.cluster.cpus_per_decode,
+                environment=reader_environment(),
+            )
+        return read_stream(collectives.agree(iterators, channel)[seat.rank])
+
+    return read_in_turn(part, start, stop, steps_per_dataset(grains), grains.per_rank)

@@ -1,0 +1,84 @@
+"""The driver's view of storage that a run waits for, in any process: a line when it fails, one when it is back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from radioplat.data.storage.outage import WaitNote, forget_waits, read_waits
+from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.tracking.status import StatusLog
+
+EVERY_S = 1.0
+QUIET_S = 5.0  # without a wait until an outage is over: a store that comes and goes is one outage
+_PAUSES_S = 60.0  # the longest time between two notes of a process that waits, beside the read itself
+
+
+class StorageWatch:
+    """A thread that reads what waiting processes note, while the block runs.
+
+    Args:
+        folder: of the run's data.
+        status: gets a WARNING when an outage begins, and a line when it is over.
+        say: gets the same lines, for the user.
+    """
+
+    def __init__(self, folder: Path, dataset: DatasetConfig, status: StatusLog, say: Callable[[str], None]) -> None:
+        self._folder, self._status, self._say = folder, status, say
+        self._limit = dataset.storage_timeout_s
+        self._stale = _PAUSES_S + 2 * dataset.read_timeout_s
+        self._seen: dict[str, tuple[WaitNote, float]] = {}  # by process: its note, and when that last changed
+        self._began: float | None = None  # of the outage
+        self._last = 0.0  # when somebody was last seen to wait
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="storage watch", daemon=True)
+
+    def __enter__(self) -> StorageWatch:
+        forget_waits(self._folder)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join(10.0)  # it may hang with the storage of the results
+        if kind is None and self._began is not None and not self._waits():
+            self._over()
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
+        now, waits = time.monotonic(), self._waits()
+        if waits:
+            self._last = now
+            if self._began is None:
+                first = max(waits, key=lambda note: note.seconds)
+                self._began = now - first.seconds
+                self._tell(
+                    f"waiting for storage: {first.path} cannot be read: {first.answer}. The run pauses until it can, "
+                    f"for {self._limit:g} s at most (dataset.storage_timeout_s)",
+                    "WARNING",
+                )
+        elif self._began is not None and now - self._last > QUIET_S:
+            self._over()
+
+    def _over(self) -> None:
+        assert self._began is not None
+        self._tell(f"storage can be read again, after {self._last - self._began:.0f} s; the run goes on", "INFO")
+        self._began = None
+
+    def _tell(self, line: str, verbosity: str) -> None:
+        self._status.write(line, verbosity=verbosity)
+        self._say(line)
+
+    def _waits(self) -> list[WaitNote]:
+        """Of the processes that wait now; a note that stays the same is of one that is gone."""
+        now, notes = time.monotonic(), read_waits(self._folder)
+        old = self._seen
+        self._seen = {
+            name: old[name] if name in old and old[name][0] == note else (note, now) for name, note in notes.items()
+        }
+        return [note for note, since in self._seen.values() if now - since < self._stale]

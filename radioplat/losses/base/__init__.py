@@ -1,0 +1,1 @@
+"""What losses share: criteria, the common grid, reductions."""

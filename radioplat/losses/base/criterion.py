@@ -1,0 +1,93 @@
+"""One loss term as a module: what compares a student's and a teacher's features, one value a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from radioplat.losses.base.focal import Focal
+from radioplat.losses.base.reduce import living, sample_means
+from radioplat.losses.base.running import Running
+
+Pair = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+OfMap = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+OfBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Criterion(Running):
+    """Calls :meth:`compare` on what counts alone.
+
+    Attributes:
+        raw: whether it wants raw features, not those of ``distill.target_norm``.
+    """
+
+    raw = False
+
+    def forward(
+        self,
+        student: torch.Tensor,
+        teacher: torch.Tensor,
+        weight: torch.Tensor,
+        valid: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Value ``[B]`` and weight ``[B]`` of each sample; what has no weight has value 0 and no gradient.
+
+        Args:
+            student, teacher: ``[B, D]``, or ``[B, h, w, D]`` on one grid; fp32; may be NaN where nothing counts.
+            weight: ``[B]``.
+            valid: ``[B, h, w]`` in [0, 1], or None.
+        """
+        student, teacher = living(student, weight, valid), living(teacher, weight, valid)
+        return sample_means(self.compare(student, teacher, weight, valid), weight, valid)
+
+    def compare(
+        self, student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One value a sample ``[B]``, or a position ``[B, h, w]``; zeros stand where nothing counts."""
+        raise NotImplementedError
+
+
+class Pointwise(Criterion):
+    """Of a function of two vectors; in maps, positions may have focal weights."""
+
+    def __init__(self, function: Pair, focal: Focal | None = None) -> None:
+        super().__init__()
+        self.function, self.focal = function, focal
+
+    def compare(self, student, teacher, weight, valid):
+        """See :class:`Criterion`."""
+        values = self.function(student, teacher)
+        return values if self.focal is None else values * self.focal.weights(teacher, valid)
+
+
+class MapWise(Criterion):
+    """Of a function of two maps."""
+
+    def __init__(self, function: OfMap) -> None:
+        super().__init__()
+        self.function = function
+
+    def compare(self, student, teacher, weight, valid):
+        """See :class:`Criterion`."""
+        return self.function(student, teacher, valid)
+
+
+class BatchWise(Criterion):
+    """Of a function of the vectors of a whole micro-batch; of a map, the mean over its valid positions."""
+
+    def __init__(self, function: OfBatch) -> None:
+        super().__init__()
+        self.function = function
+
+    def compare(self, student, teacher, weight, valid):
+        """See :class:`Criterion`."""
+        if student.ndim > 2:
+            if valid is None:
+                student, teacher = student.mean((1, 2)), teacher.mean((1, 2))
+            else:
+                seen = valid.sum((1, 2))
+                share = (valid / seen.clamp(min=1e-6)[:, None, None])[..., None]
+                student, teacher = (student * share).sum((1, 2)), (teacher * share).sum((1, 2))
+                weight = torch.where(seen > 0, weight, 0.0)
+        return self.function(student, teacher, weight)

@@ -1,0 +1,1 @@
+"""Transforms of teachers' features: standardization, PHI-S, whitening."""

@@ -1,0 +1,74 @@
+"""PHI-S: a rotation after which every dimension has the same variance, and one scale (Ranzinger et al. 2024).
+
+With the covariance S = U diag(l) U^T, phi = sqrt(mean(l)) and a normalised Hadamard matrix H:
+
+    W = H U^T / phi,    y' = W (y - mu),    y = phi U H^T y' + mu.
+
+The covariance of y' is H diag(l) H^T / phi^2; all entries of H have the square 1/D, so its diagonal is mean(l) / phi^2
+= 1. Distances keep their proportions: an error of the student means the same in any direction.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from radioplat.losses.target_transforms.eigenbasis import eigenbasis, matched
+from radioplat.losses.target_transforms.hadamard import has_hadamard, mixing_matrix
+from radioplat.losses.target_transforms.transform import Transform
+
+_SPREAD_FLOOR = 1e-6
+_EVEN = 1e-9
+
+
+def phi_s(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Transform:
+    """PHI-S of features with ``covariance`` ``[D, D]``.
+
+    Args:
+        previous: the basis of an earlier transform of these features, which the new one shall be near to.
+
+    Where there is no Hadamard matrix of order D, rotations in planes follow the orthogonal matrix in its place, until
+    every variance is 1 (Schur and Horn: they exist, whatever the matrix).
+    """
+    found = eigenbasis(covariance)
+    phi = max(math.sqrt(float(found.values.mean())), _SPREAD_FLOOR)
+    vectors = found.vectors
+    if previous is not None:
+        order, signs = matched(vectors, previous)
+        vectors = vectors[:, order] * signs
+    width = len(vectors)
+    rotation = torch.from_numpy(mixing_matrix(width).copy()) @ vectors.T
+    if not has_hadamard(width):
+        rotation = evened(rotation, covariance.double().cpu())
+    return Transform(rotation / phi, rotation.T * phi, vectors)
+
+
+def evened(rotation: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
+    """Turn ``rotation`` R in planes until R S R^T has one number all along its diagonal; at most D - 1 turns.
+
+    Args:
+        rotation: orthogonal, float64 ``[D, D]``.
+        covariance: S, float64 ``[D, D]``.
+    """
+    found, spread = rotation.clone(), rotation @ covariance @ rotation.T
+    aim = float(spread.diagonal().mean())
+    for i in range(len(found) - 1):
+        off = spread.diagonal() - aim
+        a = float(off[i])
+        if abs(a) <= _EVEN * aim:
+            continue
+        # What is missing here is too much further on: of the later ones take that which is off furthest.
+        j = i + 1 + int((-math.copysign(1.0, a) * off[i + 1 :]).argmax())
+        b, c = float(off[j]), float(spread[i, j])
+        if a * b >= 0:
+            continue  # nothing but rounding is left
+        # a cos^2 - 2 c cos sin + b sin^2 = 0: of the two turns the smaller.
+        tangent = a / (c + math.copysign(math.sqrt(c * c - a * b), c))
+        cosine = 1 / math.hypot(1, tangent)
+        sine = tangent * cosine
+        turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
+        found[[i, j]] = turn @ found[[i, j]]
+        spread[[i, j]] = turn @ spread[[i, j]]
+        spread[:, [i, j]] = spread[:, [i, j]] @ turn.T
+    return found

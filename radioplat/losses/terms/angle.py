@@ -1,0 +1,54 @@
+"""The balanced summary loss: angles, measured in the teacher's own angular dispersion.
+
+Teachers whose summaries lie in a narrow cone would otherwise weigh less than others (C-RADIOv4 report: SigLIP2-g has a
+dispersion of 0.694, DINOv3-H+ of 2.120).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from radioplat.losses.base.criterion import Criterion
+
+_MOST = 1 - 1e-6  # of |cos|: the arc cosine's slope is infinite at 1
+_FLOOR = 1e-4  # of the dispersion, rad^2
+_SHORT = 1e-6  # a vector below this length has no direction to speak of
+
+
+def angle_between(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Angle in rad between vectors ``[..., D]``, ``[...]``: arccos of the cosine clamped to +-(1 - 1e-6)."""
+    cosine = (F.normalize(x, dim=-1, eps=_SHORT) * F.normalize(y, dim=-1, eps=_SHORT)).sum(-1)
+    return cosine.clamp(-_MOST, _MOST).acos()
+
+
+class Angle(Criterion):
+    """theta(x, y)^2 / Disp of summaries ``[B, D]``, raw.
+
+    Disp = E[theta(y, mu)^2] over what the teacher said so far, mu the mean direction E[y / |y|] as it stood before each
+    step. In the first two steps, when it is not known yet, it is 1.
+    """
+
+    raw = True
+
+    def __init__(self, width: int) -> None:
+        super().__init__(direction=(width,), squares=(), samples=())
+
+    @property
+    def dispersion(self) -> torch.Tensor:
+        """Disp as the previous step left it, rad^2, float64."""
+        return torch.where(self.samples > 0, self.squares / self.samples.clamp(min=1), 1.0).clamp(min=_FLOOR)
+
+    def compare(self, student, teacher, weight, valid):
+        """See :class:`Criterion`."""
+        self._see(teacher, weight)
+        return angle_between(student, teacher).square() / self.dispersion.to(student)
+
+    @torch.no_grad()
+    def _see(self, teacher: torch.Tensor, weight: torch.Tensor) -> None:
+        teacher, weight = teacher.double(), weight.double()
+        self.add("direction", weight @ F.normalize(teacher, dim=-1, eps=_SHORT))
+        known = bool(self.direction.any())
+        if known:
+            self.add("squares", weight @ angle_between(teacher, self.direction).square())
+            self.add("samples", weight.sum())

@@ -1,0 +1,46 @@
+"""The squared error of PHI-S targets, for features that are compared as they are."""
+
+from __future__ import annotations
+
+import torch
+
+from radioplat.losses.base.criterion import Criterion
+from radioplat.losses.terms.feature import mse
+
+_FLOOR = 1e-6
+
+
+class PhiError(Criterion):
+    """Mean squared difference of both sides under PHI-S of the teacher's features (Ranzinger et al. 2024).
+
+    PHI-S maps y to H U^T (y - mu) / phi, phi^2 the mean eigenvalue of the teacher's covariance. mu cancels between the
+    two sides and H U^T is orthogonal, so that of all of it the squared error sees phi alone:
+    ``mean((x - y)^2) / phi^2``. phi^2 is the mean variance of the teacher's channels over all positions seen until the
+    previous step; in the first step it is 1.
+
+    Args:
+        width: of the teacher's features.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(total=(width,), squares=(), rows=())
+
+    @property
+    def phi(self) -> torch.Tensor:
+        """As the previous step left it, float64."""
+        count = self.rows.clamp(min=1)
+        variance = (self.squares / count - (self.total / count).square().sum()) / len(self.total)
+        return torch.where(self.rows > 0, variance.clamp(min=0).sqrt().clamp(min=_FLOOR), 1.0)
+
+    def compare(self, student, teacher, weight, valid):
+        """See :class:`Criterion`."""
+        self._see(teacher, weight, valid)
+        return mse(student, teacher) / self.phi.square().to(student)
+
+    @torch.no_grad()
+    def _see(self, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None) -> None:
+        counts = weight > 0 if valid is None else (weight > 0).view(-1, 1, 1) & (valid > 0)
+        rows = teacher[counts].flatten(0, -2).double() if teacher.ndim > 2 else teacher[counts].double()
+        self.add("total", rows.sum(0))
+        self.add("squares", rows.square().sum())
+        self.add("rows", torch.tensor(float(len(rows)), device=rows.device))

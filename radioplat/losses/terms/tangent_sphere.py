@@ -1,0 +1,84 @@
+"""Summaries compared in the plane that touches the sphere at the teacher's mean direction."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from radioplat.losses.base.criterion import Criterion
+from radioplat.losses.terms.angle import angle_between
+from radioplat.losses.terms.feature import cosine
+
+SAMPLES = 16_384  # of statistics, before which it is the cosine loss
+_FLOOR = 1e-6
+
+
+def log_map(x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The tangent vector at ``base`` that leads to the direction of ``x`` and is as long as the angle between them.
+
+    v = theta / sin(theta) * (x / |x| - cos(theta) base), theta as :func:`angle_between` clamps it.
+
+    Args:
+        x: ``[..., D]``.
+        base: ``[D]``, of length 1.
+    """
+    x = F.normalize(x, dim=-1, eps=_FLOOR)
+    theta = angle_between(x, base)[..., None]
+    return theta / theta.sin() * (x - (x @ base)[..., None] * base)
+
+
+class TangentSphere(Criterion):
+    """Log map at the mean direction, PHI-S, MSE; of raw summaries ``[B, D]``. The cosine loss until it is ready.
+
+    The first half of ``samples`` gives the mean direction, which then stays; the second half gives mean m and
+    covariance of the teacher's tangent vectors there. PHI-S (Ranzinger et al. 2024) maps v to H U^T (v - m) / phi,
+    with phi^2 the mean eigenvalue of the covariance. m cancels between student and teacher, and H U^T is orthogonal
+    and changes no length: of all of PHI-S the squared error sees phi alone, so neither eigenvectors nor a Hadamard
+    matrix are needed here.
+    """
+
+    raw = True
+
+    def __init__(self, width: int, samples: int = SAMPLES) -> None:
+        super().__init__(direction=(width,), directions=(), tangent=(width,), squares=(), tangents=())
+        self.half, self.samples = samples / 2, samples
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are statistics enough."""
+        return bool(self._fixed and self.directions + self.tangents >= self.samples)
+
+    @property
+    def spread(self) -> torch.Tensor:
+        """phi: root of the mean over D of the tangent vectors' variance, rad, float64."""
+        count = self.tangents.clamp(min=1)
+        variance = self.squares / count - (self.tangent / count).square().sum()
+        return (variance / len(self.tangent)).clamp(min=0).sqrt().clamp(min=_FLOOR)
+
+    @property
+    def _fixed(self) -> bool:
+        return bool(self.directions >= self.half)
+
+    @property
+    def _base(self) -> torch.Tensor:
+        return F.normalize(self.direction, dim=-1)
+
+    def compare(self, student, teacher, weight, valid):
+        """See :class:`Criterion`."""
+        if not self.ready:
+            self._see(teacher, weight)
+            return cosine(student, teacher)
+        base = self._base.to(student)
+        return (log_map(student, base) - log_map(teacher, base)).square().mean(-1) / self.spread.square().to(student)
+
+    @torch.no_grad()
+    def _see(self, teacher: torch.Tensor, weight: torch.Tensor) -> None:
+        teacher, weight = teacher.double(), weight.double()
+        if self._fixed:
+            tangent = log_map(teacher, self._base)
+            self.add("tangent", weight @ tangent)
+            self.add("squares", weight @ tangent.square().sum(-1))
+            self.add("tangents", weight.sum())
+        else:
+            self.add("direction", weight @ F.normalize(teacher, dim=-1, eps=_FLOOR))
+            self.add("directions", weight.sum())

@@ -1,0 +1,1 @@
+"""How teachers and positions are weighed: balance, teacher dropping, IoU masks."""

@@ -1,0 +1,69 @@
+"""How much each teacher weighs: by the running mean of its loss (``distill.balance``)."""
+
+from __future__ import annotations
+
+import torch
+
+from radioplat.losses.base.running import Running
+from radioplat.spec.schema.distill import Balance
+
+DECAY = 0.99  # a step: the mean is over some hundred of them
+_FLOOR = 1e-8
+
+
+class TeacherBalance(Running):
+    """What each teacher's loss is multiplied by; its ``loss_lambda`` comes on top.
+
+    m_t is the running mean over samples of teacher t's loss, before its lambda, as the previous step left it:
+
+    - ``fixed``: 1, and nothing is counted;
+    - ``loss_scale``: 1 / m_t, so that every teacher's loss is about 1;
+    - ``adaloss``: T (1 / m_t) / sum over teachers of 1 / m. AdaLoss (Hu et al. 2019) weighs losses by the inverse of
+      their means, which descends their geometric mean; the published weights are fixed up to a factor, and here they
+      sum to the number of teachers T, as ``fixed`` ones do.
+
+    No gradient goes through m. It forgets by :data:`DECAY` a step; a teacher without one yet (in the first step) has
+    factor 1, and with ``adaloss`` so have all.
+
+    Args:
+        names: of all teachers.
+    """
+
+    def __init__(self, names: list[str], rule: Balance) -> None:
+        fixed = rule is Balance.fixed
+        super().__init__(**({} if fixed else dict(total=(len(names),), samples=(len(names),))))
+        self.names, self.rule = names, rule
+
+    @property
+    def means(self) -> torch.Tensor:
+        """m, float64 ``[teachers]``; NaN where nothing was seen."""
+        return self.total / self.samples
+
+    def factors(self, active: list[str]) -> dict[str, torch.Tensor | float]:
+        """By name, a scalar for each of ``active``: the teachers that the run still listens to."""
+        if self.rule is Balance.fixed:
+            return dict.fromkeys(active, 1.0)
+        means = self.means[[self.names.index(name) for name in active]].clamp(min=_FLOOR)
+        if self.rule is Balance.loss_scale:
+            found = torch.where(means.isfinite(), 1 / means, 1.0)
+        else:
+            found = len(active) / means / (1 / means).sum()
+            found = torch.where(found.isfinite().all(), found, 1.0)
+        return dict(zip(active, found.float(), strict=True))
+
+    @torch.no_grad()
+    def see(self, name: str, mean: torch.Tensor, samples: torch.Tensor) -> None:
+        """A micro-batch in which ``name`` had this ``mean`` loss over so many ``samples`` (their weights' sum)."""
+        if self.rule is Balance.fixed:
+            return
+        mine = torch.zeros_like(self.total)
+        mine[self.names.index(name)] = 1
+        # where: a micro-batch that it saw nothing of says nothing
+        mean = torch.where(samples > 0, mean, 0.0)
+        self.add("total", mine * (mean * samples))
+        self.add("samples", mine * samples)
+
+    def move(self, sums: dict[str, torch.Tensor]) -> None:
+        """See :class:`Running`; what lies further back counts less."""
+        for name, value in sums.items():
+            self._buffers[name].mul_(DECAY).add_(value)

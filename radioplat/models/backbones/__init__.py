@@ -1,0 +1,1 @@
+"""Backbones by name: timm, RADIO ViT, FAN."""

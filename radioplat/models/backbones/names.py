@@ -1,0 +1,118 @@
+"""TAO's backbone names and timm's, through one table."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import timm
+
+import radioplat.models.backbones.fan
+import radioplat.models.backbones.nv_clip  # noqa: F401  timm knows their models then
+from radioplat.errors import SpecError
+
+# Width, depth and heads of the ViT sizes (ViT paper, table 1; DeiT for tiny and small; So400m from SigLIP).
+VIT_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": dict(embed_dim=192, depth=12, num_heads=3),
+    "small": dict(embed_dim=384, depth=12, num_heads=6),
+    "base": dict(embed_dim=768, depth=12, num_heads=12),
+    "large": dict(embed_dim=1024, depth=24, num_heads=16),
+    "so400m": dict(embed_dim=1152, depth=27, num_heads=16, mlp_ratio=4304 / 1152),
+    "huge": dict(embed_dim=1280, depth=32, num_heads=16),
+    "giant": dict(embed_dim=1536, depth=40, num_heads=24),
+}
+
+_RADIO = re.compile(
+    r"(?P<theirs>c_)?radio(?:_v(?P<version>\d)(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
+    # 224, the size it was trained at, says nothing of its structure
+    r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?"
+)
+# What NVlabs' models of that name have in common, where ours, radio_vit_*, are plain: no norm after the last block, a
+# table of positions for 2048 pixels, and LayerScale where the name ends in DINOv2's.
+_THEIRS: dict[str, Any] = {"final_norm": False, "cpe_max_size": 2048}
+_LAYER_SCALE = 1e-5
+# Class tokens, how many of them make the summary, and what tokens before the patches fill up to, by version.
+_TOKENS = {"4": (3, 2, 10)}
+_USUAL_TOKENS = (4, 3, 8)
+# What the nearest name is looked for among, beside timm's own.
+_TAO = [
+    *(
+        f"c_radio_v{v}_vit_{size}_patch16_{tail}"
+        for v, tail in ((2, "224"), (3, "reg4_dinov2"), (4, "reg4_dinov2"))
+        for size in ("base", "large", "huge")
+    ),
+    *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base")),
+    *(f"fan_{size}" for size in ("tiny", "small", "base", "large")),
+    *(f"resnet_{depth}" for depth in (18, 34, 50, 101, 152)),
+]
+
+# TAO's spelling -> timm's, tried in order.
+_RENAMES: list[tuple[str, str]] = [
+    (r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2(_swiglu)?", r"vit_\1_patch14_\2dinov2"),
+    (r"resnet_(\d+)", r"resnet\1"),
+    (r"gc_vit_(xxtiny|xtiny|tiny|small|base)", r"gcvit_\1"),
+    (r"swin_(tiny|small)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
+    (r"swin_(base|large)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
+    (r"fan_tiny", "fan_tiny_8_p4_hybrid"),
+    (r"fan_small", "fan_small_12_p4_hybrid"),
+    (r"fan_(base|large)", r"fan_\1_16_p4_hybrid"),
+    (r"hiera_(tiny|small|base|base_plus|large|huge)_224", r"hiera_\1_224"),
+]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A backbone's structure.
+
+    Attributes:
+        radio: True for a RADIO ViT (patch generator, class token per teacher, registers), else a timm model.
+        name: the timm model name; for a RADIO ViT the name as the spec gave it.
+        kwargs: constructor arguments.
+        class_tokens: of the model that was released under this name; a student has one for each of its teachers.
+        summary_slots: those of them that make its summary; empty for all.
+    """
+
+    radio: bool
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    class_tokens: int = 1
+    summary_slots: tuple[int, ...] = ()
+
+
+def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model.backbone.type") -> Architecture:
+    """Find the architecture that ``name`` (TAO's or timm's) stands for.
+
+    Raises:
+        SpecError: nothing has that name; the hint lists the nearest that exist.
+    """
+    kwargs = dict(kwargs or {})
+    if radio := _RADIO.fullmatch(name):
+        size = radio["size"]
+        if size not in VIT_SIZES:
+            raise SpecError(f"no ViT size {size!r} in {name!r}", where=where, hint=f"Sizes: {', '.join(VIT_SIZES)}.")
+        implied: dict[str, Any] = {**VIT_SIZES[size], "patch_size": int(radio["patch"])}
+        if radio["reg"]:
+            implied["num_registers"] = int(radio["reg"])
+        if not (radio["theirs"] or radio["version"]):
+            return Architecture(True, name, {**implied, **kwargs})
+        tokens, spoken, multiple = _TOKENS.get(radio["version"], _USUAL_TOKENS)
+        implied |= _THEIRS | {"register_multiple": multiple}
+        if radio["dinov2"]:
+            implied["init_values"] = _LAYER_SCALE
+        return Architecture(True, name, {**implied, **kwargs}, tokens, tuple(range(spoken)))
+    for pattern, replacement in _RENAMES:
+        match = re.fullmatch(pattern, name)
+        if match:
+            target = match.expand(replacement)
+            if timm.is_model(target):
+                return Architecture(False, target, kwargs)
+    if timm.is_model(name.split(".")[0]):
+        return Architecture(False, name.split(".")[0], kwargs)
+    near = difflib.get_close_matches(name, [*_TAO, *timm.list_models()], n=5, cutoff=0.4)
+    raise SpecError(
+        f"no backbone is called {name!r}",
+        where=where,
+        hint=f"Nearest available: {', '.join(near)}." if near else "Any timm model name works, see timm.list_models().",
+    )

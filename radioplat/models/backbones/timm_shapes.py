@@ -1,0 +1,55 @@
+"""timm's architectures by the names and shapes of their tensors.
+
+Building the candidates to compare them takes most of a minute, so timm_shapes.json holds a digest of each. After an
+update of timm: ``python -m radioplat.models.backbones.timm_shapes`` (a few minutes) writes it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import timm
+import torch
+
+_TABLE = Path(__file__).with_suffix(".json")
+_HEADS = ("head.", "fc.", "classifier.", "heads.", "decoder.", "criterion.", "ema.", "teacher.", "loss.")
+_MOST = 3  # names of one structure
+
+
+def timm_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Up to three models of timm whose tensors, the classifier's aside, have just these names and shapes."""
+    return _table().get(_digest(tensors), [])
+
+
+@cache
+def _table() -> dict[str, list[str]]:
+    return json.loads(_TABLE.read_text())["models"]
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    shapes = sorted((name, tuple(t.shape)) for name, t in tensors.items() if not name.startswith(_HEADS))
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def build(names: Iterable[str]) -> dict[str, list[str]]:
+    """Digest to names; models are built without memory, those that cannot be are left out."""
+    table: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            with torch.device("meta"):
+                tensors = timm.create_model(name, num_classes=0).state_dict()
+        except (RuntimeError, NotImplementedError):  # their constructors compute
+            continue
+        alike = table.setdefault(_digest(tensors), [])
+        if len(alike) < _MOST:
+            alike.append(name)
+    return table
+
+
+if __name__ == "__main__":
+    models = build(timm.list_models())
+    _TABLE.write_text(json.dumps({"timm": timm.__version__, "models": models}, indent=0, sort_keys=True) + "\n")

@@ -1,0 +1,1 @@
+"""RT-DETR and DINO on any backbone."""

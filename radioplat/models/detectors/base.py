@@ -1,0 +1,339 @@
+"""Detectors on a student's backbone: RT-DETR and RT-DETRv2 (Zhao et al. 2023; Lv et al. 2024), transformers' code, and
+DINO (Zhang et al. 2022; :mod:`radioplat.models.detectors.dino`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torchvision.ops import box_convert
+
+from radioplat.errors import SpecError
+from radioplat.models.backbones.pyramid import Pyramid
+from radioplat.models.quantized.architecture import Quantization, quantize_modules
+from radioplat.models.student.student import Student, StudentArchitecture
+
+_PRIOR = 0.01  # what a class is given at the start: nearly nothing is an object (Lin et al. 2017, section 4.1)
+KINDS = ("rtdetr", "rtdetr_v2", "dino")
+# Arguments of transformers' configuration that follow from the backbone, the classes, or what this class does.
+_OURS = (
+    "backbone_config", "freeze_backbone_batch_norms", "encoder_in_channels", "feat_strides", "encode_proj_layers",
+    "decoder_in_channels", "num_feature_levels", "decoder_n_levels", "num_labels", "id2label", "label2id", "eval_size",
+    "anchor_image_size", "is_encoder_decoder", "disable_custom_kernels", "tie_word_embeddings",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DetectorArchitecture:
+    """Everything needed to build a detector but its weights; kept as JSON in its file.
+
+    Attributes:
+        student: its backbone; without heads.
+        num_classes: labels are below it.
+        kind: one of :data:`KINDS`.
+        options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
+            ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
+            ``DinoConfig``.
+        class_names: by label; empty where they are not known.
+        quantized: which layers have quantizers, and BatchNorm folded, of all but the backbone; that is the student's
+            own ``quantized``. None for none.
+    """
+
+    student: StudentArchitecture
+    num_classes: int
+    kind: str = "rtdetr_v2"
+    options: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    quantized: Quantization | None = None
+
+    def to_json(self) -> str:
+        """JSON text; :meth:`from_json` reads it back equal."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> DetectorArchitecture:
+        """Inverse of :meth:`to_json`."""
+        raw = json.loads(text)
+        student = StudentArchitecture.from_json(json.dumps(raw["student"]))
+        raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
+        return cls(**{**raw, "student": student, "class_names": tuple(raw.get("class_names", ()))})
+
+
+@dataclass
+class Outputs:
+    """What a detector says of images while it learns.
+
+    Attributes:
+        logits: ``[B, Q, C]`` of its last layer, queries alone (none that denoising adds).
+        pred_boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        losses: terms by name whose sum is the loss, each weighted, summed over the images' objects and divided by
+            ``max(1, boxes)`` of these images; empty without targets.
+    """
+
+    logits: torch.Tensor
+    pred_boxes: torch.Tensor
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Found(NamedTuple):
+    """What was found in one image, the surest first.
+
+    Attributes:
+        xyxy: ``[N, 4]``, left, top, right, bottom in pixels.
+        labels: int64 ``[N]``.
+        scores: ``[N]``, in (0, 1).
+    """
+
+    xyxy: torch.Tensor
+    labels: torch.Tensor
+    scores: torch.Tensor
+
+
+class Detector(nn.Module):
+    """A detector.
+
+    ``detector(images, targets)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``, and gives transformers' output:
+    ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height as shares of the image) and, with
+    targets, ``loss`` and ``loss_dict``: varifocal (DINO: focal), L1 and GIoU after Hungarian matching, of every decoder
+    layer, of the encoder's proposals, and while training of denoising queries.
+
+    Args:
+        architecture: see :class:`DetectorArchitecture`.
+        where: the spec field of the detector, for messages.
+
+    Raises:
+        SpecError: transformers is missing, or the architecture cannot be built.
+    """
+
+    def __init__(self, architecture: DetectorArchitecture, where: str = "model.detector") -> None:
+        super().__init__()
+        if architecture.student.heads or architecture.student.num_classes:
+            raise SpecError("a detector's backbone has no heads and no classifier", where=where)
+        self.architecture = architecture
+        self.student = Student(architecture.student)
+        self.pyramid = Pyramid(self.student.backbone)
+        self.detr = _build(architecture, self.pyramid, where)
+        if architecture.quantized is not None:
+            try:
+                quantize_modules(self, architecture.quantized)
+            except (AttributeError, TypeError) as error:
+                message = f"the quantizers of the pretrained detector do not fit this one ({error})"
+                hint = "Start from a checkpoint of the same detector, or quantize this one anew."
+                raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
+        # What bindings name: these change nothing, and give what passes through them.
+        self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
+        self.memory = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
+        self.queries, self.pred_logits, self.pred_boxes = nn.Identity(), nn.Identity(), nn.Identity()
+
+    @property
+    def stride(self) -> int:
+        """Both sides of an image must be multiples of it, pixels."""
+        return self.pyramid.strides[-1]
+
+    def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""
+        backbone = self.student.backbone
+        maps = self.pyramid(backbone, self.student.normalized(images).to(next(backbone.parameters()).dtype))
+        return [tap(level) for tap, level in zip(self.srcs, maps, strict=True)]
+
+    def forward(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None):
+        """See the class.
+
+        Args:
+            targets: of each image ``class_labels`` int64 ``[N]`` and ``boxes`` float ``[N, 4]`` in the form of
+                ``pred_boxes``; N may be 0.
+        """
+        maps, queries = self.maps(images), self.detr.config.num_queries
+        levels = [tuple(level.shape[-2:]) for level in maps]
+        own = self.architecture.kind == "dino"
+        positions = sum(height * width for height, width in (self.detr.levels(levels) if own else levels))
+        if positions < queries:
+            size = f"{images.shape[-1]} x {images.shape[-2]}"
+            message = f"{queries} queries are more than the {positions} positions of images of {size} pixels"
+            hint = "Larger images, or fewer queries."
+            raise SpecError(message, where="model.detector.options.num_queries", hint=hint)
+        if own:
+            return self.detr(maps, targets)
+        self.detr.model.backbone.given = maps
+        try:
+            return self.detr(images, labels=targets)
+        finally:
+            self.detr.model.backbone.given = None
+
+    def outputs(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None) -> Outputs:
+        """What training asks for; arguments as :meth:`forward`. Every parameter that learns has a gradient by it."""
+        output = self(images, targets)
+        queries = self.detr.config.num_queries  # the last: denoising puts its own before them
+        self.queries(output.last_hidden_state[:, -queries:])
+        self._tap_memory(output.encoder_last_hidden_state, images)
+        logits = self.pred_logits(output.logits[:, -queries:])
+        boxes = self.pred_boxes(output.pred_boxes[:, -queries:])
+        if targets is None:
+            return Outputs(logits, boxes)
+        losses = dict(output.loss_dict)
+        noised = getattr(getattr(self.detr, "model", self.detr), "denoising_class_embed", None)
+        if self.training and noised is not None and not any(map(_count, targets)):
+            # Nothing is denoised where nothing is there; ranks that see objects wait for its gradient all the same.
+            losses["loss_bbox"] = losses["loss_bbox"] + 0 * noised.weight.sum()
+        return Outputs(logits, boxes, losses)
+
+    def _tap_memory(self, memory: list[torch.Tensor] | torch.Tensor, images: torch.Tensor) -> None:
+        """Show the encoder's maps, ``[B, D, h, w]``; DINO's are tokens, level after level."""
+        if isinstance(memory, torch.Tensor):
+            height, width = images.shape[-2:]
+            shapes = [(height // stride, width // stride) for stride in self.pyramid.strides]
+            tokens = memory[:, : sum(h * w for h, w in shapes)].split([h * w for h, w in shapes], 1)
+            memory = [t.transpose(1, 2).unflatten(2, shape) for t, shape in zip(tokens, shapes, strict=True)]
+        for tap, level in zip(self.memory, memory, strict=True):
+            tap(level)
+
+    @torch.no_grad()
+    def detect(self, images: torch.Tensor, most: int | None = None) -> list[Found]:
+        """What each image shows, in its pixels: at most ``most`` pairs of a query and a class (None: DINO's
+        ``num_select``, or 100)."""
+        most = getattr(self.detr.config, "num_select", 100) if most is None else most
+        output = self(images)
+        return best_boxes(output.logits, output.pred_boxes, images.shape[-2:], most)
+
+
+def best_boxes(logits: torch.Tensor, boxes: torch.Tensor, size: tuple[int, int], most: int = 100) -> list[Found]:
+    """RT-DETR's way to boxes: the surest of all pairs of a query and a class, each class by its own sigmoid.
+
+    Args:
+        logits: ``[B, Q, C]``.
+        boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        size: height, width in pixels.
+    """
+    height, width = size
+    classes = logits.shape[-1]
+    scores, index = logits.float().sigmoid().flatten(1).topk(min(most, logits[0].numel()))
+    corners = box_convert(boxes.float(), "cxcywh", "xyxy") * boxes.new_tensor([width, height, width, height]).float()
+    return [
+        Found(of_image[at // classes], at % classes, score)
+        for of_image, at, score in zip(corners, index, scores, strict=True)
+    ]
+
+
+def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **options: Any) -> Detector:
+    """A new detector whose backbone has the weights and quantizers of ``student``, heads and classifier left behind."""
+    plain = student.fold()
+    quantized = plain.architecture.quantized and plain.architecture.quantized.without_heads()
+    bare = replace(plain.architecture, heads=(), num_classes=0, quantized=quantized)
+    detector = Detector(DetectorArchitecture(bare, num_classes, kind, options))
+    own = detector.student.state_dict()
+    detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})
+    return detector
+
+
+def _count(target: dict[str, torch.Tensor]) -> int:
+    return len(target["class_labels"])
+
+
+class _Given(nn.Module):
+    """Stands where transformers has its backbone: hands over the maps that are there already."""
+
+    given: list[torch.Tensor] | None = None
+
+    def forward(self, images: torch.Tensor, mask: torch.Tensor) -> list[tuple[torch.Tensor, None]]:
+        return [(level, None) for level in self.given or ()]
+
+
+def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
+    if architecture.kind not in KINDS:
+        hint = f"{' or '.join(KINDS)}."
+        raise SpecError(f"no detector is called {architecture.kind!r}", where=f"{where}.kind", hint=hint)
+    if architecture.num_classes < 1:
+        raise SpecError("a detector needs a class at least", where=f"{where}.num_classes")
+    if architecture.kind == "dino":
+        try:
+            from radioplat.models.detectors.dino import dino_of
+        except ImportError:
+            raise SpecError("DINO needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
+        return dino_of(architecture.options, architecture.num_classes, pyramid.channels, where)
+    return _build_rtdetr(architecture, pyramid, where)
+
+
+def _build_rtdetr(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
+    try:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import (
+            RTDetrConfig,
+            RTDetrForObjectDetection,
+            RTDetrResNetConfig,
+            RTDetrV2Config,
+            RTDetrV2ForObjectDetection,
+        )
+    except ImportError:
+        raise SpecError("RT-DETR needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
+    first = architecture.kind == "rtdetr"
+    config_type = RTDetrConfig if first else RTDetrV2Config
+    model_type = RTDetrForObjectDetection if first else RTDetrV2ForObjectDetection
+    known = {f.name for f in fields(config_type)} - set(_OURS)
+    for name in architecture.options:
+        if name not in known:
+            raise SpecError(f"{config_type.__name__} has no such argument", where=f"{where}.options.{name}")
+    levels = len(pyramid.strides)
+    width = architecture.options.get("encoder_hidden_dim", 256)
+    # Their constructor insists on a backbone: the least there is, put aside at once.
+    least = RTDetrResNetConfig(
+        embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic", out_indices=[2, 3, 4]
+    )
+    try:
+        config = config_type(
+            backbone_config=least,
+            freeze_backbone_batch_norms=False,
+            encoder_in_channels=list(pyramid.channels),
+            feat_strides=list(pyramid.strides),
+            encode_proj_layers=[levels - 1],
+            decoder_in_channels=[width] * levels,
+            num_feature_levels=levels,
+            num_labels=architecture.num_classes,
+            **architecture.options,
+        )
+        _require_heads(config, where)
+        detr = model_type(config)
+    except (StrictDataclassError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
+    detr.model.backbone = _Given()
+    detr.model.encoder_input_proj = nn.ModuleList(
+        nn.Sequential(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width)) for c in pyramid.channels
+    )
+    for name in ("class_embed", "bbox_embed"):  # v2 holds the decoder's a second time, and uses those of the decoder
+        if name in detr._modules:
+            delattr(detr, name)
+    _start(detr)
+    return detr
+
+
+def _require_heads(config: Any, where: str) -> None:
+    """Their layers build with any number of attention heads and fail at the first image."""
+    for heads, width in (("encoder_attention_heads", "encoder_hidden_dim"), ("decoder_attention_heads", "d_model")):
+        if getattr(config, heads) < 1 or getattr(config, width) % getattr(config, heads):
+            said = f"does not divide {width} ({getattr(config, width)})"
+            raise SpecError(said, where=f"{where}.options.{heads}")
+
+
+def _start(detr: nn.Module) -> None:
+    """First weights as the authors' own code has them (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
+
+    transformers expects that weights are loaded: it draws them as for a language model, and the scales of BatchNorm
+    around 0, not 1. Where it agrees with the authors it is left: sampling offsets, attention over samples.
+    """
+    same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
+    for name, module in detr.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm2d)) and not any(part in name for part in same):
+            module.reset_parameters()
+    model = detr.model
+    for head in (model.enc_bbox_head, *model.decoder.bbox_embed):
+        nn.init.zeros_(head.layers[-1].weight)
+        nn.init.zeros_(head.layers[-1].bias)
+    for head in (model.enc_score_head, *model.decoder.class_embed):
+        nn.init.constant_(head.bias, -math.log((1 - _PRIOR) / _PRIOR))
+    levels = [level[0] for level in model.decoder_input_proj]
+    for layer in (model.enc_output[0], *model.decoder.query_pos_head.layers, *levels):
+        nn.init.xavier_uniform_(layer.weight)

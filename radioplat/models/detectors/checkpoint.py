@@ -1,0 +1,107 @@
+"""A detector on disk: one safetensors file with the architecture in its metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+
+from radioplat import __version__
+from radioplat.errors import WeightsError
+from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.detectors.registry import AnyDetector, build_detector
+from radioplat.models.student.checkpoint import VERSION_KEY, has_average, read_average, unknown_form
+from radioplat.models.weights.read import load_into, read_checkpoint, require_finite
+
+DETECTOR_FILE = "detector.safetensors"
+DETECTOR_KEY = "radioplat.detector"
+
+
+def save_detector(detector: AnyDetector, folder: Path) -> None:
+    """Write ``detector``, fp32, into ``folder``, which is made where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (tensors, metadata) in detector_files(detector.architecture, detector.state_dict()).items():
+        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / name, metadata)
+
+
+def detector_files(
+    architecture: DetectorArchitecture, tensors: dict[str, torch.Tensor]
+) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    """What a checkpoint's detector file holds, by its name: fp32 tensors, and the metadata."""
+    held = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    metadata = {DETECTOR_KEY: architecture.to_json(), VERSION_KEY: __version__, "format": "pt"}
+    return {DETECTOR_FILE: (held, metadata)}
+
+
+def is_detector(path: str | Path) -> bool:
+    """Whether ``path`` is a folder or file that :func:`load_detector` can open."""
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return (path / DETECTOR_FILE).is_file()
+    try:
+        with safetensors.safe_open(path, "pt") as opened:
+            return DETECTOR_KEY in (opened.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return False
+
+
+def read_detector(
+    path: str | Path, where: str = "", ema: bool | None = None
+) -> tuple[DetectorArchitecture, dict[str, torch.Tensor]]:
+    """Architecture and tensors of a detector; ``ema`` as :func:`radioplat.models.student.checkpoint.load_student`.
+
+    Raises:
+        WeightsError: it is missing, torn, holds a NaN, is no detector of ours, or lacks the averages asked for.
+    """
+    path = Path(path)
+    file = path / DETECTOR_FILE if path.is_dir() else path
+    content = read_checkpoint(file, where)
+    architecture = _architecture(content.metadata, file, where)
+    if ema and not has_average(path):
+        hint = "The run that wrote it had train.enable_ema=false."
+        raise WeightsError(f"{path} holds no EMA weights", where=where, hint=hint)
+    tensors = dict(content.tensors)
+    if ema is not False:
+        tensors.update(read_average(path, where))
+    require_finite(tensors, file, where)
+    return architecture, tensors
+
+
+def read_detector_architecture(path: str | Path, where: str = "") -> DetectorArchitecture:
+    """The architecture that a detector was saved with; no tensor is read.
+
+    Raises:
+        WeightsError: as :func:`read_detector`.
+    """
+    path = Path(path)
+    file = path / DETECTOR_FILE if path.is_dir() else path
+    return _architecture(read_checkpoint(file, where, shapes_only=True).metadata, file, where)
+
+
+def load_detector(path: str | Path, where: str = "", ema: bool | None = None) -> AnyDetector:
+    """Open a detector from its folder or file.
+
+    Args:
+        ema: as :func:`radioplat.models.student.checkpoint.load_student`.
+
+    Returns:
+        fp32, evaluation mode, on the CPU.
+
+    Raises:
+        WeightsError: it is missing, torn, holds a NaN, or is no detector of ours.
+    """
+    architecture, tensors = read_detector(path, where, ema)
+    detector = build_detector(architecture, where or "model.detector")
+    load_into(detector, tensors, Path(path), where)
+    return detector.eval()
+
+
+def _architecture(metadata: dict[str, str], file: Path, where: str) -> DetectorArchitecture:
+    if DETECTOR_KEY not in metadata:
+        raise WeightsError(f"{file} does not say which detector it holds", where=where)
+    try:
+        return DetectorArchitecture.from_json(metadata[DETECTOR_KEY])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise unknown_form(file, metadata, DETECTOR_KEY, DetectorArchitecture, where) from None

@@ -1,0 +1,1 @@
+"""What changes a built backbone in place."""

@@ -1,0 +1,122 @@
+"""Spectral reparametrization: ``W = (gamma / sigma(W)) W``, sigma the largest singular value (Zhai et al. 2023).
+
+The scale of a layer becomes one learnt number, whatever the optimizer does to the matrix: attention cannot collapse.
+Sigma is ``u^T W v`` with the vectors of the power method (as spectral normalization has it, Miyato et al. 2018), which
+are running state: a forward reads them, and :func:`follow` moves them once per optimizer step, so that they are the
+same at any world size. q, k and v of an attention are scaled apart, as RADIO does.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
+
+from radioplat.errors import SpecError
+
+MARK = ".parametrizations.weight."
+_QKV = ("qkv", "qkv.1")  # the second: what gives them out where the layer is two of low rank
+START = 16  # iterations of the power method before the first step
+
+
+class SpectralWeight(nn.Module):
+    """The parametrization of one matrix ``[out, in]``.
+
+    Args:
+        weight: the matrix at the start; gamma starts as its sigma, so that the layer starts as it was.
+        parts: groups of rows with a gamma each.
+        iterations: of the power method, from a fixed start.
+    """
+
+    def __init__(self, weight: torch.Tensor, parts: int = 1, iterations: int = START) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        start = torch.randn(parts, columns, generator=torch.Generator().manual_seed(0), device="cpu")
+        self.noise = 0.0  # of DAMP, see radioplat.models.modifiers.damp
+        self.register_buffer("u", torch.ones(parts, rows // parts, device=weight.device))
+        self.register_buffer("v", F.normalize(start, dim=-1).to(weight.device))
+        for _ in range(max(1, iterations)):
+            self.follow(weight)
+        self.gamma = nn.Parameter(_sigma(weight.detach(), self.u, self.v))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The matrix that the layer multiplies with."""
+        effective = spectral_weight(weight, self.gamma, self.u, self.v)
+        if self.noise and self.training:
+            effective = effective * (1 + self.noise * torch.randn_like(effective))
+        return effective
+
+    @torch.no_grad()
+    def follow(self, weight: torch.Tensor) -> None:
+        """One iteration of the power method."""
+        w = _by_part(weight, self.u.shape[0])
+        # From v: what it starts with is random, and u is all ones then.
+        u = F.normalize(torch.einsum("poi,pi->po", w, self.v.float()), dim=-1)
+        v = F.normalize(torch.einsum("poi,po->pi", w, u), dim=-1)
+        self.u.copy_(F.normalize(torch.einsum("poi,pi->po", w, v), dim=-1))
+        self.v.copy_(v)
+
+
+def spectral_weight(weight: torch.Tensor, gamma: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """``(gamma / sigma(W)) W`` by groups of rows, computed in fp32: ``[out, in]`` in the dtype of ``weight``."""
+    factor = gamma.float() / _sigma(weight, u, v)
+    return (_by_part(weight, len(gamma)) * factor[:, None, None]).reshape(weight.shape).to(weight.dtype)
+
+
+def _sigma(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """``[parts]``; u and v need not be of length 1 (in bf16 they are not quite)."""
+    u, v = F.normalize(u.float(), dim=-1), F.normalize(v.float(), dim=-1)
+    return torch.einsum("po,poi,pi->p", u, _by_part(weight, len(u)), v)
+
+
+def _by_part(weight: torch.Tensor, parts: int) -> torch.Tensor:
+    return weight.float().reshape(parts, weight.shape[0] // parts, weight.shape[1])
+
+
+def reparametrize(backbone: nn.Module, iterations: int = START) -> None:
+    """Give every linear layer of a ViT's blocks a :class:`SpectralWeight`; its output stays what it was.
+
+    Raises:
+        SpecError: ``backbone`` is no ViT.
+    """
+    blocks = getattr(getattr(backbone, "model", backbone), "blocks", None)
+    linears = [] if blocks is None else [(n, m) for n, m in blocks.named_modules() if type(m) is nn.Linear]
+    if not any(name.endswith(_QKV) for name, _ in linears):
+        raise SpecError("this backbone is no ViT", where="model.backbone.spectral_reparam", hint="Set it to false.")
+    for name, linear in linears:
+        parts = 3 if name.endswith(_QKV) else 1
+        scaling = SpectralWeight(linear.weight, parts, iterations)
+        parametrize.register_parametrization(linear, "weight", scaling)
+
+
+def follow(module: nn.Module) -> None:
+    """After an optimizer step: one iteration of the power method for every matrix in ``module``."""
+    for layer in _layers(module):
+        layer.parametrizations.weight[0].follow(layer.parametrizations.weight.original)
+
+
+def materialise(module: nn.Module) -> None:
+    """Make plain weights of what :func:`reparametrize` did; outputs stay what they are."""
+    for layer in _layers(module):
+        layer.parametrizations.weight[0].noise = 0.0
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+
+
+def plain_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors with plain weights, by the plain layers' names."""
+    plain = {name: tensor for name, tensor in tensors.items() if MARK not in name}
+    for name, weight in tensors.items():
+        if name.endswith(f"{MARK}original"):
+            base = name.removesuffix("original")
+            gamma, u, v = (tensors[f"{base}0.{part}"] for part in ("gamma", "u", "v"))
+            plain[name.replace(f"{MARK}original", ".weight")] = spectral_weight(weight, gamma, u, v)
+    return plain
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    return [
+        m
+        for m in module.modules()
+        if parametrize.is_parametrized(m, "weight") and isinstance(m.parametrizations.weight[0], SpectralWeight)
+    ]

@@ -1,0 +1,1 @@
+"""The weights that a student starts from."""

@@ -1,0 +1,189 @@
+"""Weights that a student starts from, whoever wrote them, in the names of our own models."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from radioplat.errors import WeightsError
+from radioplat.models.modifiers.spectral import plain_tensors
+from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, read_architecture, read_tensors
+from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
+from radioplat.models.weights.read import read_checkpoint, require_finite
+
+EMBEDDER, TABLE, TOKENS = (f"patch_generator.{k}" for k in ("embedder.weight", "pos_embed", "cls_token.token"))
+_KIND = re.compile(r"summary|spatial|logits")
+Heads = dict[str, dict[str, dict[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A trained backbone, with what belongs to it.
+
+    Attributes:
+        layout: whose file it is, in words.
+        backbone: tensors by the names of a RADIO ViT where there is a patch generator among them, else of a timm model.
+        class_tokens: how many rows of ``cls_token.token`` are class tokens; registers follow. None: the file does not
+            say, they are taken to be as many as the student's.
+        slots: teacher's name to its class token; empty where the file does not say.
+        heads: teacher's name -> ``summary``, ``spatial``, ``logits`` -> tensors by their names in a ``TeacherHead``.
+        classifier: tensors of a classifier on the backbone, by their names in a ``Student``.
+        arguments: of the RADIO ViT that a RADIO file holds.
+        normal: mean and std of images in [0, 1] that it was trained with; None: the file does not say.
+        ignored: what of the file no student takes, a word or two each.
+    """
+
+    layout: str
+    backbone: dict[str, torch.Tensor]
+    class_tokens: int | None = None
+    slots: dict[str, int] = field(default_factory=dict)
+    heads: Heads = field(default_factory=dict)
+    classifier: dict[str, torch.Tensor] = field(default_factory=dict)
+    arguments: dict = field(default_factory=dict)
+    normal: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    ignored: list[str] = field(default_factory=list)
+
+    @property
+    def is_radio(self) -> bool:
+        """Whether its backbone is a RADIO ViT."""
+        return TABLE in self.backbone  # the embedder can be two layers, of other names
+
+    @property
+    def is_timm_vit(self) -> bool:
+        """Whether its backbone is a timm ViT of the plain kind."""
+        return "patch_embed.proj.weight" in self.backbone and "blocks.0.attn.qkv.weight" in self.backbone
+
+
+def read_donor(path: str | Path, where: str, shapes_only: bool = False, num_heads: int | None = None) -> Donor:
+    """Open a radioplat checkpoint, a RADIO ``.pth`` or Hugging Face folder, or a timm file.
+
+    Args:
+        where: the spec field that named it, for messages.
+        shapes_only: tensors on the meta device.
+        num_heads: of attention in a RADIO ViT, where its width does not tell.
+
+    Raises:
+        WeightsError: it cannot be read, is none of these, or holds a NaN.
+    """
+    if is_checkpoint(path):
+        donor = _of_ours(Path(path), where, shapes_only)
+    else:
+        contents = read_radio(path, where, shapes_only)
+        if contents is None:
+            hint = "Give the path of local weights; nothing is downloaded."
+            raise WeightsError(f"no such file: {path}", where=where, hint=hint)
+        if is_radio(contents.tensors):
+            donor = _of_radio(take_apart(contents, str(path), where, num_heads))
+        else:
+            donor = Donor("timm or plain tensors", contents.tensors)
+    if not shapes_only:
+        tensors = donor.backbone | {
+            f"{name}.{k}": v
+            for name, kinds in donor.heads.items()
+            for found in kinds.values()
+            for k, v in found.items()
+        }
+        require_finite(tensors, path, where)
+    return donor
+
+
+def _of_ours(path: Path, where: str, shapes_only: bool) -> Donor:
+    architecture = read_architecture(path, where)
+    if shapes_only:
+        files = (path / STUDENT_FILE, path / HEADS_FILE) if path.is_dir() else (path,)
+        tensors = {k: v for f in files for k, v in read_checkpoint(f, where, shapes_only=True).tensors.items()}
+    else:
+        tensors = read_tensors(path, where)
+    tensors = plain_tensors(tensors)
+    backbone = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
+    heads: Heads = {}
+    for key, value in tensors.items():
+        if key.startswith("heads."):
+            _, name, rest = key.split(".", 2)
+            kind = match[0] if (match := _KIND.match(rest)) else rest
+            heads.setdefault(name, {}).setdefault(kind, {})[rest] = value
+    return Donor(
+        "radioplat",
+        {k.removeprefix("model."): v for k, v in backbone.items()},
+        architecture.num_class_tokens,
+        {head.name: head.token_slot for head in architecture.heads},
+        heads,
+        {k: v for k, v in tensors.items() if k.startswith("classifier.")},
+        normal=(architecture.mean, architecture.std),
+    )
+
+
+def _of_radio(parts: RadioParts) -> Donor:
+    heads = {
+        name: {kind: {f"{kind}.{k}": v for k, v in tensors.items()} for kind, tensors in kinds.items()}
+        for name, kinds in parts.heads.items()
+    }
+    mean, std = (parts.conditioner.get(f"norm_{k}") for k in ("mean", "std"))
+    told = mean is not None and std is not None and not (mean.is_meta or std.is_meta)
+    ignored = ["its normalizer of the map"] if parts.normalizer else []
+    return Donor(
+        "RADIO (NVlabs)",
+        parts.backbone,
+        parts.arguments["num_class_tokens"],
+        parts.teacher_slots,
+        heads,
+        arguments=parts.vit,
+        normal=(tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())) if told else None,
+        ignored=ignored,
+    )
+
+
+def as_radio(donor: Donor, class_tokens: int) -> Donor:
+    """A timm ViT's tensors as a RADIO ViT's, exactly where the position table keeps its size.
+
+    The patch embedding's bias goes into every position, a class token's position into the token; each of
+    ``class_tokens`` begins as the one there is. Classifier and pooling norm are left out.
+
+    Raises:
+        WeightsError: a ViT with a norm before its blocks, or without positions.
+    """
+    given = dict(donor.backbone)
+    kernel, bias = given.pop("patch_embed.proj.weight"), given.pop("patch_embed.proj.bias", None)
+    table, token = given.pop("pos_embed", None), given.pop("cls_token", None)
+    registers = given.pop("reg_token", None)
+    if table is None or any(k.startswith("norm_pre.") for k in given):
+        raise WeightsError(
+            "this ViT has no position table, or a norm before its blocks: a RADIO ViT has no place for it"
+        )
+    width = kernel.shape[0]
+    prefix = table.shape[1] - math.isqrt(table.shape[1]) ** 2
+    if prefix not in (0, 1, 1 + (0 if registers is None else registers.shape[1])):
+        raise WeightsError("its position table is not square")
+    prefixes = table[0, :prefix]
+    positions = table[:, prefix:] + (0 if bias is None else bias)
+    if token is None:
+        token = torch.zeros(1, 1, width, dtype=kernel.dtype, device=kernel.device)
+    token, registers = token[0], registers[0] if registers is not None else token[0, :0]
+    if prefix:
+        token = token + prefixes[:1]
+        registers = registers + prefixes[1:] if prefix > 1 else registers
+    dropped = sorted({k.split(".")[0] for k in given if not k.startswith(("blocks.", "norm."))})
+    kept = {k: v for k, v in given.items() if k.startswith(("blocks.", "norm."))}
+    kept |= {
+        EMBEDDER: kernel.flatten(1),
+        TABLE: positions,
+        TOKENS: torch.cat([token.expand(class_tokens, -1), registers]),
+    }
+    return replace(
+        donor, layout="timm ViT", backbone=kept, class_tokens=class_tokens, ignored=[f"its {k}" for k in dropped]
+    )
+
+
+def resized(table: torch.Tensor, side: int) -> torch.Tensor:
+    """A position table ``[1, s*s, D]`` as ``[1, side*side, D]``, bilinear, as a RADIO ViT reads it."""
+    old = math.isqrt(table.shape[1])
+    if old == side:
+        return table
+    square = table.reshape(1, old, old, -1).permute(0, 3, 1, 2).float()
+    found = F.interpolate(square, size=(side, side), mode="bilinear", align_corners=False)
+    return found.flatten(2).transpose(1, 2).to(table.dtype)

@@ -1,0 +1,218 @@
+"""What of a donor's weights a student takes, and what it does not, in words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from radioplat.errors import WeightsError
+from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.pretrained.donor import EMBEDDER, TABLE, TOKENS, Donor, as_radio, resized
+from radioplat.models.student.fold_target_norm import form_of, raw_layers
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.read import fit
+
+
+@dataclass
+class Match:
+    """What a student takes.
+
+    Attributes:
+        tensors: by the student's own names.
+        notes: a sentence for each thing that found no place or starts anew.
+        raw_heads: teacher's name and kind of the heads whose layers speak raw features by themselves.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    raw_heads: set[tuple[str, str]] = field(default_factory=set)
+
+
+def match_backbone(student: Student, donor: Donor, path: str, where: str) -> Match:
+    """The backbone of ``donor`` for ``student``, which may be on the meta device.
+
+    A RADIO ViT takes another's class tokens by teacher's name, as many registers as both have, and its position
+    table resized.
+
+    Raises:
+        WeightsError: the blocks are not those of the student's architecture.
+    """
+    backbone = student.backbone
+    if isinstance(backbone, RadioViT):
+        found = _radio(student, donor, path, where)
+        found.notes += _normalisation(student, donor)
+        return found
+    if donor.is_radio:
+        raise WeightsError(
+            f"{path} holds a RADIO ViT, and the student is a {student.architecture.type}",
+            where=where,
+            hint="Leave model.backbone.type out: the file says what it is.",
+        )
+    # Another set of labels needs another classifier.
+    found = fit(backbone.model, donor.backbone, path, where, fresh=backbone.classifier_prefix)
+    return Match({f"backbone.model.{k}": v for k, v in found.items()}, _normalisation(student, donor))
+
+
+def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, str]] = ()) -> Match:
+    """Heads and feature projections of ``donor``, by teacher's name; each is taken whole or not at all.
+
+    What a head says of raw features is kept whatever transform of targets it was trained under: that is folded into
+    its last layer, and the run's own is taken out of it once it is known.
+
+    Args:
+        moving: teacher's name and kind where the run measures its transform while it trains. There a head keeps the
+            transform that it was trained under, where it is of the same form, until the run's takes its place.
+    """
+    found = Match()
+    names = student.head_names
+    for name in names:
+        own = student.heads[name].state_dict()
+        for kind in ("summary", "spatial", "logits"):
+            group = {k: v for k, v in own.items() if k.startswith(kind)}
+            theirs = donor.heads.get(name, {}).get(kind)
+            if not group:
+                if theirs:
+                    found.notes.append(f"head {name}.{kind} is left out: no loss wants it")
+            elif why := _unlike(group, theirs, f"{kind}."):
+                found.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, donor)}")
+            else:
+                keeps = (name, kind) in moving and form_of(kind, theirs) == form_of(kind, group)
+                taken = theirs if keeps else raw_layers(student.heads[name], kind, theirs)
+                found.tensors |= {f"heads.{name}.{k}": v for k, v in taken.items()}
+                if (name, kind) in moving:
+                    found.notes.append(f"{_moves(name, kind)}: distill.target_norm.fit=before keeps it")
+                elif kind != "logits":
+                    found.raw_heads.add((name, kind))
+    if extra := [name for name in donor.heads if name not in names]:
+        found.notes.append(f"left out: the heads of {', '.join(extra)}; no teacher is called so")
+    return found
+
+
+def match_classifier(student: Student, donor: Donor) -> Match:
+    """The classifier on a RADIO ViT, where both have one for the same number of classes."""
+    own = {k: v for k, v in student.state_dict().items() if k.startswith("classifier.")}
+    if not own or not donor.classifier:
+        return Match()
+    if why := _unlike(own, donor.classifier, "classifier."):
+        return Match(notes=[f"the classifier starts anew: {why}"])
+    return Match(dict(donor.classifier))
+
+
+def _radio(student: Student, donor: Donor, path: str, where: str) -> Match:
+    if donor.is_timm_vit:
+        try:
+            donor = as_radio(donor, student.architecture.num_class_tokens)
+        except WeightsError as error:
+            raise WeightsError(f"{path}: {error}", where=where) from None
+    if not donor.is_radio:
+        fit(student.backbone, donor.backbone, path, where)  # says what does not fit
+    own, given = student.backbone.state_dict(), dict(donor.backbone)
+    notes = [f"{thing} is left out" for thing in donor.ignored]
+    # In two factors on both sides it has another name: the two are then of one family.
+    embedders = [weights[EMBEDDER].shape if EMBEDDER in weights else None for weights in (given, own)]
+    if embedders[0] == embedders[1] and given[TABLE].shape != own[TABLE].shape:
+        side = student.backbone.patch_generator.side
+        notes.append(f"the position table of {given[TABLE].shape[1]} places is resized to {side * side}")
+        given[TABLE] = resized(given[TABLE], side)
+    if given[TOKENS].shape[1] == own[TOKENS].shape[1]:
+        given[TOKENS], said = _tokens(student, donor, own[TOKENS])
+        notes += said
+    fresh: tuple[str, ...] = ()
+    if "norm.weight" in own and "norm.weight" not in given:
+        fresh = ("norm.",)
+        notes.append(
+            "the file has no norm after the last block and the student has: it starts at scale 1; "
+            "model.backbone.kwargs.final_norm=false makes the student as the file is"
+        )
+    if "norm.weight" in given and "norm.weight" not in own:
+        given = {k: v for k, v in given.items() if not k.startswith("norm.")}
+        notes.append("the norm after the last block is left out: the student has none")
+    found = fit(student.backbone, given, path, where, fresh=fresh)
+    return Match({f"backbone.{k}": v for k, v in found.items()}, notes)
+
+
+def normalised_otherwise(architecture: StudentArchitecture, mean: Sequence[float], std: Sequence[float]) -> list[str]:
+    """What to do where weights were trained on images normalised by another ``mean`` and ``std`` than the student's."""
+    own = (*architecture.mean, *architecture.std)
+    if all(abs(a - b) < 1e-3 for a, b in zip(own, (*mean, *std), strict=True)):
+        return []
+    mean, std = ([round(x, 4) for x in values] for values in (mean, std))
+    return [
+        "it was trained on images normalised otherwise, and what it knows is worth less on these: set "
+        f"model.backbone.student_norm_mean={mean} and model.backbone.student_norm_std={std}"
+    ]
+
+
+def _normalisation(student: Student, donor: Donor) -> list[str]:
+    return normalised_otherwise(student.architecture, *donor.normal) if donor.normal else []
+
+
+def _tokens(student: Student, donor: Donor, own: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    """Class tokens by teacher's name, then registers; what the donor lacks stays as the student has it."""
+    theirs, notes = donor.backbone[TOKENS], []
+    rows = list(own)
+    names = {head.token_slot: head.name for head in reversed(student.architecture.heads)}
+    count = student.backbone.patch_generator.num_class_tokens
+    named = {donor.slots[name] for name in names.values() if name in donor.slots}
+    classes = count if donor.class_tokens is None else donor.class_tokens
+    free = [slot for slot in range(classes) if slot not in named]
+    owners = {slot: name for name, slot in donor.slots.items()}
+    for slot in range(count):
+        name = names.get(slot)
+        if name in donor.slots:
+            rows[slot] = theirs[donor.slots[name]]
+        elif free:
+            source = free.pop(0)
+            rows[slot] = theirs[source]
+            if name and donor.slots:
+                notes.append(
+                    f"class token of {name} starts as that of {owners.get(source, source)}: {_near(name, donor)}"
+                )
+        else:
+            notes.append(f"class token {f'of {name}' if name else slot} starts anew: the file has no more of them")
+    ours, registers = len(own) - count, theirs[classes:]
+    shared = min(ours, len(registers))
+    rows[count : count + shared] = list(registers[:shared])
+    if ours != len(registers):
+        notes.append(f"the student has {ours} registers and the file {len(registers)}: {shared} are taken")
+    return torch.stack(rows).to(own.dtype), notes
+
+
+def _unlike(own: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None, learned: str) -> str:
+    """Why ``theirs`` cannot take the place of ``own``; empty where they can.
+
+    Args:
+        learned: how the names of layers begin; other tensors are a transform of targets, which needs not be alike.
+    """
+    if theirs is None:
+        return "none"
+    own, theirs = ({k: v for k, v in tensors.items() if k.startswith(learned)} for tensors in (own, theirs))
+    shapes = [k for k in own if k in theirs and own[k].shape != theirs[k].shape]
+    if shapes:
+        key = shapes[0]
+        return f"{key} is {list(theirs[key].shape)} there and {list(own[key].shape)} here"
+    missing = [k for k in own if k not in theirs]
+    extra = [k for k in theirs if k not in own]
+    if missing or extra:
+        return f"it is built otherwise ({(missing or extra)[0]} is only {'here' if missing else 'there'})"
+    return ""
+
+
+def _moves(name: str, kind: str) -> str:
+    return f"what head {name}.{kind} says of raw features moves when its targets are measured while it trains"
+
+
+def _absent(name: str, kind: str, donor: Donor) -> str:
+    if name in donor.heads:
+        return f"the file has no {kind} head for it"
+    return _near(name, donor)
+
+
+def _near(name: str, donor: Donor) -> str:
+    known = list(dict.fromkeys([*donor.slots, *donor.heads]))
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    listed = f"the file knows {', '.join(known)}" if known else "the file names no teachers"
+    return listed + (f"; distill.teacher[i].name={near[0]} would take that one's" if near else "")

@@ -1,0 +1,1 @@
+"""Layers with fake quantization."""

@@ -1,0 +1,102 @@
+"""Which parts of a student are quantized, as plain data, and the modules that this makes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from radioplat.models.modifiers.fold_batchnorm import drop_norm
+from radioplat.models.quantized.layers import quantize_layer
+from radioplat.models.quantized.residual_quantizer import quantize_residual
+
+
+@dataclass(frozen=True)
+class LayerFormats:
+    """Number formats of one layer, by the names of :class:`~radioplat.models.quantized.fake_quantize.NumberFormat`.
+
+    Attributes:
+        weights, activations: None for float. The activations are those that the layer takes.
+        per_channel: a weight's scale for each output channel, or one for all.
+    """
+
+    weights: str | None = "int8"
+    activations: str | None = "int8"
+    per_channel: bool = True
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What to change in a freshly built student; all names are those of its modules (``backbone.blocks.0.attn.qkv``).
+
+    Attributes:
+        layers: the quantized layers.
+        residuals: blocks with a quantizer on their identity branch, and its format.
+        folded: pairs (convolution, BatchNorm); the convolution has a bias, and the BatchNorm is gone.
+        relu6: activations that are ReLU6 instead of ReLU.
+        skipped: linear layers and convolutions that stay float, and why.
+    """
+
+    layers: dict[str, LayerFormats] = field(default_factory=dict)
+    residuals: dict[str, str] = field(default_factory=dict)
+    folded: list[list[str]] = field(default_factory=list)
+    relu6: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_plain(cls, raw: dict[str, Any]) -> Quantization:
+        """Inverse of ``dataclasses.asdict``."""
+        return cls(**{**raw, "layers": {name: LayerFormats(**formats) for name, formats in raw["layers"].items()}})
+
+    def to_plain(self) -> dict[str, Any]:
+        """What JSON holds."""
+        return asdict(self)
+
+    def without_heads(self) -> Quantization:
+        """The same of the backbone alone, for a student with other heads."""
+        layers = {n: f for n, f in self.layers.items() if n.startswith("backbone.")}
+        skipped = {n: why for n, why in self.skipped.items() if n.startswith("backbone.")}
+        return replace(self, layers=layers, skipped=skipped)
+
+    def split(self, prefix: str) -> tuple[Quantization, Quantization]:
+        """The part under ``prefix``, whose names lose it, and the rest."""
+        parts = []
+        for own in (True, False):
+            cut = prefix if own else ""
+
+            def of(names, own=own):
+                return [name for name in names if name.startswith(prefix) is own]
+
+            parts.append(
+                Quantization(
+                    {n.removeprefix(cut): self.layers[n] for n in of(self.layers)},
+                    {n.removeprefix(cut): self.residuals[n] for n in of(self.residuals)},
+                    [[n.removeprefix(cut) for n in pair] for pair in self.folded if pair[0].startswith(prefix) is own],
+                    [n.removeprefix(cut) for n in of(self.relu6)],
+                    {n.removeprefix(cut): self.skipped[n] for n in of(self.skipped)},
+                )
+            )
+        return parts[0], parts[1]
+
+
+def quantize_modules(student: nn.Module, how: Quantization) -> None:
+    """Change ``student`` in place: its form alone, for weights and scales come from elsewhere.
+
+    Raises:
+        AttributeError, TypeError: ``how`` is of another student.
+    """
+    for conv, norm in how.folded:
+        layer = student.get_submodule(conv)
+        if layer.bias is None:
+            layer.bias = nn.Parameter(torch.zeros(layer.weight.shape[0], dtype=layer.weight.dtype))
+        drop_norm(student, norm)
+    for name in how.relu6:
+        parent, _, leaf = name.rpartition(".")
+        owner = student.get_submodule(parent)
+        setattr(owner, leaf, nn.ReLU6(inplace=getattr(owner, leaf).inplace))
+    for name, formats in how.layers.items():
+        quantize_layer(student.get_submodule(name), formats.weights, formats.activations, formats.per_channel)
+    for name, format in how.residuals.items():
+        quantize_residual(student.get_submodule(name), format)

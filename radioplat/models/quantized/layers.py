@@ -1,0 +1,88 @@
+"""Linear layers and convolutions whose input and weight are rounded; what else they hold keeps its names.
+
+A float layer becomes one in place, by its class: its tensors, hooks and place in the model stay what they were.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Conv2dSame, pad_same
+from timm.layers import Linear as TimmLinear
+from torch import nn
+
+from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.models.quantized.quantizer import Quantizer
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer over ``input_quantizer(x)`` and ``weight_quantizer(weight)``; either may be None."""
+
+    input_quantizer: Quantizer | None
+    weight_quantizer: Quantizer | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As ``nn.Linear``."""
+        return F.linear(_through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight), self.bias)
+
+
+class QuantizedConv2d(nn.Conv2d):
+    """A convolution over ``input_quantizer(x)`` and ``weight_quantizer(weight)``; either may be None."""
+
+    input_quantizer: Quantizer | None
+    weight_quantizer: Quantizer | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As ``nn.Conv2d``."""
+        x, weight = _through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight)
+        return self._conv_forward(x, weight, self.bias)
+
+
+class QuantizedConv2dSame(QuantizedConv2d, Conv2dSame):
+    """The same of timm's convolution with TensorFlow's padding."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As timm's; zeros that are padded are zeros in every format."""
+        x, weight = _through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight)
+        padded = pad_same(x, list(weight.shape[-2:]), list(self.stride), list(self.dilation))
+        return F.conv2d(padded, weight, self.bias, self.stride, (0, 0), self.dilation, self.groups)
+
+
+QuantizedLayer = QuantizedLinear | QuantizedConv2d
+_QUANTIZED: dict[type, type] = {
+    nn.Linear: QuantizedLinear,
+    TimmLinear: QuantizedLinear,
+    nn.Conv2d: QuantizedConv2d,
+    Conv2dSame: QuantizedConv2dSame,
+}
+
+
+def can_be_quantized(layer: nn.Module) -> bool:
+    """Whether there is a quantized layer for it; a subclass that computes its weights in a way of its own has none."""
+    return type(layer) in _QUANTIZED
+
+
+def quantize_layer(
+    layer: nn.Module,
+    weights: NumberFormat | str | None,
+    activations: NumberFormat | str | None,
+    per_channel: bool = True,
+) -> None:
+    """Make ``layer`` a quantized one in place, with scales of 1 until they are calibrated or loaded.
+
+    Args:
+        per_channel: a weight's scale for each output channel, or one for all.
+
+    Raises:
+        TypeError: there is no quantized layer for it.
+    """
+    if not can_be_quantized(layer):
+        raise TypeError(f"no quantized layer stands for {type(layer).__name__}")
+    layer.__class__ = _QUANTIZED[type(layer)]
+    layer.input_quantizer = None if activations is None else Quantizer(activations)
+    channels = layer.weight.shape[0] if per_channel else None
+    layer.weight_quantizer = None if weights is None else Quantizer(weights, channels)
+
+
+def _through(quantizer: Quantizer | None, x: torch.Tensor) -> torch.Tensor:
+    return x if quantizer is None else quantizer(x)

@@ -1,0 +1,79 @@
+"""A place where a tensor is rounded to a number format, with the scale of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from radioplat.models.quantized.fake_quantize import NumberFormat, effective_scale, fake_quantize
+
+
+class Quantizer(nn.Module):
+    """Rounds what it is given; the identity where ``enabled`` is False.
+
+    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training moves it with LSQ's gradient, and under Adam and LAMB
+    by a step relative to itself (:mod:`radioplat.optim.quantizer_scale_steps`), for it is small (of a weight about
+    0.001). The operator takes its absolute value; :meth:`settled_scale` is what an export writes.
+
+    Args:
+        format: what it rounds to.
+        channels: how many scales; None for a single one.
+        axis: along which they lie.
+    """
+
+    def __init__(self, format: NumberFormat | str, channels: int | None = None, axis: int = 0) -> None:
+        super().__init__()
+        self.format = NumberFormat(format)
+        self.axis = -1 if channels is None else axis
+        self.enabled = True
+        self.scale = nn.Parameter(torch.ones(channels or 1, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` rounded, in its own dtype."""
+        return fake_quantize(x, self.scale, self.axis, self.format) if self.enabled else x
+
+    @torch.no_grad()
+    def set_amax(self, amax: torch.Tensor) -> None:
+        """Let the format's highest value stand for ``amax``, float ``[1]`` or ``[channels]``.
+
+        A channel of zeros alone gets the largest amax of the others (any scale is right for zeros, and a tiny one would
+        not survive half precision); where all are zero, 1.
+        """
+        amax = amax.detach().float().reshape(self.scale.shape)
+        most = amax.max()
+        amax = torch.where(amax > 0, amax, most if most > 0 else torch.ones_like(most))
+        self.scale.copy_(amax / self.format.highest)
+
+    @property
+    def amax(self) -> torch.Tensor:
+        """The largest magnitude that is not clipped, fp32 ``[1]`` or ``[channels]``."""
+        return self.settled_scale() * self.format.highest
+
+    def settled_scale(self) -> torch.Tensor:
+        """The positive fp32 scale that the operator divides by."""
+        return effective_scale(self.scale.detach())
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return f"{self.format.value}, axis={self.axis}, scales={self.scale.numel()}"
+
+
+def quantizers(module: nn.Module) -> dict[str, Quantizer]:
+    """All quantizers of ``module``, by name."""
+    return {name: m for name, m in module.named_modules() if isinstance(m, Quantizer)}
+
+
+@contextmanager
+def in_float(*modules: nn.Module) -> Iterator[None]:
+    """Let no quantizer in ``modules`` round meanwhile."""
+    found = [q for module in modules for q in quantizers(module).values() if q.enabled]
+    for quantizer in found:
+        quantizer.enabled = False
+    try:
+        yield
+    finally:
+        for quantizer in found:
+            quantizer.enabled = True

@@ -1,0 +1,1 @@
+"""The student, its heads, its checkpoint."""

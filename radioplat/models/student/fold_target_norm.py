@@ -1,0 +1,115 @@
+"""Fold the transforms of targets into the last linear layers of a student's heads, and take them out again.
+
+With z = A h + b from the last linear layer and raw = V z + mu: A' = V A and b' = V b + mu speak raw features by
+themselves; A' = V^-1 A and b' = V^-1 (b - mu) are the way back. In float64, rounded once.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.student.heads import HeadArchitecture, TeacherHead
+from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
+
+
+def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
+    """Fold ``head`` in place, and give the architecture that it has now.
+
+    Args:
+        mean: fold everything. False leaves a mean, and a single scale, to be applied in fp32 after the layers (in half
+            precision a mean that is large beside the spread would swallow it) and folds only a matrix, which costs.
+    """
+    for kind in ("summary", "spatial"):
+        if getattr(head, kind) is None or not (mean or head.form(kind) == MATRIX):
+            continue
+        _fold(head, kind, mean)
+    now = {f"{kind}_norm": head.form(kind) for kind in ("summary", "spatial") if getattr(head, kind) is not None}
+    head.architecture = replace(head.architecture, **now)
+    return head.architecture
+
+
+def fold_heads(student: nn.Module) -> None:
+    """Fold the matrices behind the heads of ``student`` in place: at each position they cost more than a head itself.
+
+    What it says stays the same. A quantized head keeps its weights, for its scales are of those.
+    """
+    for head in student.modules():
+        if isinstance(head, TeacherHead) and not quantizers(head):
+            fold_head(head, mean=False)
+
+
+@torch.no_grad()
+def unfold_head(head: TeacherHead, kind: str) -> None:
+    """Have the layers of ``kind``, which speak raw features, speak of transformed ones, as its buffers say.
+
+    What the head says of raw features stays: this is for a head that was trained elsewhere, once the run's own
+    transform is known.
+    """
+    linear, inverse = last_linear(getattr(head, kind)), _inverse(head, kind)
+    centre = getattr(head, f"{kind}_mean").double()
+    for rows in _positions(linear, centre):
+        linear.weight[rows] = torch.linalg.solve(inverse, linear.weight[rows].double()).to(linear.weight)
+        linear.bias[rows] = torch.linalg.solve(inverse, linear.bias[rows].double() - centre).to(linear.bias)
+
+
+def raw_layers(head: TeacherHead, kind: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The layers among the ``tensors`` of a head like ``head``, so that by themselves they speak raw features.
+
+    Args:
+        tensors: of ``kind``, by their names in a head; without a transform among them they speak raw features already.
+    """
+    layers = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
+    mean = tensors.get(f"{kind}_mean")
+    if mean is None or mean.is_meta:
+        return layers
+    theirs = copy.deepcopy(head)
+    theirs.hold(kind, len(mean), form_of(kind, tensors))
+    theirs.load_state_dict(tensors, strict=False)
+    _fold(theirs, kind, mean=True)
+    return {name: tensor for name, tensor in theirs.state_dict().items() if name in layers}
+
+
+def form_of(kind: str, tensors: dict[str, torch.Tensor]) -> str:
+    """What the transform of ``kind`` among a head's ``tensors`` is; the identity, which a file may leave out, is one
+    number."""
+    if f"{kind}_rotation" in tensors:
+        return MATRIX
+    scale = tensors.get(f"{kind}_scale")
+    return CHANNELS if scale is not None and scale.ndim else SCALAR
+
+
+def last_linear(layers: nn.Module) -> nn.Linear:
+    """The linear layer that the output of ``layers`` comes from: the last one in it."""
+    return [module for module in layers.modules() if isinstance(module, nn.Linear)][-1]
+
+
+@torch.no_grad()
+def _fold(head: TeacherHead, kind: str, mean: bool) -> None:
+    linear, inverse = last_linear(getattr(head, kind)), _inverse(head, kind)
+    centre = getattr(head, f"{kind}_mean").double()
+    if linear.bias is None:
+        linear.bias = nn.Parameter(torch.zeros_like(linear.weight[:, 0]))
+    for rows in _positions(linear, centre):
+        linear.weight[rows] = (inverse @ linear.weight[rows].double()).to(linear.weight)
+        linear.bias[rows] = (inverse @ linear.bias[rows].double() + (centre if mean else 0)).to(linear.bias)
+    head.hold(kind, len(centre))
+    head.to(linear.weight.device)
+    if not mean:
+        head.set_space(kind, mean=centre)
+
+
+def _inverse(head: TeacherHead, kind: str) -> torch.Tensor:
+    """V of ``raw = V z + mu``, float64 ``[D, D]``."""
+    if head.form(kind) == MATRIX:
+        return getattr(head, f"{kind}_inverse").double()
+    return torch.diag(getattr(head, f"{kind}_scale").double().expand(len(getattr(head, f"{kind}_mean"))))
+
+
+def _positions(linear: nn.Linear, centre: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows of each position: a head with pixel shuffle gives several at once, one after the other."""
+    return torch.arange(linear.out_features, device=linear.weight.device).split(len(centre))

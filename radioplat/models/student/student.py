@@ -1,0 +1,250 @@
+"""The student: normalisation, backbone, one head per teacher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from radioplat.errors import SpecError
+from radioplat.models.backbones import names
+from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.backbones.timm_backbone import TimmBackbone
+from radioplat.models.features import Features
+from radioplat.models.modifiers.low_rank import split_layers
+from radioplat.models.modifiers.reshaping import Reshaping, reshape
+from radioplat.models.modifiers.sparsity import Sparsity
+from radioplat.models.modifiers.spectral import materialise, reparametrize
+from radioplat.models.quantized.architecture import Quantization, quantize_modules
+from radioplat.models.student.heads import HeadArchitecture, TeacherHead
+
+
+@dataclass(frozen=True)
+class StudentArchitecture:
+    """Everything needed to build a student but its weights; kept as JSON in the checkpoint.
+
+    Attributes:
+        type: TAO's or timm's backbone name.
+        kwargs: constructor arguments beside it.
+        num_class_tokens: of a RADIO ViT.
+        img_size: training resolution in pixels.
+        num_classes: of a classifier on the backbone itself (``dataset.num_classes``); 0 for none.
+        class_names: its classes in their order, as ``classes.json`` of the training images has them; empty where labels
+            were numbers.
+        mean, std: normalisation of images in [0, 1].
+        drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
+        spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
+        pruned: what pruning took of the backbone that ``type`` builds; None for nothing.
+        low_rank: layers of the backbone, as pruning left it, that are two in a row, and the channels between the two.
+        quantized: which layers have quantizers, BatchNorm folded; None for none.
+        sparsity: the layers whose zeros training leaves as they are; None for none.
+    """
+
+    type: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    num_class_tokens: int = 1
+    cpe_max_size: int | None = None
+    num_registers: int | None = None
+    register_multiple: int | None = None
+    img_size: int = 224
+    num_classes: int = 0
+    class_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    heads: tuple[HeadArchitecture, ...] = ()
+    drop_path: float = 0.0
+    spectral_reparam: bool = False
+    pruned: Reshaping | None = None
+    low_rank: dict[str, int] = field(default_factory=dict)
+    quantized: Quantization | None = None
+    sparsity: Sparsity | None = None
+
+    @property
+    def summary_slots(self) -> list[int]:
+        """Class tokens that make the summary; empty for all of them.
+
+        A teacher without a summary loss keeps its class token, but nothing ever taught that token to sum up an image
+        (RADIO's ``use_summary: false``): it stays out.
+        """
+        slots = (head.token_slot for head in self.heads if head.summary_dim or head.logits_dim)
+        return list(dict.fromkeys(slots))  # two teachers may share a token
+
+    def to_json(self) -> str:
+        """JSON text; :meth:`from_json` reads it back equal."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> StudentArchitecture:
+        """Inverse of :meth:`to_json`."""
+        raw = json.loads(text)
+        raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])
+        raw["class_names"] = tuple(raw.get("class_names", ()))
+        raw["sparsity"] = Sparsity(**raw["sparsity"]) if raw.get("sparsity") else None
+        raw["pruned"] = Reshaping(**raw["pruned"]) if raw.get("pruned") else None
+        raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
+        return cls(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
+
+
+def classes_differ(known: Sequence[str], given: Sequence[str]) -> str:
+    """How two lists of class names are not the same, in words; empty where they are, or one is not known."""
+    if not known or not given or list(known) == list(given):
+        return ""
+    if len(known) != len(given):
+        return f"{len(known)} there and {len(given)} here"
+    number = next(i for i, pair in enumerate(zip(known, given, strict=True)) if pair[0] != pair[1])
+    return f"class {number} is {known[number]!r} there and {given[number]!r} here"
+
+
+def build_backbone(architecture: StudentArchitecture, where: str = "model.backbone") -> RadioViT | TimmBackbone:
+    """Build an untrained backbone.
+
+    Raises:
+        SpecError: no such name, or arguments that it refuses.
+    """
+    resolved = names.resolve(architecture.type, architecture.kwargs, f"{where}.type")
+    kwargs = dict(resolved.kwargs)
+    if "num_classes" in kwargs:
+        raise SpecError(
+            "the number of classes is not an argument of a backbone",
+            where=f"{where}.kwargs.num_classes",
+            hint="Fine-tuning takes dataset.num_classes.",
+        )
+    if architecture.drop_path:
+        kwargs["drop_path_rate"] = architecture.drop_path
+    if not resolved.radio:
+        try:
+            return TimmBackbone(resolved.name, architecture.num_classes, where, architecture.img_size, **kwargs)
+        except SpecError as error:
+            if architecture.drop_path and "drop_path_rate" in str(error):
+                raise SpecError(f"timm's {resolved.name} has no DropPath", where=f"{where}.drop_path") from None
+            raise
+    # What the name says of the front of the ViT, unless the architecture does.
+    named = {k: kwargs.pop(k, None) for k in ("num_registers", "register_multiple", "cpe_max_size")}
+    registers, multiple = architecture.num_registers, architecture.register_multiple
+    if registers is None and multiple is None:
+        registers, multiple = named["num_registers"], named["register_multiple"]
+    return RadioViT(
+        num_class_tokens=architecture.num_class_tokens,
+        cpe_max_size=architecture.cpe_max_size or named["cpe_max_size"] or architecture.img_size,
+        num_registers=registers,
+        register_multiple=multiple,
+        **kwargs,
+    )
+
+
+class Student(nn.Module):
+    """A student backbone with its heads.
+
+    ``student(images)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``; normalisation is inside.
+    ``student.head(name, features)`` gives those features in the space of teacher ``name``.
+    """
+
+    def __init__(self, architecture: StudentArchitecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.frozen_norm = False
+        # Teacher's name and kind of heads that were trained elsewhere and speak raw features without their buffers.
+        self.raw_heads: set[tuple[str, str]] = set()
+        self.backbone = build_backbone(architecture)
+        if architecture.pruned is not None:
+            reshape(self.backbone, architecture.pruned)
+        split_layers(self.backbone, architecture.low_rank)
+        if architecture.spectral_reparam:
+            reparametrize(self.backbone, iterations=1)  # its weights come from elsewhere, see start_student
+        for h in architecture.heads:
+            if hasattr(nn.ModuleDict(), h.name):
+                raise SpecError(f"no teacher can be called {h.name!r}", where="distill.teacher", hint="Give it a name.")
+        self.heads = nn.ModuleDict(
+            {
+                h.name: TeacherHead(h, self.backbone.token_dim, self.backbone.spatial_dim, f"distill.teacher[{i}]")
+                for i, h in enumerate(architecture.heads)
+            }
+        )
+        needs_classifier = architecture.num_classes and isinstance(self.backbone, RadioViT)
+        self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if needs_classifier else None
+        if architecture.quantized is not None:
+            if architecture.spectral_reparam:
+                hint = "Set it to false: quantized layers learn scales of their own."
+                raise SpecError(
+                    "a quantized student has plain weights", where="model.backbone.spectral_reparam", hint=hint
+                )
+            try:
+                quantize_modules(self, architecture.quantized)
+            except (AttributeError, TypeError) as error:
+                hint = "Start from a checkpoint of the same backbone, or quantize this one anew."
+                message = f"the quantizers of the pretrained student do not fit this one ({error})"
+                raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
+        self.register_buffer("mean", torch.tensor(architecture.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(architecture.std).view(1, 3, 1, 1), persistent=False)
+
+    @property
+    def head_names(self) -> list[str]:
+        """Teachers that have a head, in spec order."""
+        return [h.name for h in self.architecture.heads]
+
+    @property
+    def stride(self) -> int:
+        """Pixels a position of the spatial map covers."""
+        return self.backbone.stride
+
+    def freeze_norm(self) -> int:
+        """Train no normalization layer of the backbone, and let BatchNorm keep its statistics; how many there are."""
+        self.frozen_norm = True
+        layers = _norms(self.backbone)
+        for layer in layers:
+            for parameter in layer.parameters(recurse=False):
+                parameter.requires_grad_(False)
+        self.train(self.training)
+        return len(layers)
+
+    def train(self, mode: bool = True) -> Student:
+        """As ``nn.Module``'s; frozen normalization layers stay in evaluation mode."""
+        super().train(mode)
+        for layer in _norms(self.backbone) if self.frozen_norm else ():
+            layer.training = False  # not what a layer may hold beside it
+        return self
+
+    def fold(self) -> Student:
+        """Make plain weights of reparametrized ones, in place; what it says of images stays the same."""
+        if self.architecture.spectral_reparam:
+            materialise(self)
+            self.architecture = replace(self.architecture, spectral_reparam=False)
+        return self
+
+    def normalized(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8, or floats in [0, 1], as the fp32 numbers that the backbone sees."""
+        unit = images.float() if images.is_floating_point() else images.float() / 255
+        return (unit - self.mean.float()) / self.std.float()
+
+    def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
+        """Images to backbone features; see :class:`~radioplat.models.features.Features`."""
+        dtype = next(self.backbone.parameters()).dtype
+        features = self.backbone(self.normalized(images).to(dtype), wanted)
+        if "logits" in wanted and self.classifier is not None:
+            features.named["logits"] = self.classifier(features.summary)
+        features.summary = taught_summary(features, self.architecture.summary_slots)
+        return features
+
+    def head(self, name: str, features: Features) -> Features:
+        """Features in the space of teacher ``name``."""
+        return self.heads[name](features)
+
+
+def taught_summary(features: Features, slots: list[int]) -> torch.Tensor | None:
+    """The summary of ``features`` from the class tokens in ``slots`` alone, ``[B, len(slots) * D]``."""
+    tokens = features.named.get("tokens")
+    return features.summary if tokens is None or not slots else tokens[:, slots].flatten(1)
+
+
+def _norms(module: nn.Module) -> list[nn.Module]:
+    """Normalization layers that have weights or statistics of their own; timm has many, told by their names."""
+    return [
+        m
+        for m in module.modules()
+        if "norm" in type(m).__name__.lower()
+        and any(True for tensors in (m.parameters(recurse=False), m.buffers(recurse=False)) for _ in tensors)
+    ]

@@ -1,0 +1,1 @@
+"""Reading weight files; fitting their names and shapes."""

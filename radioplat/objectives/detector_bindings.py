@@ -1,0 +1,162 @@
+"""What a detector learns of another: outputs of named modules compared, maps by position, queries once matched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from radioplat.errors import Problem, SpecError
+from radioplat.losses.base.criterion import Pointwise
+from radioplat.losses.base.grid import Overlap, on_common_grid
+from radioplat.losses.base.reduce import living, to_grid, weighted_mean
+from radioplat.losses.registry import RUNNING, criterion
+from radioplat.losses.terms.logits import kl_sigmoid
+from radioplat.losses.terms.queries import TAPS, Answers, compared, match_queries, sureness, taken
+from radioplat.losses.weighting.iou_mask import object_mask
+from radioplat.models.capture import captured, find_module
+from radioplat.models.detectors.registry import AnyDetector
+from radioplat.spec.resolved.teacher import MODULE, QUERY_MODULES, Bound, ResolvedTeacher, Term
+from radioplat.spec.schema.distill import DistillConfig, LossType
+from radioplat.teachers.base.teacher import TeacherInfo
+
+Widths = dict[str, tuple[int, int]]  # of the student's and the teacher's features, by teacher and binding
+
+
+class DetectorBindings(nn.Module):
+    """The bindings of one teacher.
+
+    Maps go to the coarser of their grids; a projection brings the student's to the teacher's width where that is
+    another. Queries are matched one to one; a pair counts by how sure the teacher's is of anything. ``IOU`` is L2 where
+    :func:`radioplat.losses.weighting.iou_mask.object_mask` says that the teacher is worth listening to.
+
+    Args:
+        widths: see :func:`binding_widths`.
+    """
+
+    def __init__(self, teacher: ResolvedTeacher, widths: Widths, config: DistillConfig) -> None:
+        super().__init__()
+        self.teacher = teacher
+        self.criteria, self.projections = nn.ModuleDict(), nn.ModuleDict()
+        for bound in teacher.bindings:
+            mine, theirs = widths[f"{teacher.name}/{bound.name}"]
+            term = Term("module", bound.loss, bound.weight, bound.where)
+            scores = bound.loss is LossType.KL and bound.teacher_module == "pred_logits"
+            self.criteria[bound.name] = Pointwise(kl_sigmoid) if scores else criterion(term, theirs, config)
+            if mine != theirs:
+                self.projections[bound.name] = nn.Linear(mine, theirs)
+
+    def forward(
+        self,
+        mine: Mapping[str, torch.Tensor],
+        theirs: Mapping[str, torch.Tensor],
+        weight: torch.Tensor,
+        truth: Sequence[torch.Tensor],
+        overlap: Overlap | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The value of each binding, a scalar without its weight.
+
+        Args:
+            mine: outputs of the student's modules, maps ``[B, C, h, w]``.
+            theirs: of the teacher's, by :attr:`Bound.key`, maps ``[B, h, w, C]``.
+            weight: ``[B]``.
+            truth: of each image ``[N, 4]``, see :func:`object_mask`.
+        """
+        theirs = {name.removeprefix(MODULE): living(value.float(), weight) for name, value in theirs.items()}
+        found = {}
+        for bound in self.teacher.bindings:
+            pair = self._queries if bound.teacher_module in QUERY_MODULES else self._maps
+            a, b, seen = pair(bound, mine, theirs, truth, overlap)
+            found[bound.name] = weighted_mean(*self.criteria[bound.name](a, b, weight, seen))
+        return found
+
+    def _maps(self, bound: Bound, mine, theirs, truth, overlap):
+        student, teacher = mine[bound.student_module].permute(0, 2, 3, 1).float(), theirs[bound.teacher_module]
+        if bound.name in self.projections:
+            student = self.projections[bound.name](student)
+        student, teacher, seen = on_common_grid(student, teacher, overlap)
+        if bound.loss is LossType.IOU:
+            at = (theirs[name] for name in ("pred_logits", "pred_boxes", "queries", "memory.0"))
+            logits, boxes, queries, memory = at
+            mask = object_mask(logits, boxes, queries, memory, truth)
+            mask = to_grid(mask[..., None], teacher.shape[1:3])[..., 0]
+            seen = mask if seen is None else seen * mask
+        return student, teacher, seen
+
+    def _queries(self, bound: Bound, mine, theirs, truth, overlap):
+        own, other = (Answers(of["pred_logits"], of["pred_boxes"]) for of in (mine, theirs))
+        pairs = match_queries(own, other)
+        if bound.teacher_module in TAPS:
+            return compared(bound.teacher_module, own, other, pairs)
+        student = taken(mine[bound.student_module].float(), pairs.mine)
+        if bound.name in self.projections:
+            student = self.projections[bound.name](student)
+        told = taken(theirs[bound.teacher_module], pairs.theirs)
+        return student, told, sureness(taken(other.logits, pairs.theirs))
+
+
+def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:
+    """Names of the modules of the student whose outputs bindings compare."""
+    names = {bound.student_module for teacher in teachers for bound in teacher.bindings}
+    return sorted(names | set(QUERY_MODULES) if names & set(QUERY_MODULES) else names)
+
+
+def binding_widths(
+    detector: AnyDetector, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], size: int
+) -> Widths:
+    """The widths of what each binding compares.
+
+    Raises:
+        SpecError: one problem for each binding that names no module, or unlike outputs.
+    """
+    problems: list[Problem] = []
+    for bound in (b for teacher in teachers for b in teacher.bindings):
+        try:
+            find_module(detector, bound.student_module, f"{bound.where}.student_module_name")
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(*problems)
+    training = detector.training
+    with captured(detector, student_modules(teachers)) as outputs, torch.no_grad():
+        detector.eval().outputs(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    detector.train(training)
+    found: Widths = {}
+    for teacher in teachers:
+        for bound in teacher.bindings:
+            mine, named = outputs.get(bound.student_module), infos[teacher.name].named
+            theirs = named[bound.key]
+            if why := _unlike(bound, mine, theirs, outputs, named):
+                problems.append(Problem(why, bound.where, "Name maps on both sides, or the same of " + _LISTED))
+            else:
+                width = mine.shape[1] if mine.ndim == 4 else mine.shape[-1]
+                found[f"{teacher.name}/{bound.name}"] = (width, theirs[-1])
+    if problems:
+        raise SpecError(*problems)
+    return found
+
+
+_LISTED = f"{', '.join(QUERY_MODULES)}."
+
+
+def _unlike(
+    bound: Bound,
+    mine: torch.Tensor | None,
+    theirs: tuple[int, ...],
+    outputs: Mapping[str, torch.Tensor],
+    named: Mapping[str, tuple[int, ...]],
+) -> str:
+    """Why the two ends cannot be compared; empty where they can."""
+    if mine is None:
+        return f"the student does not run its module {bound.student_module!r}"
+    if bound.student_module in QUERY_MODULES or bound.teacher_module in QUERY_MODULES:
+        if bound.student_module != bound.teacher_module:
+            return f"{bound.student_module} of the student against {bound.teacher_module} of the teacher"
+        if outputs["pred_logits"].shape[-1] != named[f"{MODULE}pred_logits"][-1]:
+            return f"{outputs['pred_logits'].shape[-1]} classes against {named[f'{MODULE}pred_logits'][-1]}"
+        return f"{bound.loss.value} looks at maps" if bound.loss is LossType.IOU or bound.loss in RUNNING else ""
+    if mine.ndim != 4 or len(theirs) != 3:
+        return "a map [B, C, h, w] is needed on both sides"
+    wide = [named[MODULE + name][-1] for name in bound.beside if name in ("memory.0", "queries")]
+    return f"the teacher's queries and its map have unlike widths {wide}" if len(set(wide)) > 1 else ""

@@ -1,0 +1,295 @@
+"""Student, heads and losses as one module: what DeepSpeed, torch.compile and tests see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radioplat.losses.base.grid import Overlap, on_common_grid
+from radioplat.losses.base.reduce import living, masked_mean, weighted_mean
+from radioplat.losses.registry import criterion
+from radioplat.losses.terms.hard_labels import label_loss, label_share
+from radioplat.losses.weighting.balance import TeacherBalance
+from radioplat.losses.weighting.teacher_dropping import kept
+from radioplat.models.capture import as_features, captured
+from radioplat.models.features import Features
+from radioplat.models.student.student import Student
+from radioplat.objectives.inner_teachers import answers_inside, with_answers
+from radioplat.objectives.mesa import mesa_loss
+from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.peers import Peer
+from radioplat.spec.resolved.labels import label_weight
+from radioplat.spec.resolved.teacher import ResolvedTeacher, Term
+from radioplat.spec.schema.distill import DistillConfig, LabelForm, Source
+from radioplat.training.loop.average_student import AverageStudent
+
+
+@dataclass
+class _Part:
+    """A term of a teacher in a micro-batch: its weight in the teacher, and each sample's value and weight, ``[B]``."""
+
+    scale: float
+    values: torch.Tensor
+    weight: torch.Tensor
+
+    def mean(self, kept: torch.Tensor | float = 1.0) -> torch.Tensor:
+        """Scaled, over the samples; those that are not ``kept`` ``[B]`` count as 0."""
+        return self.scale * weighted_mean(self.values * kept, self.weight)
+
+
+class DistillModule(nn.Module):
+    """One student taught by several teachers.
+
+    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
+    balanced and thinned out as ``config`` says, and weight times each binding) and each term as
+    ``loss/<teacher>/<name>``, without weights but with the micro-batch's factor, so that its mean over a step is the
+    mean over what the teacher saw. Labels come in over the samples that have one: as ``loss/labels`` where the student
+    has a classifier of its own, which class scores of teachers are compared with too; else, with ``config.alpha``, as
+    ``loss/<teacher>/labels``, by the head for the teacher's class scores.
+
+    Args:
+        view: name of the view that the student sees.
+        config: temperatures, labels, balance and dropping; without one there is nothing of them.
+        peers: networks that train with the student, by name; see :mod:`radioplat.objectives.peers`.
+
+    Attributes:
+        average: the student's moving average, where it teaches.
+        step: the global step at hand, by which MESA begins.
+        regularizer: a penalty on the weights, added to ``loss`` and given as ``loss/regularizer``.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        teachers: list[ResolvedTeacher],
+        view: str,
+        config: DistillConfig | None = None,
+        peers: Mapping[str, Peer] | None = None,
+    ) -> None:
+        super().__init__()
+        self.peers = nn.ModuleDict(dict(peers or {}))
+        self.average: AverageStudent | None = None
+        self.step = 0
+        self.student, self.teachers, self.view = student, teachers, view
+        self.config = config = DistillConfig() if config is None else config
+        self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
+        self.regularizer: Callable[[], torch.Tensor] | None = None
+        wants_map = bool(config.mesa.weight) or any("spatial" in t.wanted for t in teachers)
+        self.classifies = student.architecture.num_classes > 0
+        self.label_weight = label_weight(config, teachers)
+        wanted = {"summary", *(["spatial"] if wants_map else []), *(["logits"] if self.classifies else [])}
+        self._wanted = frozenset(wanted)
+        self._captures = sorted({bound.student_module for t in teachers for bound in t.bindings})
+        deeper = {b.teacher_module for t in teachers if t.source is Source.deeper for b in t.bindings}
+        self._captures = sorted({*self._captures, *deeper})
+        self.criteria = nn.ModuleDict()
+        for teacher in teachers:
+            architecture = student.heads[teacher.name].architecture
+            for term in teacher.terms:
+                width = getattr(architecture, f"{term.kind}_dim")
+                self.criteria[f"{teacher.name}/{term.name}"] = criterion(term, width, config)
+            for bound in teacher.bindings:
+                term = Term("module", bound.loss, bound.weight, bound.where)
+                self.criteria[f"{teacher.name}/{bound.name}"] = criterion(term, 0, config)
+        self.balance = TeacherBalance([t.name for t in teachers if t.terms], config.balance)
+
+    def asks_average(self, step: int | None = None) -> bool:
+        """Whether the student's moving average teaches at global ``step``; at any, for None."""
+        mesa = self.config.mesa
+        late = step is not None and step < mesa.start_step
+        return bool(mesa.weight and not late) or any(t.source is Source.ema for t in self.teachers)
+
+    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """See the class."""
+        images = batch.views[self.view]
+        with captured(self.student.backbone.target, self._captures) as outputs:
+            features = self.student(images, self._wanted)
+        grid = images.shape[-2] // self.student.stride, images.shape[-1] // self.student.stride
+        losses: dict[str, torch.Tensor] = {}
+        parts: dict[str, list[_Part]] = {}
+        listened = [teacher for teacher in self.teachers if teacher.name not in self.quarantined]
+        inside = answers_inside(self, listened, batch, outputs, grid)
+        batch = with_answers(batch, listened, inside)
+        active = [teacher for teacher in listened if teacher.terms]
+        for teacher in active:
+            parts[teacher.name] = self._parts(teacher, features, batch, losses)
+        balance = self.balance.factors(list(parts))
+        keeps = self._kept(active, parts, balance, batch)
+        total = torch.zeros((), device=batch.weight.device)
+        for i, teacher in enumerate(active):
+            factor = batch.factors.get(teacher.name, 1.0) * teacher.loss_lambda * balance[teacher.name]
+            keep = 1.0 if keeps is None else keeps[i]
+            total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
+        for name, mine in parts.items():
+            self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
+        if self.classifies and self.label_weight:
+            hard = label_loss(living(features.named["logits"].float(), batch.weight), batch.label)
+            losses["loss/labels"] = weighted_mean(hard, batch.weight * (batch.label >= 0))
+            total = total + weighted_mean(label_share(batch.label, self.label_weight) * hard, batch.weight)
+        for teacher in listened:
+            total = total + self._bound(teacher, outputs, grid, batch, losses)
+        for teacher in listened:
+            if teacher.name in inside.peers:
+                total = total + self._peer_learns(teacher, inside.peers, features, batch, losses)
+        if inside.average is not None:
+            overlap = batch.inner_overlaps.get(inside.average_view)
+            losses["loss/mesa"] = mesa_loss(features.spatial, inside.average, batch.weight, overlap)
+            total = total + self.config.mesa.weight * losses["loss/mesa"]
+        return regularized({"loss": total, **losses}, self.regularizer)
+
+    def _bound(
+        self,
+        teacher: ResolvedTeacher,
+        outputs: dict[str, torch.Tensor],
+        grid: tuple[int, int],
+        batch: MicroBatch,
+        losses: dict[str, torch.Tensor],
+    ) -> torch.Tensor | float:
+        """The bindings of one teacher, each times its weight; puts each into ``losses`` as it is logged."""
+        weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
+        projections, total = self.student.heads[teacher.name].bindings, 0.0
+        for bound in teacher.bindings:
+            theirs = living(batch.targets[teacher.name].named[bound.key].float(), weight)
+            mine, seen = as_features(outputs[bound.student_module], grid), None
+            mine = (projections[bound.name](mine) if bound.name in projections else mine).float()
+            if mine.ndim == 4:
+                mine, theirs, seen = on_common_grid(mine, theirs, batch.overlaps.get(teacher.name))
+            compare = self.criteria[f"{teacher.name}/{bound.name}"]
+            value = factor * weighted_mean(*compare(mine, theirs, weight, seen))
+            losses[f"loss/{teacher.name}/{bound.name}"] = value
+            total = total + bound.weight * value
+        return total
+
+    def _parts(
+        self, teacher: ResolvedTeacher, features: Features, batch: MicroBatch, losses: dict[str, torch.Tensor]
+    ) -> list[_Part]:
+        """The terms of one teacher; puts each into ``losses`` as it is logged."""
+        weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
+        head = self.student.heads[teacher.name]
+        mine = self._in_space_of(teacher, features)
+        theirs = batch.targets[teacher.name].map(lambda t: living(t, weight))
+        shared = self.classifies and self.config.label_form is LabelForm.alpha  # all of a teacher, not its scores alone
+        share = label_share(batch.label, self.config.alpha)
+        parts = []
+        for term in teacher.terms:
+            compare = self.criteria[f"{teacher.name}/{term.name}"]
+            *pair, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
+            if compare.raw:
+                pair[0] = head.raw(term.kind, pair[0])
+            else:
+                pair[1] = head.standardize(term.kind, pair[1])
+            values, counts = compare(*pair, weight, seen)
+            losses[f"loss/{teacher.name}/{term.name}"] = factor * weighted_mean(values, counts)
+            if shared or (term.kind == "logits" and self.config.alpha):
+                values = (1 - share) * values
+            parts.append(_Part(term.weight, values, counts))
+        if "logits" in teacher.wanted and self.config.alpha and not self.classifies:
+            hard = label_loss(living(mine.named["logits"].float(), weight), batch.label)
+            losses[f"loss/{teacher.name}/labels"] = factor * weighted_mean(hard, weight * (batch.label >= 0))
+            parts.append(_Part(1.0, share * hard, weight))
+        return parts
+
+    def _in_space_of(self, teacher: ResolvedTeacher, features: Features) -> Features:
+        """What the student says to ``teacher``, in the space of the losses."""
+        mine = self.student.heads[teacher.name](features, raw=False)
+        if self.classifies and "logits" in teacher.wanted:
+            mine.named["logits"] = features.named["logits"]
+        return mine
+
+    def _peer_learns(
+        self,
+        teacher: ResolvedTeacher,
+        peers: Mapping[str, Features],
+        features: Features,
+        batch: MicroBatch,
+        losses: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """What a peer's own weights learn by, see :mod:`radioplat.objectives.peers`; puts each term into ``losses``."""
+        weight, name = _seen(batch, teacher.name), teacher.name
+        mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
+        theirs = peers[name].map(lambda t: living(t, weight))
+        share = label_share(batch.label, self.config.alpha)
+        total = torch.zeros((), device=weight.device)
+        for term in teacher.terms:
+            compare = self.criteria[f"{name}/{term.name}"]
+            if term.kind == "logits":
+                others = [mine, *(said.map(torch.Tensor.detach) for other, said in peers.items() if other != name)]
+                heard = [compare(theirs.named["logits"], o.named["logits"].float(), weight) for o in others]
+                values, counts = torch.stack([values for values, _ in heard]).mean(0), heard[0][1]
+            else:
+                a, b, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(name))
+                values, counts = compare(b, a, weight, seen)
+            losses[f"loss/{name}/peer_{term.name}"] = weighted_mean(values, counts)
+            values = (1 - share) * values if term.kind == "logits" else values
+            total = total + term.weight * weighted_mean(values, counts)
+        hard = label_loss(theirs.named["logits"], batch.label)
+        losses[f"loss/{name}/peer_labels"] = weighted_mean(hard, weight * (batch.label >= 0))
+        return total + weighted_mean(share * hard, weight)
+
+    def _kept(
+        self,
+        active: list[ResolvedTeacher],
+        parts: dict[str, list[_Part]],
+        balance: dict[str, torch.Tensor | float],
+        batch: MicroBatch,
+    ) -> torch.Tensor | None:
+        """Whether a teacher's loss counts for a sample, float ``[teachers, B]``; None where none is ever dropped."""
+        if not self.config.teacher_drop_prob or not active:
+            return None
+        rows = []
+        for teacher in active:
+            each = sum(part.scale * part.values.detach() for part in parts[teacher.name])
+            each = teacher.loss_lambda * balance[teacher.name] * each
+            rows.append(torch.where(_seen(batch, teacher.name) > 0, each, -torch.inf))
+        return kept(torch.stack(rows), self.config.teacher_drop_prob)
+
+
+class ClassifyModule(nn.Module):
+    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy.
+
+    ``regularizer`` is as in :class:`DistillModule`.
+    """
+
+    def __init__(self, student: Student, view: str) -> None:
+        super().__init__()
+        self.student, self.view = student, view
+        self.quarantined: set[str] = set()
+        self.regularizer: Callable[[], torch.Tensor] | None = None
+
+    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """``loss`` and ``accuracy``, scalars in fp32."""
+        logits = self.student(batch.views[self.view], frozenset({"summary", "logits"})).named["logits"].float()
+        weight = batch.weight * (batch.label >= 0)
+        label = batch.label.clamp(min=0)
+        loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
+        accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
+        return regularized({"loss": loss, "accuracy": accuracy.detach()}, self.regularizer)
+
+
+def regularized(
+    losses: dict[str, torch.Tensor], regularizer: Callable[[], torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """``losses`` with the penalty added; each micro-batch bears the whole of it, as a step's loss is their mean."""
+    if regularizer is None:
+        return losses
+    penalty = regularizer()
+    return {**losses, "loss": losses["loss"] + penalty, "loss/regularizer": penalty}
+
+
+def _seen(batch: MicroBatch, teacher: str) -> torch.Tensor:
+    """Weights ``[B]`` of the samples for ``teacher``: zeros where it was not asked."""
+    return batch.weight if batch.factors.get(teacher, 1.0) else torch.zeros_like(batch.weight)
+
+
+def _pair(
+    kind: str, mine: Features, theirs: Features, overlap: Overlap | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Student's and teacher's tensor for one term in fp32; maps on the common grid, with what both see of it."""
+    if kind == "spatial":
+        return on_common_grid(mine.spatial.float(), theirs.spatial.float(), overlap)
+    a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
+    return a.float(), b.float(), None

@@ -1,0 +1,114 @@
+"""The optimizer and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from radioplat.optim.lamb import Lamb
+from radioplat.optim.parameter_groups import parameter_groups
+from radioplat.optim.quantizer_scale_steps import step_relatively
+from radioplat.spec.schema.train import OptimConfig, OptimizerName, Policy
+
+MOMENTS = {
+    OptimizerName.adamw: ("exp_avg", "exp_avg_sq"),
+    OptimizerName.adam: ("exp_avg", "exp_avg_sq"),
+    OptimizerName.sgd: ("momentum_buffer",),
+    OptimizerName.lamb: ("exp_avg", "exp_avg_sq"),
+    OptimizerName.fusedlamb: ("exp_avg", "exp_avg_sq"),
+}
+
+
+def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer over the trainable parameters; see :func:`parameter_groups`.
+
+    ``adamw`` decays the weights themselves, ``adam`` and ``sgd`` (momentum without Nesterov) add the decay to the
+    gradient, as torch does. ``fusedlamb`` is ``lamb``: one arithmetic on every device.
+
+    Raises:
+        SpecError: no parameter is trainable, or a rate is asked for parameters that are not there.
+    """
+    optimizer = _optimizer(parameter_groups(module, config), config)
+    step_relatively(optimizer)
+    return optimizer
+
+
+def _optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    betas = (config.betas[0], config.betas[1])
+    if config.optim is OptimizerName.sgd:
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    if config.optim in (OptimizerName.lamb, OptimizerName.fusedlamb):
+        return Lamb(groups, lr=config.lr, betas=betas)
+    kind = torch.optim.AdamW if config.optim is OptimizerName.adamw else torch.optim.Adam
+    return kind(groups, lr=config.lr, betas=betas)
+
+
+def set_rates(
+    groups: list[dict[str, Any]], config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int
+) -> float:
+    """Give every group its rate for global step ``step``; returns the run's, which a ``factor`` of 1 means.
+
+    For ``head_warmup_epochs`` the backbone's rate is 0; then it warms up under the same schedule.
+    """
+    rate = learning_rate(config, step, total_steps, steps_per_epoch)
+    body = rate
+    held = round(config.head_warmup_epochs * steps_per_epoch)
+    if held:
+        step = _counted(config, step, steps_per_epoch)
+        body = 0.0 if step < held else min(rate, _warm_up(config, step - held, steps_per_epoch))
+    for group in groups:
+        group["lr"] = (rate if group["head"] else body) * group["factor"]
+    return rate
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
+    """The rate of global step ``step`` (from 0): a pure function, so a resumed run has the quiet run's schedule.
+
+    Linear warm-up over ``warmup_epochs``, then ``policy``; linear and cosine end at ``min_lr`` (default 0).
+    ``soft_start_annealing`` is TAO's: geometric from ``min_lr`` (default a hundredth) to ``lr`` over the share
+    ``soft_start`` of the run, then ``lr``, and geometric back to ``min_lr`` from the share ``annealing`` on.
+    With ``sched_on_updates: false`` the rate changes only between epochs.
+    """
+    step = _counted(config, step, steps_per_epoch)
+    warmup = round(config.warmup_epochs * steps_per_epoch)
+    if step < warmup:
+        return _warm_up(config, step, steps_per_epoch)
+    params = config.policy_params
+    if config.policy is Policy.step:
+        period = max(1, round(float(params.get("step_size", 30)) * steps_per_epoch))
+        return config.lr * float(params.get("gamma", 0.1)) ** (step // period)
+    if config.policy is Policy.multistep:
+        passed = sum(step >= float(m) * steps_per_epoch for m in params.get("milestones", []))
+        return config.lr * float(params.get("gamma", 0.1)) ** passed
+    share = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    if config.policy is Policy.soft_start_annealing:
+        return _soft_start_annealing(config, share)
+    low = float(params.get("min_lr", 0.0))
+    curve = 1 - share if config.policy is Policy.linear else (1 + math.cos(math.pi * share)) / 2
+    return low + (config.lr - low) * curve
+
+
+def _soft_start_annealing(config: OptimConfig, share: float) -> float:
+    params = config.policy_params
+    start, annealing = float(params.get("soft_start", 0.1)), float(params.get("annealing", 0.7))
+    low = float(params.get("min_lr", config.lr / 100))
+    climbed = 1.0
+    if share < start:
+        climbed = share / start
+    elif share > annealing:
+        climbed = (1 - share) / (1 - annealing)
+    return low * (config.lr / low) ** climbed
+
+
+def _counted(config: OptimConfig, step: int, steps_per_epoch: int) -> int:
+    """The step that the schedule goes by."""
+    return step if config.sched_on_updates else step // steps_per_epoch * steps_per_epoch
+
+
+def _warm_up(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
+    """The linear rate ``step`` steps into a warm-up; not above ``lr``."""
+    warmup = round(config.warmup_epochs * steps_per_epoch)
+    return config.lr * min(1.0, (step + 1) / warmup) if warmup else config.lr

@@ -1,0 +1,120 @@
+"""Which parameters decay, and which learn at a rate of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+
+from radioplat.errors import Problem, SpecError
+from radioplat.optim.quantizer_scale_steps import RELATIVE
+from radioplat.spec.schema.train import OptimConfig, OptimizerName
+
+_BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+_FRONT = ("patch_generator.", "patch_embed.", "cls_token", "pos_embed", "reg_token", "norm_pre.")
+_TOKENS = ("pos_embed", "cls_token.token", "cls_token", "reg_token", "dist_token")
+SCALE = "_quantizer.scale"  # how the names of quantizers' learned scales end
+
+
+def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Groups for an optimizer over the trainable parameters, in the order in which their kinds first come.
+
+    Beside ``params`` and ``weight_decay`` a group says what :func:`radioplat.optim.optimizer.set_rates` needs:
+    ``factor`` (its rate over the run's), ``head`` (it learns during ``head_warmup_epochs``), and for LAMB ``adapt``.
+    Scales of quantizers are a group of their own: no decay, no ratio of LAMB, and, but for SGD, ``relative`` (see
+    :mod:`radioplat.optim.quantizer_scale_steps`).
+
+    Raises:
+        SpecError: no parameter is trainable, or :func:`pattern_problems` finds something.
+    """
+    problems = list(pattern_problems(module, config))
+    if problems:
+        raise SpecError(*problems)
+    depth, heads = _depth(module), _head_prefixes(module)
+    found: dict[tuple[bool, float, bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            bare, decays = _bare(name), takes_decay(name, parameter, config)
+            head = bare.startswith(heads)
+            apart = head or bare.startswith("peers.")  # a network of its own, that no layer of the student counts
+            factor = 1.0 if apart else config.layer_decay ** (depth - _layer(bare, depth))
+            if head and config.projector_lr is not None:
+                factor = config.projector_lr / config.lr
+            factor *= next((f for pattern, f in config.lr_mults.items() if _matches(bare, pattern)), 1.0)
+            relative = is_scale(name) and config.optim is not OptimizerName.sgd
+            rests = head and config.head_warmup_epochs > 0
+            found.setdefault((not decays, factor, rests, relative), []).append(parameter)
+    if not found:
+        raise SpecError("everything is frozen, nothing is left to train", where="model.backbone.freeze_backbone")
+    return [
+        {
+            "params": parameters,
+            "weight_decay": 0.0 if plain else config.weight_decay,
+            "factor": factor,
+            "head": head,
+            "adapt": not plain,
+            RELATIVE: relative,
+        }
+        for (plain, factor, head, relative), parameters in sorted(found.items(), key=lambda item: item[0][0])
+    ]
+
+
+def takes_decay(name: str, parameter: nn.Parameter, config: OptimConfig) -> bool:
+    """Whether weight decay, the regularizer and LAMB's ratio apply: not to vectors, tokens, scales of quantizers and
+    ``skip_names``.
+    """
+    if parameter.ndim < 2 or name.endswith(_TOKENS) or is_scale(name):
+        return False
+    return not any(_matches(_bare(name), pattern) for pattern in config.skip_names)
+
+
+def is_scale(name: str) -> bool:
+    """Whether a parameter of this name is the learned scale of a quantizer."""
+    return name.endswith(SCALE)
+
+
+def pattern_problems(module: nn.Module, config: OptimConfig) -> Iterator[Problem]:
+    """What ``train.optim`` asks of parameters that ``module`` (which may be on the meta device) does not have."""
+    names = [_bare(name) for name, _ in module.named_parameters()]
+    for pattern in config.lr_mults:
+        if not any(_matches(name, pattern) for name in names):
+            hint = f"Names are like {names[0]}." if names else ""
+            yield Problem("no parameter of the student has such a name", f"train.optim.lr_mults.{pattern}", hint)
+    if config.layer_decay != 1 and not _depth(module):
+        hint = "Give train.optim.lr_mults by name."
+        yield Problem("the backbone is no row of blocks", "train.optim.layer_decay", hint)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return pattern in name or fnmatch(name, pattern)
+
+
+def _bare(name: str) -> str:
+    """A parameter's name in the student."""
+    return name.removeprefix("student.")
+
+
+def _head_prefixes(module: nn.Module) -> tuple[str, ...]:
+    """Names of what stands on the backbone: teachers' heads, and a classifier, be it timm's own."""
+    backbone = getattr(getattr(module, "student", module), "backbone", None)
+    own = tuple(f"backbone.model.{prefix}" for prefix in getattr(backbone, "classifier_prefix", ()))
+    return ("heads.", "classifier.", *own)
+
+
+def _depth(module: nn.Module) -> int:
+    """The number of the layer behind the last block, which learns at the full rate; 0 without blocks."""
+    names = (_bare(name) for name, _ in module.named_parameters())
+    blocks = [int(m[1]) for name in names if name.startswith("backbone.") and (m := _BLOCK.search(name))]
+    return max(blocks) + 2 if blocks else 0
+
+
+def _layer(name: str, depth: int) -> int:
+    """0 for the embedding, i + 1 for block i, ``depth`` for the rest, as in BEiT and MAE."""
+    block = _BLOCK.search(name)
+    if block:
+        return int(block[1]) + 1
+    inner = name.removeprefix("backbone.").removeprefix("model.")
+    return 0 if inner.startswith(_FRONT) else depth

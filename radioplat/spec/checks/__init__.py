@@ -1,0 +1,1 @@
+"""Contradictions that reading a spec finds."""

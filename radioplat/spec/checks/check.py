@@ -1,0 +1,223 @@
+"""Contradictions inside a spec that can be found by reading it alone: no file is opened, no model built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.checks.tasks.evaluate import evaluation_problems
+from radioplat.spec.checks.tasks.export import chained_export_problems
+from radioplat.spec.checks.teaching.losses import loss_problems
+from radioplat.spec.checks.teaching.scheme import scheme_problems
+from radioplat.spec.checks.teaching.stages import equivariance_problems, mosaic_problems, stage_problems
+from radioplat.spec.checks.teaching.target_norm import target_norm_problems
+from radioplat.spec.checks.teaching.upsampling import upsampled_teachers, upsampler_training
+from radioplat.spec.checks.training.checkpoints import checkpoint_problems
+from radioplat.spec.checks.training.detection import detection_problems, detector_teaching_problems, detects
+from radioplat.spec.checks.training.optimizer import optimizer_problems
+from radioplat.spec.checks.training.student import student_structure
+from radioplat.spec.checks.training.zero import zero_problems
+from radioplat.spec.loading.job_paths import paths_in_copy
+from radioplat.spec.resolved.image_sizes import scale_chances
+from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
+from radioplat.spec.resolved.partitions import partition_problems
+from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
+from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig
+from radioplat.spec.schema.distill import LossType, Source
+from radioplat.spec.schema.root import Spec
+
+_CHAIN = ("evaluate", "export", "gen_trt_engine")
+
+
+def check(spec: Spec, task: str = "distill") -> list[Problem]:
+    """Problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``); empty when there are none."""
+    problems = [
+        *paths_in_copy(spec),
+        *_sizes(spec),
+        *_augmentation(spec),
+        *_draws(spec),
+        *optimizer_problems(spec),
+        *zero_problems(spec),
+        *_feature_cache(spec),
+        *checkpoint_problems(spec),
+        *evaluation_problems(spec),
+        *student_structure(spec),
+        *_unavailable(spec),
+        *_wandb(spec),
+        *equivariance_problems(spec),
+        *detection_problems(spec),
+    ]
+    if task == "distill":
+        problems += [*_teachers(spec), *scheme_problems(spec), *loss_problems(spec), *_bindings(spec)]
+        problems += detector_teaching_problems(spec)
+        problems += upsampled_teachers(spec)
+        problems += [*partition_problems(spec), *_chain(spec)]
+        problems += [*stage_problems(spec), *mosaic_problems(spec), *target_norm_problems(spec)]
+    if task == "train_upsampler":
+        problems += [*_teachers(spec), *upsampler_training(spec)]
+    if task == "train" and spec.dataset.num_classes < 1 and not detects(spec):
+        problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
+    return problems
+
+
+def _sizes(spec: Spec) -> Iterator[Problem]:
+    dataset = spec.dataset
+    if spec.global_batch_size % dataset.batch_size:
+        yield Problem(
+            f"{spec.global_batch_size} is not a multiple of dataset.batch_size {dataset.batch_size}",
+            "train.global_batch_size",
+            "The global batch is cut into whole micro-batches.",
+        )
+    fewest, most = spec.worker_bounds
+    if fewest > most:
+        hint = "train.max_workers is train.num_gpus * train.num_nodes where it is unset."
+        yield Problem(f"at least {fewest} and at most {most} workers cannot be", "train.min_workers", hint)
+    mean, std, where = student_normalisation(spec)
+    pairs = {"dataset.augmentation.": (dataset.augmentation.mean, dataset.augmentation.std), where: (mean, std)}
+    for path, pair in pairs.items():
+        yield from normalisation_problems(*pair, path)
+
+
+def _augmentation(spec: Spec) -> Iterator[Problem]:
+    """Ranges that make no sense."""
+    augmentation, path = spec.dataset.augmentation, "dataset.augmentation"
+    pairs = {
+        "random_crop.scale_range": augmentation.random_crop.scale_range,
+        "random_crop.ratio_range": augmentation.random_crop.ratio_range,
+        "with_scale_random_crop.scale_range": augmentation.with_scale_random_crop.scale_range,
+    }
+    for name, pair in pairs.items():
+        if len(pair) != 2 or pair[0] > pair[1]:
+            yield Problem(f"two numbers with low <= high are needed, not {pair}", f"{path}.{name}")
+    if augmentation.random_rotate.enable and not augmentation.random_rotate.angle_list:
+        yield Problem("at least one angle is needed", f"{path}.random_rotate.angle_list")
+
+
+def _draws(spec: Spec) -> Iterator[Problem]:
+    """Sizes that are drawn."""
+    scales = scale_chances(spec.dataset.augmentation.multi_scales)
+    where = "dataset.augmentation.multi_scales"
+    yield from _chances(scales, where)
+    for i, teacher in enumerate(spec.distill.teacher):
+        draw, field = teacher.stochastic_resolutions, f"distill.teacher[{i}].stochastic_resolutions"
+        if draw and scales:
+            yield Problem("two fields draw the student's size", where, f"Leave this one or {field} empty.")
+        yield from _chances(draw, field)
+
+
+def _chances(draw: dict[int, float], where: str) -> Iterator[Problem]:
+    if any(size < 1 or not 0 <= chance < math.inf for size, chance in draw.items()):
+        yield Problem(f"sizes of at least 1 and probabilities of at least 0 are needed, not {draw}", where)
+    elif draw and not any(draw.values()):
+        yield Problem("no size has a probability above 0", where)
+
+
+def _teachers(spec: Spec) -> Iterator[Problem]:
+    if not spec.distill.teacher:
+        yield Problem("at least one teacher is needed", "distill.teacher")
+        return
+    names = teacher_names(spec.distill.teacher)
+    for key in spec.teachers:
+        if key not in names:
+            yield Problem("no teacher has this name", f"teachers.{key}", f"Teachers: {', '.join(names)}.")
+    for teacher in resolve_teachers(spec):
+        if teacher.source in (Source.ema, Source.deeper):
+            continue
+        if not teacher.weights and not teacher.inside:
+            yield Problem(
+                "a teacher needs trained weights",
+                f"{teacher.where}.pretrained_teacher_model_path",
+                "Give the path of a local .safetensors, .pth or .pt file.",
+            )
+        yield from normalisation_problems(teacher.norm_mean, teacher.norm_std, f"{teacher.where}.norm_")
+        yield from _service(spec.teachers.get(teacher.name, TeacherServiceConfig()), f"teachers.{teacher.name}")
+
+
+def _bindings(spec: Spec) -> Iterator[Problem]:
+    names = teacher_names(spec.distill.teacher)
+    for i, binding in enumerate(spec.distill.bindings):
+        where = f"distill.bindings[{i}]"
+        if binding.teacher is None and len(names) > 1:
+            yield Problem("which teacher?", f"{where}.teacher", f"One of {', '.join(names)}.")
+        elif binding.teacher is not None and binding.teacher not in names:
+            yield Problem("no teacher has this name", f"{where}.teacher", f"Teachers: {', '.join(names)}.")
+        hint = "Turn one of the two off."
+        if spec.train.grad_checkpointing:
+            yield Problem("a recomputed block keeps no output to compare", "train.grad_checkpointing", hint)
+        if spec.train.compile:
+            yield Problem("a compiled backbone runs its modules out of sight of bindings", "train.compile", hint)
+        if spec.distill.vitdet.prob > 0:
+            yield Problem("inside windows a module's output is no map of the image", "distill.vitdet.prob", hint)
+        chosen = names.index(binding.teacher) if binding.teacher in names else 0
+        if names and spec.distill.teacher[chosen].mosaic > 1:
+            yield Problem(
+                "a module's output cannot be cut back out of a mosaic", f"distill.teacher[{chosen}].mosaic", "Take 1."
+            )
+        if binding.criterion in (LossType.angle, LossType.tangent_sphere):
+            hint = "Take another loss."
+            yield Problem("it keeps statistics of summaries, which a binding has not", f"{where}.criterion", hint)
+
+
+def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
+    replicas = service.replicas
+    pair = [replicas, replicas] if isinstance(replicas, int) else replicas
+    whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
+        yield Problem(f"a number from 1, or two as [least, most], not {replicas}", f"{where}.replicas")
+    if {"CPU", "GPU", "memory"} & service.resources.keys():
+        hint = "CPUs and GPUs: num_cpus, num_gpus."
+        yield Problem("custom resources are meant, not Ray's own", f"{where}.resources", hint)
+    if service.resources and service.placement is Placement.inline:
+        yield Problem("a teacher inside the workers is where they are", f"{where}.resources", "Leave out one of them.")
+    if service.pool is not None and service.placement is Placement.inline:
+        yield Problem("a teacher inside the workers has no pool", f"{where}.pool", "Leave out one of pool and inline.")
+
+
+def _feature_cache(spec: Spec) -> Iterator[Problem]:
+    cache = spec.feature_cache
+    if cache.dir is not None and not cache.dir.strip():
+        yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
+    elif "://" in (cache.dir or "") and not cache.dir.startswith(("s3://", "gs://")):
+        hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
+        yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
+
+
+def _chain(spec: Spec) -> Iterator[Problem]:
+    for i, task in enumerate(spec.distill.then):
+        if task not in _CHAIN:
+            where, hint = f"distill.then[{i}]", f"Tasks: {', '.join(_CHAIN)}."
+            yield Problem(f"{task!r} cannot follow a distillation", where, hint)
+    yield from chained_export_problems(spec)
+
+
+def _unavailable(spec: Spec) -> Iterator[Problem]:
+    """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
+    train, distill = spec.train, spec.distill
+    for where, backbone in {
+        "model.backbone": spec.model.backbone,
+        **{f"distill.teacher[{i}].model.backbone": t.model.backbone for i, t in enumerate(distill.teacher)},
+    }.items():
+        if backbone.feature_dim:
+            yield _not_yet(f"{where}.feature_dim")
+        if backbone.input_dim[:1] != [3]:
+            yield Problem("images have three channels here", f"{where}.input_dim")
+    if train.gpu_ids and len(train.gpu_ids) != train.num_gpus:
+        yield Problem(
+            f"{len(train.gpu_ids)} ids and train.num_gpus={train.num_gpus}",
+            "train.gpu_ids",
+            "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
+        )
+
+
+def _wandb(spec: Spec) -> Iterator[Problem]:
+    asked, modes = spec.wandb, ("online", "offline", "disabled")
+    if asked.sync_tensorboard and not spec.train.tensorboard.enabled:
+        hint = "Set train.tensorboard.enabled=true."
+        yield Problem("there are no event files that W&B could keep", "wandb.sync_tensorboard", hint)
+    if asked.mode is not None and asked.mode not in modes:
+        yield Problem(f"must be one of {', '.join(modes)}, not {asked.mode!r}", "wandb.mode")
+
+
+def _not_yet(where: str) -> Problem:
+    return Problem("this version cannot act on this field", where, "Leave it at its default.")

@@ -1,0 +1,59 @@
+"""Contradictions in the section ``evaluate``: each metric that cannot be had says what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.checks.tasks.evaluate_masks import fit_problems, mask_problems
+from radioplat.spec.checks.tasks.evaluate_models import model_problems
+from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.spec.schema.root import Spec
+
+
+def evaluation_problems(spec: Spec) -> Iterator[Problem]:
+    """What is wrong with the section by reading it alone; ``radioplat.evaluation.models.needs`` looks at files."""
+    config, path = spec.evaluate, "evaluate"
+    for i, size in enumerate(config.resolutions):
+        if size in config.resolutions[:i]:
+            yield Problem(f"{size} is given twice", f"{path}.resolutions[{i}]")
+    yield from model_problems(spec)
+    yield from _linear_probe(spec)
+    yield from mask_problems(spec.evaluate.segmentation, "evaluate.segmentation")
+    yield from mask_problems(spec.evaluate.change, "evaluate.change")
+    yield from _correspondence(spec)
+    yield from _zero_shot(spec)
+
+
+def _linear_probe(spec: Spec) -> Iterator[Problem]:
+    config = spec.evaluate.linear_probe
+    yield from fit_problems(config.weight_decays, "evaluate.linear_probe")
+
+
+def _correspondence(spec: Spec) -> Iterator[Problem]:
+    config, path = spec.evaluate.correspondence, "evaluate.correspondence"
+    if not config.thresholds:
+        yield Problem("at least one share of the side is needed", f"{path}.thresholds")
+
+
+def _zero_shot(spec: Spec) -> Iterator[Problem]:
+    config, path = spec.evaluate.zero_shot, "evaluate.zero_shot"
+    if not (config.text_tower or config.teacher or config.class_names):
+        return
+    if not config.text_tower:
+        hint = "Give a Hugging Face folder of CLIP or SigLIP with its tokenizer."
+        yield Problem("zero-shot classification needs a text tower", f"{path}.text_tower", hint)
+    wanted = {teacher.name: teacher.wanted for teacher in resolve_teachers(spec)}
+    speaking = [name for name, kinds in wanted.items() if "summary" in kinds]
+    hint = f"Teachers with a summary: {', '.join(speaking) or 'none; take mode summary or combo'}."
+    if not config.teacher:
+        yield Problem("zero-shot classification needs the teacher whose text tower this is", f"{path}.teacher", hint)
+    elif config.teacher not in wanted:
+        yield Problem(f"no teacher is called {config.teacher!r}", f"{path}.teacher", hint)
+    elif config.teacher not in speaking:
+        yield Problem(f"the student has no summary head for {config.teacher!r}", f"{path}.teacher", hint)
+    if not config.templates or not all(template.count("{}") == 1 for template in config.templates):
+        hint = "For example: a photo of a {}."
+        yield Problem("each template needs one {}, the place of the class name", f"{path}.templates", hint)
+    if len(set(config.class_names)) != len(config.class_names):
+        yield Problem("two classes have one name", f"{path}.class_names")

@@ -1,0 +1,117 @@
+"""Contradictions in what the teachers' features are compared by, and in how teachers are weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radioplat.errors import Problem
+from radioplat.spec.resolved.labels import label_weight
+from radioplat.spec.resolved.teacher import ResolvedTeacher, Term, resolve_teachers
+from radioplat.spec.schema.distill import Balance, KLForm, LabelForm, LossType, Source, TeacherConfig
+from radioplat.spec.schema.root import Spec
+
+_SCORES = (LossType.KL, LossType.CE)
+_VECTORS = (LossType.BALANCED, LossType.MSE, LossType.L1, LossType.L2, LossType.FD, LossType.CS, LossType.dampened_mse)
+_RELATIONS = (LossType.rkd_distance, LossType.rkd_angle)
+_OF_SUMMARIES = (LossType.angle, LossType.tangent_sphere)
+_OF_MAPS = (LossType.gram, LossType.channel_kl, LossType.attention)
+_FIT = {
+    "logits": _SCORES,
+    "summary": (*_SCORES, *_VECTORS, *_OF_SUMMARIES, *_RELATIONS),
+    "spatial": (*_VECTORS, *_OF_MAPS, *_RELATIONS),
+}
+_NAMES = {"logits": "class scores", "summary": "summaries", "spatial": "feature maps"}
+_NEEDS = {LossType.rkd_distance: 2, LossType.rkd_angle: 3}  # images of a micro-batch
+_MOST_TRIPLETS = 256  # images of a micro-batch: their triplets take 67 MB a tensor, of which there are several
+
+
+def loss_problems(spec: Spec) -> Iterator[Problem]:
+    """What is wrong with the losses of a distillation."""
+    teachers = resolve_teachers(spec)
+    for config, teacher in zip(spec.distill.teacher, teachers, strict=True):
+        for term in teacher.terms:
+            yield from _term(term, spec.dataset.batch_size)
+        yield from _names(teacher)
+        yield from _of_maps(config, teacher)
+    yield from _class_scores(spec, teachers)
+    yield from _balance(spec)
+
+
+def _term(term: Term, batch_size: int) -> Iterator[Problem]:
+    if term.loss not in _FIT[term.kind]:
+        fitting = f"For {_NAMES[term.kind]} take {', '.join(loss.value for loss in _FIT[term.kind])}."
+        where = f"{term.where}.type" if term.extra else term.where
+        yield Problem(f"loss {term.loss.value} does not compare {_NAMES[term.kind]}", where, fitting)
+    if 1 <= batch_size < _NEEDS.get(term.loss, 1):
+        message = f"loss {term.loss.value} compares images of a micro-batch, which has {batch_size}"
+        yield Problem(message, "dataset.batch_size", f"Take at least {_NEEDS[term.loss]}.")
+    if term.loss is LossType.rkd_angle and batch_size > _MOST_TRIPLETS:
+        message = f"loss rkd_angle looks at all triplets of a micro-batch of {batch_size}: they do not fit in memory"
+        yield Problem(message, "dataset.batch_size", f"Take at most {_MOST_TRIPLETS}; the global batch may stay.")
+
+
+def _names(teacher: ResolvedTeacher) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for term in teacher.terms:
+        if term.name in seen:
+            yield Problem(f"{term.loss.value} of {term.kind} is there already", term.where, "Give one, with a weight.")
+        seen.add(term.name)
+
+
+def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Problem]:
+    """Fields that only a loss between maps reads."""
+    where, maps = teacher.where, [term for term in teacher.terms if term.kind == "spatial"]
+    hint = "Take mode spatial or combo, or leave this out."
+    if config.spatial_loss_type is not None and all(term.extra for term in maps):
+        yield Problem("this teacher's map is not distilled", f"{where}.spatial_loss_type", hint)
+    weight, gamma, most = (
+        config.spatial_focal_weight,
+        config.spatial_focal_gamma,
+        config.spatial_focal_max_weight,
+    )
+    if weight and not any(term.loss in _VECTORS for term in maps):
+        message = "no loss of this teacher compares maps position by position"
+        yield Problem(message, f"{where}.spatial_focal_weight", hint)
+    if not weight and (gamma, most) != (1.0, 4.0):
+        message = "there are no focal weights"
+        yield Problem(message, f"{where}.spatial_focal_weight", "Set it above 0, or leave the other two out.")
+
+
+def _class_scores(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Problem]:
+    distill, terms = spec.distill, [term for teacher in teachers for term in teacher.terms]
+    kl = any(term.loss is LossType.KL for term in terms)
+    if distill.temperature != 1 and (distill.kl_form is KLForm.tao or not kl):
+        message = "no loss has a temperature: " + ("TAO's KL has 1" if kl else "no teacher's is KL")
+        hint = "Set distill.kl_form: hinton, or leave this at 1." if kl else "Leave it at 1."
+        yield Problem(message, "distill.temperature", hint)
+    if distill.alpha and not (spec.dataset.num_classes > 0 or any(term.kind == "logits" for term in terms)):
+        message = "labels need a classifier: the student has none, and no teacher's class scores are distilled"
+        hint = "Give dataset.num_classes, or a teacher mode logits; or leave this at 0."
+        yield Problem(message, "distill.alpha", hint)
+    if distill.label_form is LabelForm.tao:
+        yield from _tao_labels(spec, teachers)
+
+
+def _tao_labels(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Problem]:
+    """TAO weighs labels by what ``loss_lambda`` leaves."""
+    where = "distill.label_form"
+    if spec.dataset.num_classes < 1:
+        yield Problem("labels need a classifier, and dataset.num_classes is 0", where, "Give it, or take alpha.")
+    if spec.distill.alpha:
+        message = f"{where} tao weighs labels by 1 - loss_lambda, and alpha by itself"
+        yield Problem(message, "distill.alpha", "Leave it at 0, or take label_form alpha.")
+    if any(teacher.source is Source.peer for teacher in teachers):
+        yield Problem("a peer learns by distill.alpha", where, "Take alpha.")
+    if not 0 < (left := label_weight(spec.distill, teachers)) <= 1:
+        message = f"labels weigh 1 - the sum of loss_lambda, which is {left:g}"
+        yield Problem(message, "distill.loss_lambda", "Lower it below 1 in all, or take label_form alpha.")
+
+
+def _balance(spec: Spec) -> Iterator[Problem]:
+    # Deeper layers of the student itself are not weighed.
+    distill = spec.distill
+    alone = sum(teacher.source is not Source.deeper for teacher in distill.teacher) == 1
+    if distill.balance is Balance.adaloss and alone:
+        yield Problem("there is one teacher, and nothing to balance", "distill.balance", "Take fixed.")
+    if distill.teacher_drop_prob and alone:
+        yield Problem("there is one teacher, which is never dropped", "distill.teacher_drop_prob", "Leave it at 0.")

@@ -1,0 +1,1 @@
+"""Checks of data, student, optimizer and run length."""

@@ -1,0 +1,1 @@
+"""YAML, overrides, TAO specs."""

@@ -1,0 +1,199 @@
+"""The fields of the spec's dataclasses: their kinds, and what is wrong with a plain tree that should become them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from radioplat.errors import Problem
+from radioplat.spec.schema.distill import TeacherConfig
+
+# Fields by which the `distill.teacher` blocks of TAO's other tasks are recognised.
+_OTHER_TASKS = {
+    "num_queries": "DINO or RT-DETR (object detection)",
+    "dec_layers": "DINO (object detection)",
+    "enc_layers": "DINO (object detection)",
+    "num_feature_levels": "DINO (object detection)",
+    "train_backbone": "DINO (object detection)",
+    "hidden_dim": "RT-DETR (object detection)",
+    "num_decoder_layers": "RT-DETR (object detection)",
+    "decoder": "SegFormer (segmentation)",
+}
+_REQUIRED = "???"
+
+
+def faults(value: Any, kind: Any, path: str, root: type) -> Iterator[Problem]:
+    """Walk ``value`` beside ``kind``: a problem for each unknown, missing or mistyped field.
+
+    Values that are interpolations (``${...}``) are left to be resolved.
+
+    Args:
+        value: of plain dicts, lists and scalars.
+        kind: a dataclass, or the annotation of one of its fields.
+        path: the field path of ``value``, empty at the top.
+        root: the dataclass at the top, in which fields that were put into the wrong section are looked up.
+    """
+    bare = strip_optional(kind)
+    if _is_interpolation(value) or (value is None and typing.get_origin(bare) is list and bare is not kind):
+        return
+    kind = bare
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        if isinstance(value, dict):
+            yield from _section(value, typing.cast(type, kind), path, root)
+        else:
+            yield Problem("a section is expected here" + _not(value, path), path, _drop(value))
+    elif origin is list:
+        if not isinstance(value, list):
+            yield Problem("a list is expected here" + _not(value, path), path, _drop(value))
+        for i, inner in enumerate(value if isinstance(value, list) else []):
+            if dataclasses.is_dataclass(args[0]):
+                yield from faults(inner, args[0], f"{path}[{i}]", root)
+    elif origin is dict:
+        if not isinstance(value, dict):
+            yield Problem("a mapping is expected here" + _not(value, path), path, _drop(value))
+        for key, inner in value.items() if isinstance(value, dict) else ():
+            if dataclasses.is_dataclass(args[1]):
+                yield from faults(inner, args[1], f"{path}.{key}", root)
+
+
+def strip_optional(kind: Any) -> Any:
+    """``X`` for ``X | None``."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        inner = [a for a in typing.get_args(kind) if a is not type(None)]
+        return inner[0] if len(inner) == 1 else kind
+    return kind
+
+
+def inner_kind(kind: Any, part: str) -> Any:
+    """The kind of what ``part`` names inside ``kind``; ``Any`` where that is not known."""
+    kind = strip_optional(kind)
+    if dataclasses.is_dataclass(kind):
+        return _hints(typing.cast(type, kind)).get(part, Any)
+    args = typing.get_args(kind)
+    return args[-1] if typing.get_origin(kind) in (list, dict) and args else Any
+
+
+def is_secret(path: str) -> bool:
+    """Whether the value of a field must not be shown."""
+    return path.rpartition(".")[2].lower().endswith(("key", "secret", "token", "password"))
+
+
+def paths(kind: Any, path: str = "") -> Iterator[str]:
+    """Every field path under the dataclass ``kind``; a list shows its first entry."""
+    for name, inner in typing.get_type_hints(kind).items():
+        at, inner = f"{path}.{name}" if path else name, strip_optional(inner)
+        yield at
+        if typing.get_origin(inner) is list:
+            at, inner = f"{at}[0]", typing.get_args(inner)[0]
+        if dataclasses.is_dataclass(inner):
+            yield from paths(inner, at)
+
+
+def _section(value: dict, kind: type, path: str, root: type) -> Iterator[Problem]:
+    if kind is TeacherConfig and (task := _other_task(value)):
+        yield Problem(
+            f"this block belongs to another task: {task}",
+            path,
+            "A `radio` teacher has model.backbone.type and pretrained_teacher_model_path.",
+        )
+        return
+    hints = _hints(kind)
+    for key, inner in value.items():
+        at = f"{path}.{key}" if path else str(key)
+        if key not in hints:
+            yield Problem("unknown field", at, _nearest(str(key), hints, path, root))
+        elif inner == _REQUIRED:
+            yield _missing(at)
+        else:
+            here = list(faults(inner, hints[key], at, root))
+            yield from here or _mistyped(inner, kind, key, at)
+    for field in dataclasses.fields(kind):
+        if field.default == _REQUIRED and field.name not in value:
+            yield _missing(f"{path}.{field.name}")
+
+
+def _mistyped(value: Any, kind: type, key: str, path: str) -> Iterator[Problem]:
+    """Let omegaconf convert this one field; it is asked for leaves only, sections were walked."""
+    hint = _hints(kind)[key]
+    if _holds_sections(hint) or _is_interpolation(value) or type(value) is strip_optional(hint):
+        return
+    try:
+        OmegaConf.update(_blank(kind), key, value)  # what earlier calls left there does not matter
+    except OmegaConfBaseException as error:
+        full = getattr(error, "full_key", None) or key
+        at = path + full.removeprefix(key) if full.startswith(key) else path
+        yield Problem("a value of this kind cannot stand here" if is_secret(path) else first_line(error), at)
+    except OverflowError:
+        yield Problem("a number this large cannot stand here", path)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _blank(kind: type) -> DictConfig:
+    return OmegaConf.structured(kind)
+
+
+def _holds_sections(kind: Any) -> bool:
+    kind = strip_optional(kind)
+    return dataclasses.is_dataclass(kind) or any(dataclasses.is_dataclass(a) for a in typing.get_args(kind))
+
+
+def _other_task(block: dict) -> str | None:
+    known = _hints(TeacherConfig)
+    tasks = [_OTHER_TASKS[key] for key in block if key in _OTHER_TASKS and key not in known]
+    # The most telling field: one that a single task has.
+    if tasks:
+        return min(tasks, key=len)
+    return "DINO or RT-DETR (object detection)" if isinstance(block.get("backbone"), str) else None
+
+
+def _missing(path: str) -> Problem:
+    return Problem("a value is required here", path, f"Give it in the file or as {path}=...")
+
+
+def _not(value: Any, path: str) -> str:
+    return "" if is_secret(path) else f", not {value!r}"
+
+
+def _drop(value: Any) -> str:
+    return "Remove the line to take the defaults." if value is None else ""
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _nearest(key: str, hints: dict[str, Any], path: str, root: type) -> str:
+    close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+    if close and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.6:
+        return f"Did you mean {path + '.' if path else ''}{close[0]}?"
+    elsewhere = [p for p in paths(root) if p.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"Did you mean {max(elsewhere, key=lambda p: _shared(p, path))}?"
+    if close:
+        return f"Did you mean {path + '.' if path else ''}{close[0]}?"
+    return "Valid here: " + ", ".join(sorted(hints)) + "."
+
+
+def _shared(a: str, b: str) -> tuple[int, int]:
+    """Prefer the longest common beginning, then the shorter path."""
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return same, -len(a)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of omegaconf's message."""
+    return str(error).splitlines()[0].rstrip(".")

@@ -1,0 +1,64 @@
+"""Relative paths inside the copy of the working directory that Ray makes for a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from radioplat.errors import Problem
+from radioplat.spec.schema.root import Spec
+
+_RAY_COPY = "working_dir_files"  # the folder of a Ray session that holds such copies
+
+
+def paths_in_copy(spec: Spec, cwd: Path | None = None) -> list[Problem]:
+    """A problem for each relative path of ``spec``, when this process runs inside Ray's copy.
+
+    Ray deletes the copy after the job, and other nodes have their own: what is written there is lost.
+    """
+    cwd = cwd or Path.cwd()
+    if _RAY_COPY not in cwd.parts:
+        return []
+    return [
+        Problem(
+            f"{path} is relative, and this job runs in Ray's temporary copy of the working directory",
+            where,
+            f"Give the absolute path, e.g. {where}=$PWD/{path} where you submit.",
+        )
+        for where, path in _paths(spec)
+        if not Path(path).is_absolute() and "://" not in path  # an object store is the same place from everywhere
+    ]
+
+
+def _paths(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every path that a run reads or writes, by its field; ``results_dir`` alone where the others follow from it."""
+    yield "results_dir", spec.results_dir
+    below = f"{spec.results_dir}/"
+    for where, path in _inputs(spec):
+        if path and not path.startswith(below):
+            yield where, path
+
+
+def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
+    for name in ("train_dataset", "val_dataset"):
+        split = getattr(spec.dataset, name)
+        yield f"dataset.{name}.images_dir", split.images_dir
+        for i, source in enumerate(split.tar_data_sources):
+            yield f"dataset.{name}.tar_data_sources[{i}].root_dir", source.root_dir
+    yield "dataset.index_dir", spec.dataset.index_dir
+    yield "feature_cache.dir", spec.feature_cache.dir
+    yield "train.checkpoint_dir", spec.train.checkpoint_dir
+    yield "distill.target_norm.path", spec.distill.target_norm.path
+    yield "model.backbone.pretrained_backbone_path", spec.model.backbone.pretrained_backbone_path
+    yield "train.pretrained_model_path", spec.train.pretrained_model_path
+    yield "train.resume_training_checkpoint_path", spec.train.resume_training_checkpoint_path
+    for i, teacher in enumerate(spec.distill.teacher):
+        yield f"distill.teacher[{i}].pretrained_teacher_model_path", teacher.pretrained_teacher_model_path
+        yield f"distill.teacher[{i}].upsampler_checkpoint", teacher.upsampler_checkpoint
+        for j, path in enumerate(teacher.ensemble):
+            yield f"distill.teacher[{i}].ensemble[{j}]", path
+    for path, config in (("segmentation", spec.evaluate.segmentation), ("change", spec.evaluate.change)):
+        for name in (*config.roles, "masks", "shards"):
+            for field in (f"{name}_dir", f"val_{name}_dir"):
+                yield f"evaluate.{path}.{field}", getattr(config, field)
+    yield "evaluate.zero_shot.text_tower", spec.evaluate.zero_shot.text_tower

@@ -1,0 +1,143 @@
+"""YAML and overrides to a :class:`Spec`: every unknown, missing or mistyped field is reported at once, and then every
+number that is out of its range.
+
+The user's file is only ever read. Interpolations (``${...}``) are resolved; ``???`` marks a value that must be given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from radioplat.errors import SpecError
+from radioplat.spec.loading.fields import faults, first_line, is_secret
+from radioplat.spec.loading.overrides import apply_override
+from radioplat.spec.loading.tao_dino import accept_dino
+from radioplat.spec.ranges import range_problems
+from radioplat.spec.resolved.image_sizes import scale_faults
+from radioplat.spec.schema.root import Spec
+
+
+def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
+    """Read a spec and apply ``key=value`` overrides in order.
+
+    Args:
+        source: a YAML file, a mapping, an existing :class:`Spec`, or None for the defaults.
+        overrides: hydra-style ``a.b[0].c=value`` or ``a.b.0.c=value``; values are YAML.
+
+    Returns:
+        A validated tree of dataclasses; what contradicts another field is for `radioplat.spec.checks.check`.
+
+    Raises:
+        SpecError: with one problem for each unknown, missing or mistyped field, or for each number out of its range.
+    """
+    name, tree = _read(source)
+    for override in overrides:
+        apply_override(tree, override, Spec)
+    unavailable = accept_dino(tree)
+    _accept_single_teacher(tree)
+    _accept_named_models(tree)
+    _accept_two_of_four(tree)
+    found = (*unavailable, *faults(tree, Spec, "", Spec))
+    problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in found]
+    if problems:
+        raise SpecError(*problems)
+    try:
+        merged = OmegaConf.merge(_defaults(), tree)
+        OmegaConf.resolve(merged)
+        spec = typing.cast(Spec, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        raise _unresolved(error, name) from None
+    problems = [*scale_faults(spec.dataset.augmentation.multi_scales), *range_problems(spec)]
+    if problems:
+        raise SpecError(*(dataclasses.replace(p, where=_at(name, p.where)) for p in problems))
+    return spec
+
+
+@functools.cache
+def _defaults() -> DictConfig:
+    """The schema; making it takes longer than all the rest of a load."""
+    return OmegaConf.structured(Spec)
+
+
+def to_yaml(spec: Spec) -> str:
+    """The whole spec as YAML, every default written out; :func:`load_spec` reads it back equal."""
+    return OmegaConf.to_yaml(OmegaConf.structured(spec))
+
+
+def _read(source: str | Path | dict | Spec | None) -> tuple[str, dict]:
+    if source is None:
+        return "", {}
+    if isinstance(source, Spec):
+        return "", typing.cast(dict, OmegaConf.to_container(OmegaConf.structured(source)))
+    if isinstance(source, (dict, DictConfig)):
+        return "", _plain(source, "")
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"cannot read the spec: {error.strerror}", where=str(path), hint="Give an existing file to -e."
+        ) from None
+    except UnicodeDecodeError:
+        raise SpecError("this is not a text file", where=str(path), hint="Give a YAML file to -e.") from None
+    return str(path), _plain(text, str(path))
+
+
+def _plain(source: str | dict | DictConfig, name: str) -> dict:
+    try:
+        tree = OmegaConf.create(source)
+    except yaml.YAMLError as error:
+        raise SpecError(f"not valid YAML{_place(error)}", where=name) from None
+    except ValueError:  # of numbers with thousands of digits
+        raise SpecError("not valid YAML: one of its numbers cannot be read", where=name) from None
+    except OmegaConfBaseException as error:
+        raise _unresolved(error, name) from None
+    if not isinstance(tree, DictConfig):
+        raise SpecError("the top level must be a mapping of sections", where=name)
+    return typing.cast(dict, OmegaConf.to_container(tree))
+
+
+def _unresolved(error: OmegaConfBaseException, name: str) -> SpecError:
+    key = getattr(error, "full_key", "") or ""
+    return SpecError("this interpolation cannot be read" if is_secret(key) else first_line(error), where=_at(name, key))
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """Line and column; never the text around them, which may hold a secret."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or ""
+    what = f": {problem}" if problem and not any(word in problem for word in ("alias", "tag")) else ""
+    return f" at line {mark.line + 1}, column {mark.column + 1}{what}" if mark else ""
+
+
+def _accept_single_teacher(plain: dict) -> None:
+    distill = plain.get("distill")
+    if isinstance(distill, dict) and isinstance(distill.get("teacher"), dict):
+        distill["teacher"] = [distill["teacher"]]
+
+
+def _accept_named_models(plain: dict) -> None:
+    """``{name: path}``, or ``{name: {path: ..., precision: ...}}``, for the list of ``evaluate.models``."""
+    evaluate = plain.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(models := evaluate.get("models"), dict):
+        evaluate["models"] = [
+            {"name": str(name), **(value if isinstance(value, dict) else {"path": value})}
+            for name, value in models.items()
+        ]
+
+
+def _accept_two_of_four(plain: dict) -> None:
+    """YAML 1.1 reads an unquoted ``2:4`` as minutes and seconds."""
+    sparsity = plain.get("prune") and isinstance(plain["prune"], dict) and plain["prune"].get("sparsity")
+    if isinstance(sparsity, dict) and sparsity.get("type") == 2 * 60 + 4:
+        sparsity["type"] = "2:4"
+
+
+def _at(name: str, key: str) -> str:
+    return f"{name}: {key}" if name and key else name or key

@@ -1,0 +1,1 @@
+"""What follows from several fields: teachers, terms, sizes, partitions."""

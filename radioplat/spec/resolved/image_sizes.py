@@ -1,0 +1,151 @@
+"""At what size the student sees images, and who teaches it, from stage to stage and from partition to partition.
+
+The size of a micro-batch is the ``img_size`` of its partition; else that of its stage; else the draw of
+``stochastic_resolutions`` or ``multi_scales``; else ``dataset.img_size``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from radioplat.errors import Problem
+from radioplat.spec.schema.dataset import SplitConfig
+from radioplat.spec.schema.distill import MesaConfig, PartitionConfig
+from radioplat.spec.schema.root import Spec
+
+Draw = tuple[tuple[int, float], ...]  # (size, probability) by size; the probabilities add up to 1
+FOREVER = 2**62  # steps
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps ``first`` to ``stop`` (exclusive) of a run.
+
+    Attributes:
+        index: in ``distill.stages``.
+        img_size, lr: None as everywhere else.
+        teachers: names, empty for all.
+    """
+
+    index: int
+    first: int
+    stop: int
+    img_size: int | None = None
+    teachers: frozenset[str] = frozenset()
+    lr: float | None = None
+
+    def has(self, teacher: str) -> bool:
+        """Whether ``teacher`` teaches in it."""
+        return not self.teachers or teacher in self.teachers
+
+
+def stages_of(spec: Spec) -> list[Stage]:
+    """The stages of a spec; one without an end where it names none."""
+    found, first = [], 0
+    for i, config in enumerate(spec.distill.stages):
+        stop = first + config.steps
+        found.append(Stage(i, first, stop, config.img_size, frozenset(config.teachers), config.lr))
+        first = stop
+    return found or [Stage(0, 0, FOREVER)]
+
+
+def scale_faults(scales: list[Any]) -> Iterator[Problem]:
+    """What in ``multi_scales`` is neither a size nor a mapping of sizes to probabilities, and a mixture of both."""
+    where = "dataset.augmentation.multi_scales"
+    for i, entry in enumerate(scales):
+        pairs = entry.items() if isinstance(entry, dict) else ((entry, 1.0),)
+        if not all(type(size) is int and type(chance) in (int, float) for size, chance in pairs):
+            hint = "Write multi_scales: [224, 256], or multi_scales: [{224: 0.1}, {256: 0.9}]."
+            yield Problem(f"a size or {{size: probability}} is expected here, not {entry!r}", f"{where}[{i}]", hint)
+    if len({isinstance(entry, dict) for entry in scales}) > 1:
+        yield Problem("some of these sizes have a probability and others have none", where, "Give all of them one.")
+
+
+def scale_chances(scales: list[Any]) -> dict[int, float]:
+    """Sizes of ``multi_scales`` with what each is drawn in proportion to; one that is listed twice with both."""
+    chances: dict[int, float] = {}
+    for entry in scales:
+        if isinstance(entry, dict):
+            for size, chance in entry.items():
+                chances[size] = chances.get(size, 0.0) + chance
+        else:
+            chances[entry] = 1.0
+    return chances
+
+
+def drawn_sizes(spec: Spec) -> Draw:
+    """What the student's size is drawn from for each micro-batch where nothing fixes it; empty for no draw.
+
+    ``stochastic_resolutions`` of all teachers merge: the largest probability of each size, renormalised.
+    """
+    merged = scale_chances(spec.dataset.augmentation.multi_scales)
+    for teacher in spec.distill.teacher:
+        for size, chance in teacher.stochastic_resolutions.items():
+            merged[size] = max(chance, merged.get(size, 0.0))
+    total = sum(merged.values())
+    return tuple((size, merged[size] / total) for size in sorted(merged) if merged[size] > 0)
+
+
+def draw_at(spec: Spec, stage: Stage, partition: PartitionConfig | None) -> Draw:
+    """What the student's size is drawn from in the micro-batches of ``partition`` in ``stage``; never empty."""
+    fixed = (partition.img_size if partition else None) or stage.img_size
+    if fixed:
+        return ((fixed, 1.0),)
+    return drawn_sizes(spec) or ((spec.dataset.img_size, 1.0),)
+
+
+def changes_by_plan(spec: Spec) -> bool:
+    """Whether stages or partitions decide which view is needed at what size."""
+    return bool(spec.distill.stages) or any(part.img_size for part in spec.distill.partitions)
+
+
+def student_sizes(spec: Spec) -> Draw:
+    """The sizes of the student's view over the whole run and the share of each; empty where it is always the same."""
+    return sizes_seen_with(spec, None)
+
+
+def sizes_seen_with(spec: Spec, teacher: str | None) -> Draw:
+    """:func:`student_sizes` over the micro-batches that ``teacher`` is asked at; over all of them for None."""
+    fixed = any(stage.img_size for stage in stages_of(spec)) or any(p.img_size for p in spec.distill.partitions)
+    if not fixed:
+        return drawn_sizes(spec)
+    total: dict[int, float] = {}
+    for stage, partition, weight in stretches(spec):
+        if teacher is None or (stage.has(teacher) and sees(spec, partition, teacher)):
+            for size, chance in draw_at(spec, stage, partition):
+                total[size] = total.get(size, 0.0) + chance * weight
+    whole = sum(total.values())
+    if not whole > 0:  # nobody asks it, which the check refuses
+        return drawn_sizes(spec) or ((spec.dataset.img_size, 1.0),)
+    return tuple((size, total[size] / whole) for size in sorted(total) if total[size] > 0)
+
+
+def stretches(spec: Spec) -> Iterator[tuple[Stage, PartitionConfig | None, float]]:
+    """Every pair of stage and partition, with its weight in the run."""
+    stages = stages_of(spec)
+    for stage in stages:
+        steps = stage.stop - stage.first if len(stages) > 1 else 1
+        if not spec.distill.partitions:
+            yield stage, None, steps
+        for partition in spec.distill.partitions:
+            yield stage, partition, steps * partition.share
+
+
+def sees(spec: Spec, partition: PartitionConfig | None, teacher: str) -> bool:
+    """Whether ``teacher`` is asked in ``partition``; one that no partition names sees everything."""
+    if partition is None or teacher in partition.teachers:
+        return True
+    return not any(teacher in other.teachers for other in spec.distill.partitions)
+
+
+def views_differ(split: SplitConfig) -> bool:
+    """Whether each model gets a view of its own, moved by itself."""
+    return split.shift_equivariance or split.full_equivariance
+
+
+def without_teaching(spec: Spec) -> Spec:
+    """``spec`` for a task that has no teachers: without what says which of them teaches when, and at what size, and
+    without the student's average as one."""
+    return replace(spec, distill=replace(spec.distill, partitions=[], stages=[], mesa=MesaConfig()))

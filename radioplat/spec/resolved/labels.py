@@ -1,0 +1,25 @@
+"""Labels beside teachers: what they weigh, and whether the student has a classifier of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
+from radioplat.spec.schema.distill import DistillConfig, LabelForm
+from radioplat.spec.schema.root import Spec
+
+
+def label_weight(config: DistillConfig, teachers: Sequence[ResolvedTeacher]) -> float:
+    """What multiplies the cross-entropy of an image that has a label: alpha, or what TAO's weights leave for it."""
+    if config.label_form is LabelForm.tao:
+        return 1 - sum(teacher.loss_lambda for teacher in teachers)
+    return config.alpha
+
+
+def classifies(spec: Spec) -> bool:
+    """Whether the distilled student has a classifier of ``dataset.num_classes``, taught by labels or class scores."""
+    if spec.dataset.num_classes < 1:
+        return False
+    teachers = resolve_teachers(spec)
+    scored = any("logits" in teacher.wanted for teacher in teachers)
+    return scored or label_weight(spec.distill, teachers) > 0

@@ -1,0 +1,1 @@
+"""Dataclasses, one file a YAML section."""

@@ -1,0 +1,307 @@
+"""Spec section ``distill``: the teachers, what of them the student learns, and the heads that join them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+from radioplat.spec.ranges import number
+from radioplat.spec.schema.model import ModelConfig
+
+
+class LossType(str, Enum):
+    """Distillation losses; formulas in ``radioplat.losses``."""
+
+    KL = "KL"
+    CE = "CE"
+    L1 = "L1"
+    L2 = "L2"
+    MSE = "MSE"
+    FD = "FD"
+    CS = "CS"
+    BALANCED = "BALANCED"
+    # (+) from here
+    dampened_mse = "dampened_mse"
+    gram = "gram"
+    channel_kl = "channel_kl"
+    attention = "attention"
+    rkd_distance = "rkd_distance"
+    rkd_angle = "rkd_angle"
+    angle = "angle"
+    tangent_sphere = "tangent_sphere"
+    # of bindings between detectors
+    phi_s = "phi_s"
+    IOU = "IOU"
+
+
+class Mode(str, Enum):
+    """What of a teacher is distilled; ``auto`` follows from the loss."""
+
+    auto = "auto"
+    logits = "logits"
+    summary = "summary"
+    spatial = "spatial"
+    combo = "combo"
+
+
+class SummaryLoss(str, Enum):
+    """The summary term of ``combo``."""
+
+    CE = "CE"
+    angle = "angle"
+    cosine = "cosine"
+    tangent_sphere = "tangent_sphere"
+
+
+class SpatialLoss(str, Enum):
+    """The loss between maps, by the names of TAO's ``spatial_loss_type``."""
+
+    mse = "mse"
+    dampened_mse = "dampened_mse"
+    balanced = "balanced"
+    cosine = "cosine"
+    gram = "gram"
+    channel_kl = "channel_kl"
+    attention = "attention"
+
+
+class KLForm(str, Enum):
+    """``tao``: mean over elements at temperature 1; ``hinton``: batchmean, times T^2."""
+
+    tao = "tao"
+    hinton = "hinton"
+
+
+class LabelForm(str, Enum):
+    """How labels are weighed beside teachers; see ``radioplat.losses.terms.hard_labels``.
+
+    ``alpha``: alpha * CE + (1 - alpha) * distillation; ``tao``: (1 - sum of loss_lambda) * CE + distillation.
+    """
+
+    alpha = "alpha"
+    tao = "tao"
+
+
+class Balance(str, Enum):
+    """How teachers are weighed beside their ``loss_lambda``; see ``radioplat.losses.weighting.balance``."""
+
+    fixed = "fixed"
+    loss_scale = "loss_scale"
+    adaloss = "adaloss"
+
+
+class Kind(str, Enum):
+    """What of a teacher a loss term compares."""
+
+    summary = "summary"
+    spatial = "spatial"
+    logits = "logits"
+
+
+class Scheme(str, Enum):
+    """Who learns beside the student: nobody, its teachers, or it is its own teacher; see the user guide."""
+
+    offline = "offline"
+    online = "online"
+    self = "self"
+    reverse = "reverse"
+
+
+class Source(str, Enum):
+    """Where a teacher comes from: trained weights, the student's average, its deeper layers, or a network beside it."""
+
+    weights = "weights"
+    ema = "ema"
+    deeper = "deeper"
+    peer = "peer"
+
+
+class AverageView(str, Enum):
+    """What the student's average looks at: what the student sees, or another crop of the image."""
+
+    same = "same"
+    shifted = "shifted"
+
+
+@dataclass
+class ExtraLossConfig:
+    """(+) A loss term beside those of ``mode``; its weight multiplies it inside the teacher."""
+
+    type: LossType = MISSING
+    kind: Kind = MISSING
+    weight: float = number(1.0, at_least=0)
+
+
+@dataclass
+class ViTDetConfig:
+    """Windowed attention during training, with probability ``prob``."""
+
+    prob: float = number(0.0, at_least=0, at_most=1)
+    window_sizes: list[int] = number(list, at_least=2)
+    num_global: int | None = number(None, at_least=1)
+    num_windowed: int | None = number(None, at_least=1)
+
+
+@dataclass
+class BindingConfig:
+    """A loss between the outputs of two named modules; ``weight`` multiplies it, and nothing else does."""
+
+    teacher_module_name: str = MISSING
+    student_module_name: str = MISSING
+    criterion: LossType = MISSING
+    weight: float = number(1.0, at_least=0)
+    teacher: str | None = None  # (+) by name; unset: the only one
+
+
+class TargetNormType(str, Enum):
+    """What is done to a teacher's features before a loss compares them."""
+
+    none = "none"
+    standardize = "standardize"
+    standardize_channels = "standardize_channels"
+    phi_s = "phi_s"
+    zca = "zca"
+    pca = "pca"
+
+
+class TargetNormFit(str, Enum):
+    """When a teacher's statistics are taken."""
+
+    before = "before"
+    running = "running"
+
+
+class SpatialNormType(str, Enum):
+    """TAO's names of the transforms of a map."""
+
+    phi = "phi"
+    zca = "zca"
+    pca = "pca"
+
+
+@dataclass
+class TargetNormConfig:
+    """(+) The transform of teachers' features (``radioplat.losses.target_transforms.phi_s``, ``whitening``); heads
+    still speak raw ones.
+
+    ``standardize`` has one scale for all dimensions, ``standardize_channels`` one for each. ``fit: before`` measures
+    over ``fit_batches`` global batches before the first step, then all is frozen; ``running`` measures the targets of
+    training itself, anew after the first step and after each ``refresh_steps``, until ``freeze_after``.
+    """
+
+    type: TargetNormType = TargetNormType.none
+    fit: TargetNormFit = TargetNormFit.before
+    fit_batches: int = number(100, at_least=1)
+    refresh_steps: int = number(100, at_least=1)
+    freeze_after: int = number(3000, at_least=1)
+    path: str | None = None  # of statistics: read where the file is there, else written once they are measured
+
+
+@dataclass
+class PartitionConfig:
+    """(+) A share of every global batch, in whole micro-batches, and the names of the teachers that see it."""
+
+    share: float = number(MISSING, above=0, at_most=1 + 1e-6, hint="All add up to 1.")
+    teachers: list[str] = field(default_factory=list)
+    # pixels a side of the student's view there; unset: as everywhere else
+    img_size: int | None = number(None, at_least=1, at_most=65_536)
+
+
+@dataclass
+class StageConfig:
+    """(+) A stretch of the run: so many optimizer steps, and what is different in them."""
+
+    steps: int = number(MISSING, at_least=1)
+    img_size: int | None = number(None, at_least=1, at_most=65_536)  # of the student; unset: as everywhere else
+    teachers: list[str] = field(default_factory=list)  # who teaches; empty: all of them
+    # the schedule starts again at each stage, its warm-up too; unset: train.optim.lr
+    lr: float | None = number(None, above=0)
+
+
+@dataclass
+class MesaConfig:
+    """(+) MESA: the student's map against that of its moving average on another crop, both layer-normalised."""
+
+    weight: float = number(0.0, at_least=0)
+    start_step: int = number(0, at_least=0)  # the first global step at which it counts
+    view: AverageView = AverageView.shifted
+
+
+@dataclass
+class TeacherConfig:
+    """One teacher; an unset field inherits the global ``distill`` one."""
+
+    name: str | None = None  # (+) default: from the backbone's type
+    source: Source = Source.weights  # (+) see distill.scheme
+    view: AverageView = AverageView.same  # (+) of source ema
+    model: ModelConfig = field(default_factory=ModelConfig)
+    pretrained_teacher_model_path: str | None = None
+    ensemble: list[str] = field(default_factory=list)  # (+) several weights of one backbone: their mean teaches
+    loss_type: LossType | None = None
+    loss_lambda: float | None = number(None, at_least=0)
+    mode: Mode | None = None
+    input_size: int | None = number(None, at_least=1, at_most=65_536)
+    patch_size: int | None = number(None, at_least=1)
+    match_student_resolution: bool | None = None  # unset: true, or false where input_size is given
+    upsample_factor: int = number(1, at_least=1)  # 2 or 4 with an adaptor
+    stochastic_resolutions: dict[int, float] = number(dict, at_least=0)
+    norm_mean: list[float] = number(list)
+    norm_std: list[float] = number(list, above=0)
+    summary_loss_weight: float = number(1.0, at_least=0)
+    fd_loss_weight: float = number(1.0, at_least=0)
+    summary_loss_type: SummaryLoss = SummaryLoss.CE
+    spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
+    # 0: all positions count alike; 1: by the teacher's saliency alone
+    spatial_focal_weight: float = number(0.0, at_least=0, at_most=1)
+    spatial_focal_gamma: float = number(1.0, at_least=0)
+    spatial_focal_max_weight: float = number(4.0, at_least=1, also=(0,), hint="1 is the mean of all; 0: no limit.")
+    extra_losses: list[ExtraLossConfig] = field(default_factory=list)  # (+)
+    # the student's class token that its head reads; default: one of its own
+    summary_token_idx: int | None = number(None, at_least=0)
+    spatial_mlp_version: str = "v2"  # or attn
+    spatial_num_inner: int | None = number(None, at_least=0, at_most=100)
+    # (+) the map's head is so many times finer than the student's map, by pixel shuffle
+    fd_upsample_factor: int = number(1, at_least=1, at_most=16)
+    spatial_norm_type: SpatialNormType | None = None  # of the map; unset: target_norm.type
+    adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
+    upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
+    do_upsample: bool = True
+    # (+) k: sees k x k of the student's images side by side, in a picture of input_size
+    mosaic: int = number(1, at_least=1, at_most=64)
+
+
+@dataclass
+class DistillConfig:
+    """Spec section ``distill``."""
+
+    teacher: list[TeacherConfig] = field(default_factory=list)
+    scheme: Scheme = Scheme.offline  # (+)
+    mesa: MesaConfig = field(default_factory=MesaConfig)  # (+)
+    loss_type: LossType = LossType.KL
+    loss_lambda: float = number(0.5, at_least=0)
+    kl_form: KLForm = KLForm.tao  # (+)
+    temperature: float = number(1.0, above=0)  # (+) of KL in the hinton form
+    # (+) share of cross-entropy with labels; an image without a label is distilled alone
+    alpha: float = number(0.0, at_least=0, at_most=1)
+    label_form: LabelForm = LabelForm.alpha  # (+)
+    balance: Balance = Balance.fixed  # (+)
+    # (+) UNIC's: an image loses each teacher but its worst with this probability
+    teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
+    mode: Mode = Mode.auto
+    use_mlp: bool = True
+    mlp_hidden_size: int = number(1024, at_least=1, hint="For a single linear layer set distill.use_mlp: false.")
+    mlp_num_inner: int = number(0, at_least=0, at_most=100)
+    vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
+    bindings: list[BindingConfig] = field(default_factory=list)
+    # (+) with model.task: detection: what multiplies the detector's own losses beside the bindings, and whether its
+    # decoder starts with the (first) teacher's weights
+    box_loss_weight: float = number(1.0, at_least=0)
+    decoder_from_teacher: bool = False
+    results_dir: str | None = None
+    target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
+    # (+) who sees which share of every global batch; a teacher that none names sees everything
+    partitions: list[PartitionConfig] = field(default_factory=list)
+    stages: list[StageConfig] = field(default_factory=list)  # (+) one after another; they are the whole run
+    then: list[str] = field(default_factory=list)  # (+) tasks to run on the trained student, in this order

@@ -1,0 +1,62 @@
+"""The spec: one tree of dataclasses that holds everything a run depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radioplat.spec.schema.cluster import ClusterConfig, FeatureCacheConfig, TeacherServiceConfig
+from radioplat.spec.schema.compress import CompressConfig
+from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.spec.schema.distill import DistillConfig
+from radioplat.spec.schema.engine import GenTrtEngineConfig
+from radioplat.spec.schema.low_rank import LowRankConfig
+from radioplat.spec.schema.model import ModelConfig
+from radioplat.spec.schema.prune import PruneConfig
+from radioplat.spec.schema.quantize import QuantizeConfig
+from radioplat.spec.schema.tasks import EvaluateConfig, ExportConfig, InferenceConfig
+from radioplat.spec.schema.train import TrainConfig
+from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
+from radioplat.spec.schema.wandb import WandbConfig
+
+
+@dataclass
+class Spec:
+    """A whole experiment. Field names are TAO's `radio` where TAO has the field; some defaults differ."""
+
+    results_dir: str = "results"
+    model_name: str | None = None
+    encryption_key: str | None = None
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    prune: PruneConfig = field(default_factory=PruneConfig)
+    low_rank: LowRankConfig = field(default_factory=LowRankConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
+    compress: CompressConfig = field(default_factory=CompressConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    gen_trt_engine: GenTrtEngineConfig = field(default_factory=GenTrtEngineConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    train_upsampler: TrainUpsamplerConfig = field(default_factory=TrainUpsamplerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    teachers: dict[str, TeacherServiceConfig] = field(default_factory=dict)
+    feature_cache: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples that one optimizer step consumes, whatever the world size."""
+        asked = self.train.global_batch_size
+        return asked or self.dataset.batch_size * self.train.num_gpus * self.train.num_nodes
+
+    @property
+    def world_size(self) -> int:
+        """Training workers the spec asks for: GPUs per node times nodes (CPU workers where there is no GPU)."""
+        return self.train.num_gpus * self.train.num_nodes
+
+    @property
+    def worker_bounds(self) -> tuple[int, int]:
+        """Fewest and most training workers; both are :attr:`world_size` unless the spec says otherwise."""
+        most = self.train.max_workers or self.world_size
+        return self.train.min_workers or min(self.world_size, most), most

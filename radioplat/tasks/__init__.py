@@ -1,0 +1,1 @@
+"""What a user calls by name: one folder a command."""

@@ -1,0 +1,1 @@
+"""``radioplat compress``: a chain of stages, each a task of its own."""

@@ -1,0 +1,59 @@
+"""The chain in the terminal and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from radioplat.common import terminal
+from radioplat.exporting.engines.record import read_record, state_of
+from radioplat.tasks.compress.compress import CompressReport
+from radioplat.tasks.compress.record import Entry
+from radioplat.tasks.evaluate.side_by_side import ModelRow, models_table
+from radioplat.tracking.report.page import Table, show_cell, write_report
+
+
+def tables_of(report: CompressReport) -> list[Table]:
+    """A row a stage; and for each evaluation a row a model."""
+    note = (
+        f"{report.metric} is of dataset.val_dataset, kept is its share of the starting student's; size is that of the "
+        "checkpoint or file that the stage left, parameters and multiply-accumulates are the backbone's."
+    )
+    columns = ["stage", "size", "parameters", "MACs", report.metric, "kept", "gate", "seconds", ""]
+    tables = [Table(columns, [_row(entry, report.metric) for entry in report.entries], "Compression", note)]
+    for entry in report.entries:
+        if entry.outcome and (ready := entry.outcome.facts.get("tables")):  # of detectors
+            made = [Table(**table) for table in ready]
+            tables += [dataclasses.replace(table, title=f"{entry.name}: {table.title}") for table in made]
+        elif entry.outcome and (rows := entry.outcome.facts.get("models")):
+            found = models_table([ModelRow(**row) for row in rows])
+            tables.append(Table(found.columns, found.rows, f"{entry.name}: {found.title}", found.note))
+    return tables
+
+
+def show(report: CompressReport) -> None:
+    """Print the tables, and write ``report.html``."""
+    tables = tables_of(report)
+    for table in tables:
+        rows = [[show_cell(cell) for cell in row] for row in table.rows]
+        terminal.show_table(table.title, list(table.columns), rows, table.note)
+    page = write_report(Path(report.folder) / "report.html", title="Compression", tables=tables)
+    terminal.say(f"student: {report.student}")
+    terminal.say(f"report: {page}")
+
+
+def _row(entry: Entry, metric: str) -> list[object]:
+    done, verdict = entry.outcome, {True: "passed", False: "failed", None: None}[entry.passed]
+    kept = None if entry.kept is None else f"{entry.kept:.1%}"
+    if done is None:
+        return [entry.name, None, None, None, None, kept, verdict, None, "not finished"]
+    seconds = entry.seconds + entry.measured_s
+    words = [*_engine_state(done.path), *entry.milder]
+    value = entry.metrics.get(metric)
+    size = terminal.size(done.bytes)
+    return [entry.name, size, done.params, done.macs, value, kept, verdict, seconds, ", ".join(words)]
+
+
+def _engine_state(path: str) -> list[str]:
+    """What was seen of an engine, by its record: one that was written is not one that was run."""
+    return [state_of(read_record(path))] if path.endswith(".engine") else []

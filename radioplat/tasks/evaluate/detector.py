@@ -1,0 +1,111 @@
+"""The task ``evaluate`` for a detector: mAP and VOC's average precision on ``dataset.val_dataset``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from radioplat.common.cpu_threads import decode_threads, torch_beside
+from radioplat.data.detection.split import read_split
+from radioplat.evaluation.detection.find import DetectionResult, judge
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.report.page import Table, write_report
+from radioplat.tracking.results import TaskFolder, write_atomic
+from radioplat.tracking.task_log import keep_diary
+
+
+@dataclass(frozen=True)
+class DetectorReport:
+    """What an evaluation of a detector found.
+
+    Attributes:
+        report: path of ``report.html``.
+        faults: what was left out of the annotations, in words.
+    """
+
+    checkpoint: Path
+    result: DetectionResult
+    report: Path
+    faults: str
+
+    @property
+    def unreadable(self) -> str:
+        """Images that could not be decoded, by reason, in words."""
+        found = sorted(self.result.unreadable.items())
+        return ", ".join(f"{count} {reason}" for reason, count in found) or "none"
+
+
+def judge_checkpoint(
+    spec: Spec, checkpoint: Path, ema: bool | None = None, device: str = "cpu"
+) -> tuple[DetectionResult, str]:
+    """The detector of ``checkpoint`` on ``dataset.val_dataset``, and the faults of its annotations.
+
+    Raises:
+        DataError: the split cannot be read, or has other classes than the detector.
+        WeightsError: the checkpoint cannot be read.
+    """
+    detector = load_detector(checkpoint, "evaluate.checkpoint", ema).to(device)
+    form, dataset = detector.architecture, spec.dataset
+    names = form.class_names or dataset.classes
+    split = read_split(dataset.val_dataset, names, "dataset.val_dataset")
+    if spec.evaluate.max_images is not None:
+        split = dataclasses.replace(split, pictures=split.pictures[: spec.evaluate.max_images])
+    size = dataset.val_img_size or form.student.img_size
+    batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
+    threads = decode_threads(dataset.workers)
+    with torch_beside(threads):
+        found = judge(
+            lambda images: detector.detect(images.to(device)), split, size, batch, threads, dataset.max_pixels
+        )
+    return found, str(split.faults)
+
+
+def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
+    """Task ``evaluate`` where the checkpoint is a detector."""
+    folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def action() -> DetectorReport:
+        """Measure and write down."""
+        result, faults = judge_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
+        made = DetectorReport(checkpoint, result, folder.report_path, faults)
+        _write(spec, folder, made)
+        return made
+
+    return keep_diary(folder, "evaluate", to_yaml(spec), action, lambda made: made.result.kpi())
+
+
+def tables(result: DetectionResult) -> list[Table]:
+    """What was found, in all and by class."""
+    coco = result.coco
+    sizes = ("mAP", "mAP50", "mAP75", "small", "medium", "large", "recall")
+    figures = (coco.map, coco.map50, coco.map75, coco.small, coco.medium, coco.large, coco.recall)
+    by_class = zip(result.classes, coco.by_class, coco.by_class50, result.voc, strict=True)
+    return [
+        Table(("images", *sizes), [(result.images, *figures)], "Detection", "COCO's measures, by pycocotools."),
+        Table(
+            ("class", "mAP", "mAP50", "VOC AP"), [*map(tuple, by_class)], "By class", "VOC's AP is the area, IoU 0.5."
+        ),
+    ]
+
+
+def _write(spec: Spec, folder: TaskFolder, made: DetectorReport) -> None:
+    checkpoint, result = made.checkpoint, made.result
+    notes = [f"{checkpoint}", f"annotations: {made.faults}", f"unreadable images: {made.unreadable}"]
+    coco = dataclasses.asdict(result.coco)
+    content = {"checkpoint": checkpoint.name, "classes": result.classes, "images": result.images, "coco": coco}
+    content |= {"voc": result.voc, "unreadable": result.unreadable, "faults": made.faults}
+    write_atomic(folder.path / "results.json", json.dumps(content, indent=1))
+    write_report(
+        folder.report_path,
+        title=f"radioplat: detector {checkpoint.name}",
+        tables=tables(result),
+        spec_yaml=to_yaml(spec),
+        notes=notes,
+    )

@@ -1,0 +1,1 @@
+"""``radioplat export``, ``gen_trt_engine``, ``lint``."""

@@ -1,0 +1,106 @@
+"""Exports and engines in the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+
+from radioplat.common import terminal
+from radioplat.exporting.engines.build import EngineReport
+from radioplat.exporting.engines.onnx_input import QUANTIZED
+from radioplat.exporting.onnx.export import OnnxReport
+from radioplat.exporting.weights.export import WeightsReport
+from radioplat.tasks.export.show_lint import show as show_lint
+from radioplat.tasks.export.side_files import Beside
+
+
+def show_export(report: OnnxReport | WeightsReport) -> None:
+    """Print what was exported, and for weights the line that opens them."""
+    if isinstance(report, OnnxReport):
+        return show_onnx(report)
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.format.value}, fp32)")
+    heads = ", ".join(report.adaptors) or "none"
+    terminal.say(f"heads: {heads}; read back, its features differ by {report.max_abs_error:.2e}")
+    for line in report.notes:
+        terminal.say(f"note: {line}")
+    terminal.say(f"open it with: {report.load}")
+
+
+def show_onnx(report: OnnxReport) -> None:
+    """Print what was exported."""
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}, opset {report.opset}, {report.data_type})")
+    terminal.say(f"outputs: {', '.join(report.outputs)}; largest difference from torch {report.max_abs_error:.2e}")
+    for line in report.notes:
+        terminal.say(line)
+    if report.quantized:
+        formats = ", ".join(report.quantized.formats)
+        terminal.say(f"Q/DQ: {formats}; least cosine with torch {report.quantized.cosine:.5f}")
+        show_lint(report.quantized.lint)
+        for finding in report.quantized.lint.errors:
+            terminal.say(f"lint: {finding.node}: {finding.message} [{finding.rule}]")
+    if report.beside:
+        _show_beside(report.beside)
+
+
+def _show_beside(beside: Beside) -> None:
+    for path, what in beside.files.items():
+        terminal.say(f"{path}: {what}")
+    if cpu := beside.cpu:
+        terminal.say(
+            f"CPU INT8, {cpu.method}: {cpu.quantized} of {cpu.layers} layers; mean cosine with fp32 {cpu.cosine:.5f} "
+            f"on {cpu.images} images; {terminal.size(cpu.bytes)} for {terminal.size(cpu.fp32_bytes)}; an image here "
+            f"takes {1000 * cpu.seconds:.2f} ms for {1000 * cpu.fp32_seconds:.2f}"
+        )
+
+
+def show_engine(report: EngineReport) -> None:
+    """Print what was written, whether it ran, and how much of it is quantized."""
+    terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.data_type})")
+    smallest, best, largest = report.batch
+    lines = {
+        "written": f"by {report.library} {report.version} in {report.seconds:.1f} s ({report.backend_reason})",
+        "executed": _executed(report),
+        "evaluated": "no; `radioplat evaluate` does that",
+        "made for": ", ".join(report.compute_capabilities) or "CPUs",
+        "images": " x ".join(map(str, report.input_shape)) + f", {smallest} to {largest} at once, best {best}",
+        "outputs": ", ".join(report.outputs),
+        **_kernel_lines(report),
+    }
+    for label, text in lines.items():
+        terminal.say(textwrap.fill(f"  {label:<14}{text}", 118, subsequent_indent=" " * 16, break_long_words=False))
+    for line in report.notes:
+        terminal.say(f"note: {line}")
+
+
+def _executed(report: EngineReport) -> str:
+    found = report.execution
+    if not report.executed:
+        return f"never: {found['reason']}"
+    error = found.get("max_relative_error")
+    gap = f"differs from the ONNX file by {error:.1e} of the largest value" if error is not None else found["reason"]
+    return f"yes, on {found['device']}: {gap}"
+
+
+def _kernel_lines(report: EngineReport) -> dict[str, str]:
+    covered, wanted = report.coverage, report.data_type
+    share = covered.share(wanted)
+    text = "the builder does not tell"
+    if share is not None:
+        rest = [f"{count} in {name}" for name, count in (covered.kernels or {}).items() if name != wanted]
+        text = ", ".join([f"{share[0]} of {share[1]} convolution/GEMM in {wanted}", *rest])
+    others = ", ".join(f"{count} {name}" for name, count in covered.others.items())
+    lines = {"kernels": text + (f"; products of activations: {others}" if others else "")}
+    if wanted in QUANTIZED:
+        quantized = sum(covered.quantized.values())
+        lines["layers"] = f"{quantized} of {covered.eligible} quantized in the ONNX file"
+        if covered.not_quantized:
+            lines["not quantized"] = _few(covered.not_quantized)
+        if covered.in_float_kernels:
+            lines["yet in floats"] = _few(covered.in_float_kernels)
+        if covered.unseen:
+            lines["in unknown"] = f"{_few(covered.unseen)}: no kernel names them"
+    return lines
+
+
+def _few(names: list[str], most: int = 8) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more, all in the engine's .json" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""``radioplat diagnose``, ``ledger``, ``show data``: what a run left."""

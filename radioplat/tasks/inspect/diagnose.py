@@ -1,0 +1,237 @@
+"""``radioplat diagnose RUN``: the first real cause of a run's end, from what it left behind."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radioplat.data.ledger.ledger import read_rejected
+from radioplat.data.loading.run_data import RunData
+from radioplat.errors import DataError, RadioplatError
+from radioplat.spec.loading.load import load_spec
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.attempts.goodput import Goodput, goodput
+from radioplat.tracking.attempts.logs import LastWords, attempt_folder, begun, cause_of, last_words
+from radioplat.tracking.status import read_status
+from radioplat.training.checkpoints.checkpoint import survey
+
+_ALIVE_S = 120.0  # a pulse this fresh is of a worker that lives
+_TAIL = 65536  # bytes of a log that are looked through
+_NAMED = 3
+# What the ranks that outlive another one say: a consequence, never the cause.
+_SECONDARY = re.compile(
+    r"connection (closed|reset|refused)|closed by peer|broken pipe|peer rank|socket timeout|"
+    r"(Actor|Worker)\w*(Died|Crashed|Error)|actor died|NCCL.*(remote|system) error|heartbeat",
+    re.IGNORECASE,
+)
+# Signs in a log, what they mean, and what to do; the first that is found counts.
+_SIGNS = (
+    (r"No space left on device", "a disk is full", "Make room where results_dir lies, or lower what is kept."),
+    (r"Fatal Python error: (Segmentation fault|Aborted|Bus error)", "native code crashed", "The log shows where."),
+    (r"CUDA error: [^\n]*|Xid|uncorrectable ECC", "a GPU failed", "Drain that node; run the command again."),
+    (r"CUDA out of memory|out of memory|OutOfMemory|MemoryError", "memory ran out", "Lower dataset.batch_size."),
+    (r"(?m)^Killed$|SIGKILL|signal 9", "the process was killed", "Look for the out-of-memory killer in dmesg."),
+)
+_ADVICE = {
+    "hang": "The stacks show where. If that is work that takes so long, raise train.hang_timeout_s.",
+    "oom": "A start after it halves what the model sees at once; a smaller dataset.batch_size is quicker.",
+    "node_lost": "Run the command again: it goes on from the last checkpoint.",
+    "worker_killed": "Look into the worker's log and the node's dmesg; run the command again to go on.",
+    "storage": "Mend the storage (its mount, network or credentials) and run the same command again to go on.",
+    "stopped": "Run the same command again: it goes on from the last checkpoint.",
+    "drained": "Run the command again: it goes on from the last checkpoint.",
+    "non_finite": "Lower train.optim.lr, or look at these samples; train.non_finite=skip_step goes on without them.",
+}
+
+
+@dataclass
+class Diagnosis:
+    """What became of a run.
+
+    Attributes:
+        cause: one line.
+        evidence: lines that show it.
+        advice: what to do; empty where nothing is to be done.
+        account: where its time went, if it wrote that down.
+    """
+
+    cause: str
+    evidence: list[str] = field(default_factory=list)
+    advice: str = ""
+    account: Goodput | None = None
+
+
+def diagnose(run: str | Path) -> Diagnosis:
+    """Judge the run in a results folder, or in one task's folder of it.
+
+    Raises:
+        DataError: no run has begun there.
+    """
+    folder = _task_folder(Path(run))
+    lines = read_status(folder / "status.json")
+    starts = [i for i, line in enumerate(lines) if line.get("status") == "STARTED"]
+    lines = lines[starts[-1] :] if starts else lines
+    attempt = begun(folder)
+    status = lines[-1].get("status", "") if lines else ""
+    found = _judge(folder, lines, attempt, status)
+    found.account = goodput(folder)
+    found.evidence += _facts(folder, lines, attempt)
+    return found
+
+
+def _judge(folder: Path, lines: list[dict], attempt: int, status: str) -> Diagnosis:
+    if status == "SUCCESS":
+        return Diagnosis(f"no failure: {lines[-1]['message']}")
+    failure = next((line["message"] for line in reversed(lines) if line.get("status") == "FAILURE"), "")
+    # A named error of the run itself says what is wrong; what Ray says of a lost group does not.
+    words = list(_first_real(last_words(folder, attempt)))
+    cause, detail = cause_of(folder, attempt) if attempt else ("", "")
+    if words and words[0].cause == "hang" or cause == "hang":
+        return _hang(folder, attempt, words[0] if words else None, detail)
+    if "not finite" in failure:
+        return _not_finite(folder, failure)
+    if failure and not _SECONDARY.search(failure) and not (words and words[0].cause == "oom"):
+        return Diagnosis(_one_line(failure), list(_signs(folder, attempt))[:1])
+    if words:
+        who = f"attempt {attempt}, rank {words[0].rank}"
+        return Diagnosis(f"{who}: {_one_line(words[0].detail)}", advice=_advice(words[0].cause))
+    sign = next(_signs(folder, attempt), "")
+    if cause and cause not in ("unknown", "done"):
+        return Diagnosis(f"attempt {attempt}: {cause}: {_one_line(detail)}", [sign] if sign else [], _advice(cause))
+    if sign:
+        return Diagnosis(f"attempt {attempt}: {sign}")
+    if failure:
+        return Diagnosis(_one_line(failure))
+    return _silent(folder, attempt)
+
+
+def _hang(folder: Path, attempt: int, words: LastWords | None, detail: str) -> Diagnosis:
+    detail = words.detail if words else detail
+    named = re.search(r"\brank (\d+)", detail)
+    rank = int(named[1]) if named else words.rank if words else 0
+    place = _place(attempt_folder(folder, attempt) / f"stacks_{rank}.txt")
+    at = f"; it stands at {place}" if place else ""
+    return Diagnosis(
+        f"attempt {attempt}: rank {rank} hung: {_one_line(detail)}{at}",
+        [f"stacks: {path}" for path in sorted(attempt_folder(folder, attempt).glob("stacks_*.txt"))],
+        _advice("hang"),
+    )
+
+
+def _place(stacks: Path) -> str:
+    """Where the training thread is: its innermost frame of this package, and the innermost of all."""
+    try:
+        text = stacks.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    frame = re.compile(r'File "([^"]+)", line (\d+) in (.+)')
+    for thread in re.split(r"\n(?=(?:Current thread|Thread) )", text):
+        frames = frame.findall(thread)
+        # Deepest first. The thread that trains is the one that this loop is in.
+        if any(path.endswith("distill/worker.py") for path, _, _ in frames):
+            ours = next(((p, n, f) for p, n, f in frames if "radioplat" in p), frames[0])
+            places = [f"{'/'.join(Path(p).parts[-3:])}:{n} in {f}" for p, n, f in dict.fromkeys([ours, frames[0]])]
+            return ", below it ".join(places)
+    return ""
+
+
+def _not_finite(folder: Path, failure: str) -> Diagnosis:
+    """With the samples of the last step that had a term that was not finite."""
+    evidence = []
+    rows = [row for row in read_rejected(folder / "ledger").to_pylist() if row["reason"].startswith("non_finite")]
+    if rows:
+        last = [row for row in rows if row["step"] == rows[-1]["step"]]
+        evidence = [f"step {last[0]['step']}: {len(last)} samples in micro-batches with {last[0]['reason']}"]
+        evidence += [f"sample {row['id']}{_name(folder, row['id'])}" for row in last[:_NAMED]]
+    return Diagnosis(_one_line(failure), evidence, _advice("non_finite"))
+
+
+def _name(folder: Path, row: int) -> str:
+    try:
+        dataset = load_spec(folder / "experiment.yaml").dataset
+        index = RunData.load(folder / "data", dataset.train_dataset).index
+        return f": {index.shard_paths[int(index.shard[row])]} {index.key(row)}"
+    except (RadioplatError, OSError):
+        return ""
+
+
+def _silent(folder: Path, attempt: int) -> Diagnosis:
+    """Nobody said anything: it goes on, or was ended from outside."""
+    pulses = list(attempt_folder(folder, attempt).glob("pulse_*.json"))
+    age = min((time.time() - path.stat().st_mtime for path in pulses), default=None)
+    if age is None:
+        return Diagnosis("it ended before a worker began, and said nothing", advice="Run the command again.")
+    if age < _ALIVE_S:
+        return Diagnosis(f"no failure: its workers were alive {age:.0f} s ago")
+    return Diagnosis(
+        f"attempt {attempt}: the whole run ended without a word {age / 60:.0f} minutes ago: killed from outside, or "
+        "its machine was lost",
+        advice="Run the command again: it goes on from the last checkpoint.",
+    )
+
+
+def _first_real(words: list[LastWords]) -> Iterator[LastWords]:
+    """Those that are no mere consequence of another rank's end, hangs and lack of memory first."""
+    real = [w for w in words if not _SECONDARY.search(w.detail)] or words
+    yield from sorted(real, key=lambda w: (w.cause not in ("hang", "oom"), w.time))
+
+
+def _signs(folder: Path, attempt: int) -> Iterator[str]:
+    """What the logs of an attempt hold of known signs: meaning, and where it stands."""
+    for path in sorted(attempt_folder(folder, attempt).glob("*.log")):
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            text = file.read().decode("utf-8", "replace")
+        for pattern, meaning, advice in _SIGNS:
+            if match := re.search(pattern, text):
+                yield f"{meaning} ({path.name}: {match[0][:200]}). {advice}"
+                break
+
+
+def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
+    """Step, checkpoint, earlier attempts, warnings and logs."""
+    facts = []
+    step = next((line["step"] for line in reversed(lines) if "max_step" in line), None)
+    if step is not None:
+        facts.append(f"it came to step {step}")
+    found = survey(folder)
+    facts.append(
+        f"last whole checkpoint: {found.newest[0].name}, step {found.step}"
+        if found.newest
+        else "no checkpoint that can be read"
+        if found.unreadable
+        else "no checkpoint"
+    )
+    facts += [f"{Path(one.path).name}: {one}" for one in found.unreadable]
+    causes = Counter(cause for n in range(1, attempt) if (cause := cause_of(folder, n)[0]))
+    if causes:
+        facts.append("earlier attempts ended by " + ", ".join(f"{cause} ({n})" for cause, n in causes.items()))
+    if events := Attempts(folder).read():
+        facts.append(f"workers: {events[-1].world_size}")
+    warnings = [line["message"] for line in lines if line.get("verbosity") in ("WARNING", "ERROR")]
+    facts += [f"status.json: {_one_line(message)}" for message in warnings[-_NAMED:]]
+    if attempt and (logs := attempt_folder(folder, attempt)).is_dir():
+        facts.append(f"logs: {logs}")
+    return facts
+
+
+def _task_folder(run: Path) -> Path:
+    if (run / "status.json").is_file():
+        return run
+    found = [p.parent for p in run.glob("*/status.json") if (p.parent / "accounts.jsonl").exists()]
+    if not found:
+        hint = "Give the results_dir of a run, or its distill or train folder."
+        raise DataError("no run has begun here", where=str(run), hint=hint)
+    return max(found, key=lambda folder: (folder / "status.json").stat().st_mtime)
+
+
+def _advice(cause: str) -> str:
+    return _ADVICE.get(cause, "")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,84 @@
+"""The task ``low_rank``: a trained student with narrower layers, as a checkpoint like that of ``prune``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from radioplat.compression.cost import Cost, cost_of
+from radioplat.compression.low_rank import Decomposed, decompose
+from radioplat.errors import SpecError
+from radioplat.models.student.checkpoint import load_student
+from radioplat.spec.checks.tasks.low_rank import low_rank_problems
+from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.export.export import find_checkpoint
+from radioplat.tasks.shared.model_folder import keep_plan, write_model
+from radioplat.tasks.shared.retrain import retrain
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.wandb.artifacts import Product
+from radioplat.tracking.wandb.task import tell_task
+
+MODEL, START, REPORT = "model_low_rank", "model_decomposed", "low_rank.json"
+
+
+@dataclass(frozen=True)
+class LowRankReport:
+    """What decomposition left.
+
+    Attributes:
+        path: a checkpoint folder; where the spec asks for retraining, of the retrained student.
+        before, after: what the backbone takes.
+    """
+
+    path: Path
+    checkpoint: Path
+    before: Cost
+    after: Cost
+    layers: Decomposed
+
+
+def low_rank(
+    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
+) -> LowRankReport:
+    """Decompose ``low_rank.checkpoint``, by default the latest student there is, and retrain it where asked.
+
+    Raises:
+        SpecError: fields of ``low_rank`` contradict each other, or nothing would get smaller.
+        EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := list(low_rank_problems(spec)):
+        raise SpecError(*problems)
+    folder = TaskFolder(spec.results_dir, "low_rank", spec.low_rank.results_dir)
+    report = keep_diary(folder, "low_rank", to_yaml(spec), lambda: _low_rank(spec, folder.path, say), _kpi)
+    made = Product(report.path, "checkpoint", [report.checkpoint])
+    tell_task(spec, folder.path, "low_rank", figures=_kpi(report), made=made)
+    return report
+
+
+def _low_rank(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> LowRankReport:
+    asked = spec.low_rank
+    path = find_checkpoint(spec, asked.checkpoint, "low_rank.checkpoint").resolve()
+    if asked.retrain.wanted:
+        # A rerun goes on from the student that the first start decomposed.
+        path = Path(keep_plan(folder, {"checkpoint": str(path), "section": asdict(asked)}, "low_rank")["checkpoint"])
+    student = load_student(path, "low_rank.checkpoint")
+    small, found = decompose(student, asked)
+    size = small.architecture.img_size
+    costs = cost_of(student.backbone, size), cost_of(small.backbone, size)
+    report = LowRankReport(folder / MODEL, path, *costs, found)
+    if asked.retrain.wanted:
+        start = folder / START
+        if not start.exists():
+            write_model(small, start, REPORT, asdict(report))
+        small = load_student(retrain(spec, asked.retrain, start, folder / "retrain", say))
+    write_model(small, report.path, REPORT, asdict(report))
+    return report
+
+
+def _kpi(report: LowRankReport) -> dict[str, float]:
+    before, after = report.before, report.after
+    return {"params_kept": after.params / before.params, "macs_kept": after.macs / before.macs}

@@ -1,0 +1,1 @@
+"""``radioplat plan``: what a run would do, need and refuse."""

@@ -1,0 +1,50 @@
+"""What `plan` found: problems, warnings, and a line for each model, source and fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radioplat.errors import Problem
+from radioplat.tasks.plan.accepts import TaskLine
+
+
+@dataclass(frozen=True)
+class ModelLine:
+    """One model: parameters, what its weights (and optimizer) take in bytes, where it runs."""
+
+    name: str
+    role: str
+    parameters: int
+    memory: int
+    placement: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One source: images indexed and kept, its share of the mixture and what that means in an epoch."""
+
+    path: str
+    images: int
+    kept: int
+    rejected: dict[str, int]
+    share: float
+    samples_per_epoch: int
+
+
+@dataclass
+class Plan:
+    """What `plan` found.
+
+    Attributes:
+        problems: what must be mended; empty if the run can start.
+        warnings: what is odd but runs.
+        tasks: which take the student that will be trained.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    models: list[ModelLine] = field(default_factory=list)
+    sources: list[SourceLine] = field(default_factory=list)
+    tasks: list[TaskLine] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,52 @@
+"""A plan in the terminal."""
+
+from __future__ import annotations
+
+from radioplat.common import terminal
+from radioplat.errors import SpecError
+from radioplat.tasks.plan.findings import Plan
+
+
+def show(found: Plan) -> None:
+    """Print what was found.
+
+    Raises:
+        SpecError: with every problem, after the rest was printed.
+    """
+    if found.models:
+        terminal.show_table(
+            "models",
+            ["name", "role", "parameters", "memory", "where", ""],
+            [
+                [m.name, m.role, f"{m.parameters / 1e6:.2f} M", terminal.size(m.memory), m.placement, m.detail]
+                for m in found.models
+            ],
+            note="memory of weights, gradients and optimizer of one replica; activations come on top",
+        )
+    if found.sources:
+        terminal.show_table(
+            "sources",
+            ["folder", "images", "kept", "share", "samples an epoch", "rejected"],
+            [
+                [
+                    s.path,
+                    str(s.images),
+                    str(s.kept),
+                    f"{s.share:.2%}",
+                    str(s.samples_per_epoch),
+                    ", ".join(f"{n} {r}" for r, n in s.rejected.items()) or "none",
+                ]
+                for s in found.sources
+            ],
+        )
+    if found.tasks:
+        words = {True: "yes", False: "no", None: "not tried"}
+        rows = [[line.task, words[line.accepted], line.detail] for line in found.tasks]
+        terminal.show_table("what takes the student", ["task", "", ""], rows)
+    for name, fact in found.facts.items():
+        terminal.say(f"{name}: {fact}")
+    for warning in found.warnings:
+        terminal.say(f"warning: {warning}")
+    if found.problems:
+        raise SpecError(*found.problems)
+    terminal.say("nothing stands in the way of this run")

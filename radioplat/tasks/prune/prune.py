@@ -1,0 +1,111 @@
+"""The task ``prune``: a trained student or detector made smaller: it trains on, is evaluated and exported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from radioplat.compression.cost import Cost
+from radioplat.compression.pruning.dry_run import rehearse
+from radioplat.compression.pruning.sparsify import Sparsified
+from radioplat.errors import SpecError
+from radioplat.models.detectors.checkpoint import is_detector
+from radioplat.models.student.checkpoint import load_student, read_architecture
+from radioplat.spec.checks.tasks.prune import detector_prune_problems, prune_problems
+from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.schema.prune import PruneScore
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.export.export import find_checkpoint
+from radioplat.tasks.prune.cut import Cut, cut
+from radioplat.tasks.prune.rounds import PRUNED, REPORT, Round, prune_in_rounds
+from radioplat.tasks.shared.model_folder import keep_plan, write_model
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.wandb.artifacts import Product
+from radioplat.tracking.wandb.task import tell_task
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What pruning left.
+
+    Attributes:
+        path: a checkpoint folder; ``radioplat.load_student``, of a detector ``load_detector``, opens it, and a spec's
+            ``pretrained_model_path`` names it.
+        amount: share of each layer's channels that was to go, as asked, or as the budget found it; 0 where none was.
+        before, after: what the backbone takes; zeros count like any number.
+        sparse: which weights are zero, where that was asked for.
+        rounds: one after another, where the spec asks for retraining.
+        went: the least and the largest share that went of a layer; empty where none was cut, or in rounds.
+    """
+
+    path: Path
+    checkpoint: Path
+    amount: float
+    before: Cost
+    after: Cost
+    sparse: Sparsified | None = None
+    rounds: tuple[Round, ...] = ()
+    went: tuple[float, ...] = ()
+
+
+def prune(
+    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
+) -> PruneReport:
+    """Prune ``prune.checkpoint``, by default the latest there is, and train it on where the spec asks for it.
+
+    Args:
+        say: called with each line of the training for the user; default: print to stderr.
+
+    Raises:
+        SpecError: fields of ``prune`` contradict each other, or the backbone cannot be pruned so.
+        EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := list(prune_problems(spec)):
+        raise SpecError(*problems)
+    folder = TaskFolder(spec.results_dir, "prune", spec.prune.results_dir)
+    report = keep_diary(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder.path, say), _kpi)
+    made = Product(report.path, "checkpoint", [report.checkpoint])
+    tell_task(spec, folder.path, "prune", figures=_kpi(report), made=made)
+    return report
+
+
+def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
+    asked, target = spec.prune, folder / PRUNED
+    checkpoint = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
+    if is_detector(checkpoint) and (problems := list(detector_prune_problems(asked))):
+        raise SpecError(*problems)
+    gradients = asked.score in (PruneScore.taylor, PruneScore.hessian)
+    if asked.retrain.wanted or asked.blocks or gradients:
+        rehearse(read_architecture(checkpoint, "prune.checkpoint"), asked)  # before what takes its time
+    if asked.retrain.wanted:
+        # A rerun goes on from the student that the first start began with.
+        plan = keep_plan(folder, {"checkpoint": str(checkpoint), "section": asdict(asked)}, "prune")
+        checkpoint = Path(plan["checkpoint"])
+        rounds = tuple(prune_in_rounds(spec, checkpoint, folder, say))
+        last = rounds[-1]
+        amount = 1 - math.prod(1 - each.amount for each in rounds)
+        report = PruneReport(target, checkpoint, amount, rounds[0].before, last.after, last.sparse, rounds)
+        small = load_student(last.checkpoint)
+    else:
+        done = cut(spec, asked, checkpoint, folder)
+        small, amount = done.student, done.config.amount if asked.cut else 0.0
+        report = PruneReport(target, checkpoint, amount, done.before, done.after, done.sparse, went=_went(done))
+    write_model(small, target, REPORT, asdict(report))
+    return report
+
+
+def _went(done: Cut) -> tuple[float, ...]:
+    if not done.cuts or not done.cuts.units:
+        return ()
+    shares = [len(gone) / size for gone, size in zip(done.cuts.units, done.cuts.sizes.values(), strict=True)]
+    return min(shares), max(shares)
+
+
+def _kpi(report: PruneReport) -> dict[str, float]:
+    before, after = report.before, report.after
+    zeros = {"zeros": report.sparse.zeros / report.sparse.weights} if report.sparse else {}
+    return zeros | {"params_kept": after.params / before.params, "macs_kept": after.macs / before.macs}

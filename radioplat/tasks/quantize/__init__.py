@@ -1,0 +1,1 @@
+"""``radioplat quantize``: post-training quantization and QAT."""

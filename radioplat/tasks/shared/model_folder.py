@@ -1,0 +1,62 @@
+"""What the tasks that make a student smaller leave: a checkpoint folder with a report, and the plan it came from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radioplat.errors import SpecError
+from radioplat.models.detectors.base import Detector
+from radioplat.models.detectors.checkpoint import save_detector
+from radioplat.models.student.checkpoint import save_student
+from radioplat.models.student.student import Student
+from radioplat.tracking.results import write_atomic
+
+PLAN = "plan.json"
+
+
+def write_model(student: Student | Detector, path: Path, report: str, facts: Mapping[str, Any]) -> None:
+    """Save ``student`` as ``path``, aside and then renamed: what bears the name is whole.
+
+    Args:
+        report: name of the JSON file beside the weights, with ``facts`` in it.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    if isinstance(student, Detector):
+        save_detector(student, aside)
+    else:
+        save_student(student, student.state_dict(), aside)
+    (aside / report).write_text(json.dumps(facts, indent=1, default=str))
+    shutil.rmtree(path, ignore_errors=True)
+    os.rename(aside, path)
+
+
+def keep_plan(folder: Path, plan: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Write down what ``folder`` is made by, or read it where an earlier start did.
+
+    Args:
+        plan: what JSON holds; ``checkpoint`` is the one that was found, and stays what the first start found.
+        where: the spec's section.
+
+    Raises:
+        SpecError: the folder was begun by another plan.
+    """
+    path, plan = folder / PLAN, json.loads(json.dumps(plan))
+    if not path.exists():
+        write_atomic(path, json.dumps(plan, indent=1))
+        return plan
+    before = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name in plan if name != "checkpoint" and before.get(name) != plan[name]]
+    if names:
+        raise SpecError(
+            f"{folder} was begun with another {', '.join(names)}",
+            where=where,
+            hint=f"Undo the change, give {where}.results_dir another name, or remove the folder to begin anew.",
+        )
+    return before

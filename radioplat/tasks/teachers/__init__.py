@@ -1,0 +1,1 @@
+"""``radioplat teachers``: check them, and pools that outlive a run."""

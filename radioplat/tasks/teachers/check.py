@@ -1,0 +1,181 @@
+"""``radioplat teachers check``: what looks wrong with a teacher, before it is paid for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from radioplat.data.loading.sample_images import sample_images
+from radioplat.errors import SpecError
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.base.teacher import FrozenTeacher, describe, oddities
+
+IMAGES, SHOWN = 200, 4
+NORMS = {
+    "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "CLIP": ((0.481, 0.458, 0.408), (0.269, 0.261, 0.276)),
+    "[0, 1]": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+# Standard deviation of the map's features, as published beside PHI-S; a name that holds the key is compared.
+KNOWN_SCALES = {"siglip": 1.84, "dinov2": 1.35, "sam": 5.47, "dfn": 0.029}
+_DEAD, _SURE = 1e-4, 3.0
+
+
+@dataclass
+class TeacherFindings:
+    """What 200 images said of one teacher.
+
+    Attributes:
+        facts: measure to value.
+        flags: what looks wrong, in sentences.
+        agreement: normalisation -> how well each image is told from the others when it is mirrored.
+        shown, maps: images uint8 ``[N, 3, H, W]`` and their features ``[N, h, w, D]``, for the pictures.
+    """
+
+    name: str
+    needs: str
+    facts: dict[str, float] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    agreement: dict[str, float] = field(default_factory=dict)
+    shown: np.ndarray | None = None
+    maps: torch.Tensor | None = None
+
+
+@dataclass
+class CheckResult:
+    """All teachers, and the page that shows them."""
+
+    teachers: list[TeacherFindings]
+    report: Path | None = None
+
+
+def check_teachers(
+    spec: str | Path | dict | Spec, overrides: Sequence[str] = (), progress: Callable[[str], None] | None = None
+) -> CheckResult:
+    """Run up to 200 training images through each teacher of ``spec``; write ``teachers_check/report.html``.
+
+    Raises:
+        RadioplatError: no teachers, no images, or weights that cannot be read.
+    """
+    from radioplat.tasks.teachers.check_report import write
+
+    spec = load_spec(spec, overrides)
+    teachers = asked_teachers(spec)
+    if not teachers:
+        raise SpecError("at least one teacher with weights is needed", where="distill.teacher")
+    images = sample_images(spec, {t.view_size for t in teachers}, IMAGES)
+    found = []
+    for teacher in teachers:
+        if progress:
+            progress(teacher.name)
+        found.append(check_teacher(teacher, images[teacher.view_size]))
+    result = CheckResult(found)
+    result.report = write(spec, result)
+    return result
+
+
+def check_teacher(teacher: ResolvedTeacher, images: np.ndarray) -> TeacherFindings:
+    """Check one teacher on uint8 ``[N, 3, H, W]`` of its view size.
+
+    Raises:
+        SpecError, WeightsError: it cannot be built or loaded.
+    """
+    info = describe(teacher)
+    found = TeacherFindings(teacher.name, info.needs, flags=oddities(teacher, info))
+    model = FrozenTeacher(teacher, "cuda" if torch.cuda.is_available() else "cpu")
+    summary, spatial = _features(model, images)
+    found.shown, found.maps = images[:SHOWN], spatial[:SHOWN].clone()
+    _statistics(found, teacher, summary, spatial)
+    _normalisation(found, teacher, model, images, summary)
+    return found
+
+
+def _features(model: FrozenTeacher, images: np.ndarray, batch: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    both = frozenset({"summary", "spatial"})
+    parts = [model(torch.tensor(images[i : i + batch]), both) for i in range(0, len(images), batch)]
+    return torch.cat([p.summary.float().cpu() for p in parts]), torch.cat([p.spatial.float().cpu() for p in parts])
+
+
+def _statistics(found: TeacherFindings, teacher: ResolvedTeacher, summary: torch.Tensor, spatial: torch.Tensor) -> None:
+    """Dead channels, scale, and a summary or a map that says the same of every image."""
+    if not (bool(torch.isfinite(summary).all()) and bool(torch.isfinite(spatial).all())):
+        found.flags.append("features are not finite; try teachers.<name>.precision: fp32")
+        return
+    channel = spatial.flatten(0, -2).std(0)
+    scale = float(spatial.std())
+    dead = float((channel < _DEAD * channel.median().clamp_min(1e-12)).float().mean())
+    loudest = float(channel.square().max() / channel.square().sum())
+    direction = torch.nn.functional.normalize(summary, dim=1)
+    axis = torch.nn.functional.normalize(direction.mean(0), dim=0)
+    angles = torch.arccos((direction @ axis).clamp(-1 + 1e-6, 1 - 1e-6))
+    within = float((spatial - spatial.mean((1, 2), keepdim=True)).std())
+    found.facts |= {
+        "spatial std": scale,
+        "dead channels": dead,
+        "share of the loudest channel": loudest,
+        "summary dispersion": float(angles.square().mean()),
+        "spread inside an image": within / max(scale, 1e-12),
+    }
+    if dead > 0.01:
+        images = len(summary)
+        found.flags.append(
+            f"{dead:.0%} of the map's channels never change over {images} images: dead features, or a pruned model"
+        )
+    if found.facts["summary dispersion"] < 1e-4:
+        found.flags.append("the summary says the same of every image: a wrong token, or weights that were not loaded")
+    if spatial.shape[1] > 1 and found.facts["spread inside an image"] < 0.01:
+        found.flags.append("the map says the same at every position of an image: a wrong token or layer")
+    label = f"{teacher.name} {teacher.backbone.type or ''}".lower()
+    known = next((value for key, value in KNOWN_SCALES.items() if key in label), None)
+    if known and not 1 / _SURE <= scale / known <= _SURE:
+        found.flags.append(f"the map's standard deviation is {scale:.3g}; {known:g} is published for this family")
+    elif not known and not 1e-2 <= scale <= 1e2:
+        found.flags.append(f"the map's standard deviation is {scale:.3g}: an unusual scale; use distill.target_norm")
+
+
+def _normalisation(
+    found: TeacherFindings, teacher: ResolvedTeacher, model: FrozenTeacher, images: np.ndarray, summary: torch.Tensor
+) -> None:
+    """Compare the spec's normalisation with the usual ones.
+
+    The rule: a mirrored image is the same image. How much nearer its summary lies to its own mirror image than to the
+    nearest other image, averaged over images (features less their mean), says how well a model tells images apart. The
+    spec's normalisation is flagged where another beats it by three standard errors of the paired difference.
+    """
+    mirrored = np.ascontiguousarray(images[..., ::-1])
+    own = _margins(summary, _features(model, mirrored)[0])
+    found.agreement["as in the spec"] = float(own.mean())
+    best, gain = "", 0.0
+    for name, (mean, std) in NORMS.items():
+        if max(abs(a - b) for a, b in zip(mean + std, teacher.norm_mean + teacher.norm_std, strict=True)) < 0.01:
+            continue
+        model.normalise_by(mean, std)
+        other = _margins(_features(model, images)[0], _features(model, mirrored)[0])
+        found.agreement[name] = float(other.mean())
+        difference = other - own
+        error = float(difference.std()) / math.sqrt(len(images)) if len(images) > 1 else math.inf
+        if float(difference.mean()) > max(_SURE * error, gain):
+            best, gain = name, float(difference.mean())
+    model.normalise_by(teacher.norm_mean, teacher.norm_std)
+    if best:
+        found.flags.append(
+            f"images are told apart better under {best} normalisation (by {gain:.3f}, over three standard errors): "
+            f"look at {teacher.where}.norm_mean and norm_std"
+        )
+
+
+def _margins(summary: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+    """``[N]``: cosine with its own mirror image less the largest with another's."""
+    center = summary.mean(0)
+    a, b = (torch.nn.functional.normalize(x - center, dim=1) for x in (summary, mirrored))
+    cosine = a @ b.T
+    own = cosine.diagonal().clone()
+    return own - cosine.fill_diagonal_(-1).amax(1)

@@ -1,0 +1,59 @@
+"""The tasks ``teachers start``, ``teachers status`` and ``teachers stop`` on the cluster that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radioplat.cluster.ray_cluster import attached, teacher_gpus
+from radioplat.common import terminal
+from radioplat.errors import SpecError
+from radioplat.spec.checks.check import check
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import asked_teachers
+
+
+def start(spec_path: str | Path, overrides: list[str]) -> None:
+    """Start the named pools of a spec.
+
+    Raises:
+        RadioplatError: the spec is wrong, no cluster runs, or a pool cannot start.
+    """
+    from radioplat.teachers.serving.named_pools import start_pools
+
+    spec = load_spec(spec_path, overrides)
+    if problems := check(spec):
+        raise SpecError(*problems)
+    teachers = asked_teachers(spec)
+    with attached(spec.cluster.address) as gpus:
+        start_pools(teachers, {t.name: teacher_gpus(t.service.num_gpus, gpus) for t in teachers})
+        _show()
+
+
+def status(address: str | None = None) -> None:
+    """Show every named pool of the cluster; raises PlacementError where none runs."""
+    with attached(address):
+        _show()
+
+
+def stop(names: list[str], address: str | None = None) -> None:
+    """Stop named pools, all where ``names`` is empty; raises RadioplatError for a name that no pool has."""
+    from radioplat.teachers.serving.named_pools import stop_pools
+
+    with attached(address):
+        for stopped in stop_pools(names or None):
+            terminal.say(f"stopped {stopped}")
+
+
+def _show() -> None:
+    from radioplat.teachers.serving.named_pools import pool_statuses
+
+    rows = []
+    for pool in pool_statuses():
+        found = pool.status
+        if found is None:
+            rows.append([pool.name, pool.teacher, "does not answer", "", "", ""])
+            continue
+        least, most = found.bounds
+        size = f"{found.replicas} of {least}" + (f" to {most}" if most > least else "")
+        rows.append([pool.name, pool.teacher, size, str(found.waiting), str(found.forwards), Path(found.weights).name])
+    terminal.show_table("teacher pools", ["pool", "teacher", "replicas", "waiting", "forwards", "weights"], rows)

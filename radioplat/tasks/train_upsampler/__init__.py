@@ -1,0 +1,1 @@
+"""``radioplat train_upsampler``: FeatSharp for one teacher."""

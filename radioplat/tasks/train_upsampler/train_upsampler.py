@@ -1,0 +1,118 @@
+"""The task ``train_upsampler``: FeatSharp for one teacher, in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from radioplat.common.cpu_threads import torch_beside
+from radioplat.errors import SpecError
+from radioplat.spec.checks.check import check
+from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.train_upsampler.images import open_photographs
+from radioplat.tasks.train_upsampler.training import Consistency, UpsamplerTraining
+from radioplat.teachers.base.teacher import FrozenTeacher, describe
+from radioplat.teachers.upsamplers.checkpoint import save_upsampler
+from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.tracking.results import TaskFolder, write_atomic
+from radioplat.tracking.status import StatusLog
+from radioplat.tracking.task_log import keep_diary
+
+TASK = "train_upsampler"
+
+
+@dataclass(frozen=True)
+class UpsamplerResult:
+    """What a training made.
+
+    Attributes:
+        path: ``upsampler.safetensors``.
+        before, after: errors on held-out images; in each the upsampler's and bilinear upsampling's.
+        held_out: how many images they are measured on.
+    """
+
+    teacher: str
+    path: Path
+    folder: Path
+    before: Consistency
+    after: Consistency
+    held_out: int
+
+
+def train_upsampler(
+    spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
+) -> UpsamplerResult:
+    """Train the upsampler of ``train_upsampler.teacher``, by default the only teacher, on ``dataset.train_dataset``.
+
+    The same spec gives the same upsampler. A rerun begins anew and replaces what an earlier one left.
+
+    Args:
+        progress: called with (steps done, steps in all).
+
+    Raises:
+        RadioplatError: a field that cannot be, no images, or weights that cannot be read.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := check(spec, TASK):
+        raise SpecError(*problems)
+    folder = TaskFolder(spec.results_dir, TASK, spec.train_upsampler.results_dir)
+    return keep_diary(folder, TASK, to_yaml(spec), lambda: _train(spec, folder, progress), _kpi)
+
+
+def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] | None) -> UpsamplerResult:
+    config, device = spec.train_upsampler, "cuda" if torch.cuda.is_available() else "cpu"
+    teacher, factor = _teacher(spec)
+    seed = spec.train.seed if config.seed is None else config.seed
+    info = describe(teacher)
+    built = FeatSharpConfig(
+        info.spatial_dim, factor, info.grid, config.debias, config.width, config.heads, config.window
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = FeatSharp(built).to(device)
+    images = open_photographs(spec, factor * teacher.input_size, config.held_out, seed)
+    training = UpsamplerTraining(FrozenTeacher(teacher, device), model, config, seed)
+    decoders = images.training.threads if device == "cpu" else 0
+    with StatusLog(folder.status_path) as status, torch_beside(decoders):
+        batches = -(-config.fit_images // config.batch_size)
+        training.fit(torch.cat(list(images.steps(batches, config.batch_size))))
+        before = training.measure(images.judged(config.batch_size))
+        status.write("before training", kpi=asdict(before))
+        for step, loss, bilinear in training.train_on(images.steps(config.steps, config.batch_size)):
+            if progress:
+                progress(step, config.steps)
+            if step % config.log_interval == 0 or step == config.steps:
+                kpi = {"loss/featsharp": loss, "loss/bilinear": bilinear}
+                status.write(f"step {step} of {config.steps}", kpi=kpi, step=step, max_step=config.steps)
+        after = training.measure(images.judged(config.batch_size))
+    path = folder.path / "upsampler.safetensors"
+    save_upsampler(model, path, teacher=teacher.backbone.type or teacher.name, input_size=teacher.input_size)
+    result = UpsamplerResult(teacher.name, path, folder.path, before, after, len(images.held_out.rows))
+    found = {"teacher": teacher.name, "before": asdict(before), "after": asdict(after), "held_out": result.held_out}
+    write_atomic(folder.path / "results.json", json.dumps(found, indent=1))
+    return result
+
+
+def _teacher(spec: Spec) -> tuple[ResolvedTeacher, int]:
+    """The teacher without the upsampler that its entry may name already, and the factor."""
+    config = spec.train_upsampler
+    teachers = resolve_teachers(spec)
+    i = next(i for i, t in enumerate(teachers) if config.teacher in (None, t.name))
+    said = spec.distill.teacher[i].upsample_factor
+    factor = config.upsample_factor or (said if said > 1 else 2)
+    return dataclasses.replace(teachers[i], upsample_factor=1, upsampler_checkpoint=None), factor
+
+
+def _kpi(result: UpsamplerResult) -> dict[str, float]:
+    return {
+        "consistency/bilinear": result.after.bilinear,
+        "consistency/untrained": result.before.featsharp,
+        "consistency/featsharp": result.after.featsharp,
+    }

@@ -1,0 +1,1 @@
+"""``radioplat tune``: many runs of one spec on Ray Tune."""

@@ -1,0 +1,106 @@
+"""A sweep in the terminal, as a picture, as a page, and the best spec as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radioplat.common import terminal
+from radioplat.common.redact import redact_yaml
+from radioplat.spec.loading.load import to_yaml
+from radioplat.tasks.tune.pareto import choose, draw, front
+from radioplat.tasks.tune.record import State, TrialRecord
+from radioplat.tasks.tune.sweep import full_spec
+from radioplat.tasks.tune.tune import TuneReport
+from radioplat.tracking.report.page import Table, show_cell, write_report
+from radioplat.tracking.results import write_atomic
+from radioplat.tracking.wandb.artifacts import Product
+from radioplat.tracking.wandb.session import WandbRun
+
+PICTURE, BEST, PAGE = "pareto.png", "best.yaml", "report.html"
+
+
+def show(report: TuneReport) -> None:
+    """Print the table, and write picture, page and ``best.yaml``."""
+    home, plan = report.plan.home, report.plan
+    tables = tables_of(report)
+    for table in tables:
+        rows = [[show_cell(cell) for cell in row] for row in table.rows]
+        terminal.show_table(table.title, list(table.columns), rows, table.note)
+    best = choose(report.trials, plan.space.modes)
+    if best is None:
+        terminal.say("no trial has come to its end yet")
+        return
+    picture = draw(report.trials, plan.space.modes, best)
+    (home / PICTURE).write_bytes(picture)
+    write_atomic(home / BEST, redact_yaml(to_yaml(full_spec(plan, best))))
+    command = f"radioplat {plan.space.task.value} -e {home / BEST}"
+    notes = [f"{report.seconds:.0f} s over all starts", f"{best.name} in full: {command}"]
+    page = write_report(
+        home / PAGE,
+        title=f"Sweep {plan.name}",
+        tables=tables,
+        pictures=[("What the trials are worth; blue: no other is better in everything", picture)],
+        spec_yaml=(home / BEST).read_text(),
+        notes=notes,
+    )
+    _tell_wandb(report, best, picture)
+    terminal.say(f"picture: {home / PICTURE}")
+    terminal.say(f"report: {page}")
+    terminal.say(f"best: {best.name}; its student: {best.student}")
+    terminal.say(f"in full: {command}")
+
+
+def tables_of(report: TuneReport) -> list[Table]:
+    """A row a trial: those that no other beats first."""
+    plan = report.plan
+    modes, paths = plan.space.modes, list(plan.space.parameters)
+    best = front(report.trials, modes)
+    rest = [record for record in report.trials if record not in best]
+    with_money = any(record.money is not None for record in report.trials)
+    short = _short(paths)
+    columns = ["trial", *modes, *short, "seconds", *(["money"] if with_money else []), ""]
+    rows = [_row(r, list(modes), paths, with_money, _word(r, best)) for r in (*best, *rest)]
+    teachers = sum(record.teacher_seconds for record in report.trials)
+    note = (
+        "pareto: no other trial is better in everything. "
+        f"Teachers took {teachers:.1f} s for the training of all trials together."
+    )
+    return [Table(columns, rows, f"Sweep {plan.name}", note)]
+
+
+def _row(record: TrialRecord, metrics: list[str], paths: list[str], with_money: bool, word: str) -> list[object]:
+    values = [record.values.get(path) for path in paths]
+    cells = [str(v) if isinstance(v, (list, dict, bool)) else v for v in values]
+    money = [record.money] if with_money else []
+    return [record.name, *(record.metrics.get(name) for name in metrics), *cells, record.seconds, *money, word]
+
+
+def _word(record: TrialRecord, best: list[TrialRecord]) -> str:
+    clones = f"took over {', '.join(f'trial {n} at step {s}' for n, s in record.clones)}" if record.clones else ""
+    said = {
+        State.done: "; ".join([*(["pareto"] if record in best else []), *([record.reason] if record.reason else [])]),
+        State.stopped: f"stopped at step {record.step} of {record.steps}",
+        State.running: f"unfinished, step {record.step} of {record.steps}",
+        State.failed: f"failed: {record.reason[:80]}",
+    }[record.state]
+    return "; ".join(word for word in (said, clones) if word)
+
+
+def _short(paths: list[str]) -> list[str]:
+    """The last word of each path, with more before it where two would be the same."""
+    last = [path.rpartition(".")[2] for path in paths]
+    return [path if last.count(word) > 1 else word for path, word in zip(paths, last, strict=True)]
+
+
+def _tell_wandb(report: TuneReport, best: TrialRecord, picture: bytes) -> None:
+    """The sweep's own run, beside those of its trials in the same group."""
+    plan = report.plan
+    config = plan.spec.wandb
+    if not config.enable:
+        return
+    config.group, config.name = plan.name, "sweep"
+    with WandbRun(config, plan.home, {"best": best.number, **best.values}, job_type="tune") as run:
+        for record in report.done:
+            run.log(record.number, {"trial": record.number, **record.metrics})
+        run.picture("pareto", picture)
+        run.used(Product(Path(best.student), "checkpoint"))

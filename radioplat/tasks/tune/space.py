@@ -1,0 +1,248 @@
+"""A search space file: which fields vary and how, what is wanted, how long it may take."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from radioplat.errors import Problem, SpecError
+from radioplat.spec.loading.fields import faults, first_line
+from radioplat.tasks.tune.domains import Domain, read_domain
+
+
+class TuneTask(str, Enum):
+    """What a trial runs."""
+
+    distill = "distill"
+    train = "train"
+    prune = "prune"
+    low_rank = "low_rank"
+    quantize = "quantize"
+    compress = "compress"
+
+
+class ObjectiveMetric(str, Enum):
+    """What a trial's student is worth or takes."""
+
+    fidelity = "fidelity"  # to the teachers, on dataset.val_dataset
+    knn = "knn"  # top-1 there
+    top1 = "top1"  # of a classifier there
+    latency = "latency"  # seconds of one image, on the machine that ran the trial
+    macs = "macs"  # of one image
+    params = "params"
+    bytes = "bytes"  # of the backbone's weights in their number formats
+
+
+class Better(str, Enum):
+    """Which way is better."""
+
+    max = "max"
+    min = "min"
+
+
+class Algorithm(str, Enum):
+    """Who chooses the values."""
+
+    random = "random"
+    grid = "grid"
+    optuna = "optuna"  # TPE; of several objectives, too
+
+
+class SchedulerType(str, Enum):
+    """Who ends trials early, or lets them learn from each other."""
+
+    none = "none"
+    asha = "asha"
+    median = "median"
+    pbt = "pbt"
+
+
+@dataclass
+class Objective:
+    """One thing that is wanted."""
+
+    metric: ObjectiveMetric = "???"  # type: ignore[assignment]
+    mode: Better = Better.max
+
+
+@dataclass
+class SearchConfig:
+    """How values are chosen."""
+
+    algorithm: Algorithm = Algorithm.random
+    seed: int = 0
+
+
+@dataclass
+class SchedulerConfig:
+    """How trials are compared while they run; steps are the trial's optimizer steps."""
+
+    type: SchedulerType = SchedulerType.none
+    metric: str = "loss"  # loss, or of a run with validation: fidelity, knn
+    mode: Better = Better.min
+    grace_steps: int = 20  # nobody ends before
+    reduction_factor: int = 3  # asha: one of so many goes on
+    interval_steps: int = 20  # pbt: between two looks at the others; a checkpoint each time
+    quantile: float = 0.25  # pbt: the share that takes over the weights of as many of the best
+    resample: float = 0.25  # pbt: chance of a new value instead of a neighbour of the old one
+    report_steps: int = 10
+
+
+@dataclass
+class BudgetConfig:
+    """What ends the sweep; trials that then run go on when it is started again with more."""
+
+    trials: int | None = None  # of a grid: all of it
+    hours: float | None = None  # of all starts
+    money: float | None = None  # at cluster.gpu_hour_price and cluster.cpu_hour_price
+
+
+@dataclass
+class TrialResources:
+    """Of one trial that is no Ray run of its own."""
+
+    cpus: float = 1.0
+    gpus: float | None = None  # unset: 1 where the cluster has any
+
+
+@dataclass
+class TuneSpace:
+    """A search space file."""
+
+    task: TuneTask = TuneTask.distill
+    changes: list[str] = field(default_factory=list)  # of every trial, but not of the best run in full: max_steps
+    parameters: dict[str, Any] = field(default_factory=dict)
+    objectives: list[Objective] = field(default_factory=list)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    concurrent: int = 2
+    resources: TrialResources = field(default_factory=TrialResources)
+    max_failures: int = 3  # new starts of one trial, each from its last checkpoint
+    share_teachers: bool = True  # one pool for all trials
+    first_alone: bool = True  # where a feature cache is named: the first trial fills it before others start
+
+    @property
+    def domains(self) -> list[Domain]:
+        """The parameters, in the order of the file."""
+        found = [read_domain(path, said) for path, said in self.parameters.items()]
+        return [domain for domain in found if isinstance(domain, Domain)]
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """``max`` or ``min`` by metric, in the order of the file."""
+        return {objective.metric.value: objective.mode.value for objective in self.objectives}
+
+
+def load_space(source: str | Path | dict) -> TuneSpace:
+    """Read a search space; every problem is told at once.
+
+    Raises:
+        SpecError: it cannot be read, has unknown or mistyped fields, or contradicts itself.
+    """
+    name, tree = ("", source) if isinstance(source, dict) else (str(source), _read(Path(source)))
+    varies = tree.get("parameters")
+    if isinstance(varies, dict):
+        varies = {str(path): {"choice": said} if isinstance(said, list) else said for path, said in varies.items()}
+        tree = {**tree, "parameters": varies}
+    problems = list(faults(tree, TuneSpace, "", TuneSpace))
+    if not problems:
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(TuneSpace), tree)
+            space = typing.cast(TuneSpace, OmegaConf.to_object(merged))
+        except OmegaConfBaseException as error:
+            raise SpecError(first_line(error), where=name) from None
+        problems = list(_problems(space))
+    if problems:
+        raise SpecError(*(dataclasses.replace(p, where=f"{name}: {p.where}" if name else p.where) for p in problems))
+    return space
+
+
+def _read(path: Path) -> dict:
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        hint = "Give an existing file to --space; tune_spaces/ has some."
+        raise SpecError(f"cannot read the search space: {error.strerror}", where=str(path), hint=hint) from None
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError):
+        raise SpecError("not valid YAML", where=str(path)) from None
+    if not isinstance(tree, dict):
+        raise SpecError("the top level must be a mapping", where=str(path))
+    return tree
+
+
+def _problems(space: TuneSpace) -> Iterator[Problem]:
+    if not space.parameters:
+        hint = "For example parameters: {train.optim.lr: {loguniform: [1e-4, 1e-2]}}."
+        yield Problem("nothing varies", "parameters", hint)
+    earlier: list[str] = []
+    for path, said in space.parameters.items():
+        found = read_domain(path, said)
+        if isinstance(found, list):
+            yield from found
+        elif late := [other for other in found.when if other in space.parameters and other not in earlier]:
+            yield Problem(f"{late[0]} must stand before what depends on it", f"parameters.{path}.when")
+        earlier.append(path)
+    if not space.objectives:
+        yield Problem("nothing is wanted", "objectives", "For example objectives: [{metric: fidelity, mode: max}].")
+    if len(space.modes) < len(space.objectives):
+        yield Problem("a metric is named twice", "objectives")
+    positive = {
+        "concurrent": space.concurrent,
+        "budget.trials": space.budget.trials,
+        "budget.hours": space.budget.hours,
+        "budget.money": space.budget.money,
+        "scheduler.grace_steps": space.scheduler.grace_steps,
+        "scheduler.interval_steps": space.scheduler.interval_steps,
+        "scheduler.report_steps": space.scheduler.report_steps,
+    }
+    for where, value in positive.items():
+        if value is not None and not value > 0:
+            yield Problem(f"must be above 0, not {value}", where)
+    if space.budget.trials is None and space.search.algorithm is not Algorithm.grid:
+        yield Problem("how many trials", "budget.trials", "A grid alone has an end of its own.")
+    if space.scheduler.reduction_factor < 2:
+        yield Problem("must be at least 2", "scheduler.reduction_factor")
+    if not 0 < space.scheduler.quantile <= 0.5:
+        yield Problem(f"must be above 0 and at most 0.5, not {space.scheduler.quantile}", "scheduler.quantile")
+    yield from _scheduler_problems(space)
+
+
+def _scheduler_problems(space: TuneSpace) -> Iterator[Problem]:
+    kind = space.scheduler.type
+    trains = (TuneTask.distill, TuneTask.train)
+    if kind in (SchedulerType.asha, SchedulerType.median) and space.task not in (*trains, TuneTask.quantize):
+        yield Problem(f"{space.task.value} tells nothing while it runs", "scheduler.type", "Take none.")
+    if kind is not SchedulerType.pbt:
+        return
+    if space.task not in trains:
+        yield Problem(f"{space.task.value} takes no weights over from another trial", "scheduler.type", "Take none.")
+    if space.search.algorithm is not Algorithm.random:
+        yield Problem("pbt chooses values itself", "search.algorithm", "Take random: the first values are drawn.")
+    if (space.budget.trials or 2) < 2:
+        yield Problem("a population has at least two", "budget.trials")
+    for domain in space.domains:
+        if not _may_change(domain.path):
+            hint = "train.optim.*, loss weights and teachers' weights may; take another scheduler for the rest."
+            yield Problem("this cannot change while a run goes on", f"parameters.{domain.path}", hint)
+        if domain.when:
+            yield Problem("pbt knows no conditions", f"parameters.{domain.path}.when")
+
+
+def _may_change(path: str) -> bool:
+    last = path.rpartition(".")[2]
+    fixed = ("optim", "policy", "warmup_epochs", "sched_on_updates", "skip_names")
+    if path.startswith("train.optim."):
+        return last not in fixed
+    return path in ("train.clip_grad_norm", "train.damp", "train.regularizer.weight") or (
+        path.startswith("distill.") and last.endswith(("lambda", "weight", "alpha", "temperature"))
+    )

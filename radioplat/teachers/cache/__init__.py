@@ -1,0 +1,1 @@
+"""Features on disk, by what they depend on."""

@@ -1,0 +1,156 @@
+"""What cached features are known by: everything that their values depend on.
+
+A key is made of two digests. That of the teacher holds its weights, code, arithmetic and grid. That of the sample holds
+where it lies in which version of its shard, and the very pixels that the teacher would see: crop, flip, size, light and
+whatever else is done to a view are in them, so features of another view can never be served, by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.errors import SpecError, WeightsError
+from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.adapters.adapter import weights_field, weights_of
+from radioplat.teachers.adapters.registry import adapter_class
+from radioplat.teachers.cache.file import KEY_BYTES
+from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION, field_of
+
+# Goes up when what lies between pixels and answer changes: normalisation, folding, what an upsampler computes, the
+# resize to the loss grid.
+_PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
+
+
+def weights_hash(teacher: ResolvedTeacher) -> str:
+    """sha256 (hex) of the teacher's weights, of all members of an ensemble, and of its upsampler's where it has one.
+
+    Of a file it is that of the bytes, of a folder that of its files' names and bytes.
+
+    Raises:
+        WeightsError: they cannot be read.
+    """
+    each = [_path_hash(weights_of(member), weights_field(member)) for member in teacher.members]
+    own = hashlib.sha256(json.dumps(each).encode()).hexdigest() if teacher.ensemble else each[0]
+    if not teacher.upsampler_checkpoint:
+        return own
+    both = [own, _path_hash(Path(teacher.upsampler_checkpoint), field_of(teacher))]
+    return hashlib.sha256(json.dumps(both).encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """sha256 (hex) of the file at ``path``; read once a process for each version of it."""
+    found = path.stat()
+    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
+
+
+def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str, weights: str) -> bytes:
+    """32 bytes that stand for all that turns pixels into this teacher's answer.
+
+    Args:
+        grid: the loss grid, rows and columns.
+        precision: the dtype that the teacher really computes in.
+        weights: from :func:`weights_hash`.
+
+    Raises:
+        SpecError: a user's own class cannot be found here.
+    """
+    adapter = adapter_class(teacher)
+    backbone = dataclasses.asdict(teacher.backbone) | {"pretrained_backbone_path": None}  # its bytes are in `weights`
+    libraries = ("timm", "transformers") if adapter.kind in ("hf", "detector") else ("timm",)
+    parts = {
+        "path": _PATH,
+        "weights": weights,
+        "adapter": [adapter.kind, adapter.version, _own_code(teacher, adapter.kind)],
+        "libraries": {name: importlib.metadata.version(name) for name in libraries},
+        "backbone": backbone,
+        "size": teacher.input_size,
+        "patch": teacher.patch_size,
+        "norm": [list(teacher.norm_mean), list(teacher.norm_std)],
+        "grid": list(grid),
+        "precision": precision,
+        # Where sizes are drawn it enlarges its view itself: the same pixels, another answer.
+        "upsampler": [KIND, VERSION, teacher.view_size] if teacher.upsampler_checkpoint else None,
+        "wanted": sorted(teacher.wanted),
+    }
+    return _digest(json.dumps(parts, sort_keys=True, default=str).encode())
+
+
+class SamplePlaces:
+    """Where samples lie: the part of a key that tells an index row apart, and the version of the shard it is in.
+
+    A row's number changes when a source is added before it; its offset inside a shard of one size and time does not.
+    """
+
+    def __init__(self, index: ShardIndex) -> None:
+        self._index = index
+        self._states = np.stack([index.shards[name].to_numpy() for name in ("size", "mtime_ns")], 1)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """int64 ``[B, 4]`` of sample ids ``[B]``: size and mtime of the shard, offset and length inside it, bytes."""
+        index = self._index
+        return np.concatenate(
+            [self._states[index.shard[rows]], np.stack([index.offset[rows], index.length[rows]], 1)], 1
+        )
+
+
+def sample_digest(pixels: np.ndarray, place: np.ndarray) -> bytes:
+    """32 bytes that stand for one sample as a teacher sees it.
+
+    Args:
+        pixels: uint8 ``[3, H, W]``.
+        place: int64 ``[4]`` from :class:`SamplePlaces`.
+    """
+    head = np.array([*place, *pixels.shape], np.int64)
+    return _digest(head.tobytes(), np.ascontiguousarray(pixels).data)
+
+
+def feature_key(teacher: bytes, sample: bytes) -> bytes:
+    """The key of one teacher's features of one sample, 32 bytes."""
+    return _digest(teacher, sample)
+
+
+def _digest(*parts: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _own_code(teacher: ResolvedTeacher, kind: str) -> str | None:
+    """sha256 of the module that a user's own class stands in; what that module imports is not seen."""
+    if kind != "class":
+        return None
+    module = (teacher.backbone.type or "").partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError as error:
+        raise SpecError(f"cannot import {module}: {error}", where=f"{teacher.where}.model.backbone.type") from None
+    return file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
+
+
+def _path_hash(path: Path, where: str) -> str:
+    try:
+        if path.is_dir():
+            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # its moments are nothing to a teacher
+            files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
+            parts = [(str(p.relative_to(path)), file_hash(p)) for p in files]
+            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return file_hash(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}", where=where) from None
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: str, size: int, mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Pools of Ray actors that answer requests for features."""

@@ -1,0 +1,112 @@
+"""The pool of one teacher: which keeper is asked, whether it may be shared, and when it is ready.
+
+A pool of a run ends with the run. A named one (``teachers.<name>.pool``) belongs to the cluster and serves any number
+of runs; :mod:`radioplat.teachers.serving.named_pools` lists and stops those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import ray
+
+from radioplat.errors import PlacementError, SpecError
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.serving.pool_controller import PoolKeeper
+
+NAMESPACE = "radioplat"
+
+
+def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
+    """What a teacher's features depend on, by field: two runs may share a pool where it is equal."""
+    service = teacher.service
+    backbone = json.dumps(dataclasses.asdict(teacher.backbone), sort_keys=True, default=str)
+    return {
+        "weights": ", ".join(_file(member.weights) for member in teacher.members),
+        "backbone": hashlib.sha256(backbone.encode()).hexdigest()[:16],
+        "input_size": str(teacher.input_size),
+        "upsampler": _upsampler(teacher),
+        "normalisation": f"{teacher.norm_mean} {teacher.norm_std}",
+        "precision": service.precision.value,
+        "max_batch": str(service.max_batch),
+        "compile": str(service.compile),
+        "logits": str("logits" in teacher.wanted),
+    }
+
+
+def _upsampler(teacher: ResolvedTeacher) -> str:
+    if not (path := teacher.upsampler_checkpoint):
+        return "none"
+    from radioplat.teachers.cache.key import file_hash  # here: these two import torch, which training workers have
+    from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
+
+    with contextlib.suppress(OSError):
+        path = f"sha256 {file_hash(Path(path))[:16]}"
+    # Where sizes are drawn the teacher enlarges its view itself: the same pixels, another answer.
+    return f"{KIND} {VERSION}, {path}, for {teacher.view_size} px"
+
+
+def _file(path: str | None) -> str:
+    path = path or ""
+    with contextlib.suppress(OSError):
+        state = os.stat(path)
+        return f"{os.path.realpath(path)} ({state.st_size} bytes, {state.st_mtime_ns})"
+    return path
+
+
+def open_keeper(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
+    """The keeper of the pool that ``teacher`` is asked of: the named one, started if need be, or one of its own.
+
+    Args:
+        log: gets what the replicas say, of a pool of its own: a named one is nobody's.
+
+    Raises:
+        SpecError: the named pool serves another teacher, or the same otherwise.
+    """
+    options = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
+    name = teacher.service.pool
+    if not name:
+        return ray.remote(PoolKeeper).options(**options).remote(teacher, num_gpus, {}, log)
+    ours = fingerprint(teacher)
+    keeper = (
+        ray.remote(PoolKeeper)
+        .options(**options, name=f"{name}/{teacher.name}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True)
+        .remote(teacher, num_gpus, ours)
+    )
+    theirs = ray.get(keeper.fingerprint.remote())
+    different = [f"{key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]
+    if different:
+        raise SpecError(
+            f"pool {name} serves another {teacher.name} ({'; '.join(different)})",
+            where=f"teachers.{teacher.name}.pool",
+            hint="Name another pool, or stop that one: radioplat teachers stop.",
+        )
+    return keeper
+
+
+def await_keeper(keeper: ray.actor.ActorHandle, name: str, timeout_s: float) -> None:
+    """Wait until each replica has loaded its weights.
+
+    Raises:
+        PlacementError: the cluster gave no place in time.
+        WeightsError: the weights do not fit or cannot be read.
+    """
+    replicas = []
+    try:
+        begin = time.monotonic()
+        replicas = ray.get(keeper.replicas.remote(), timeout=timeout_s)
+        ray.get([r.ready.remote() for r in replicas], timeout=max(0.0, timeout_s - (time.monotonic() - begin)))
+    except ray.exceptions.GetTimeoutError:
+        raise PlacementError(
+            f"the {len(replicas)} replica(s) of teacher {name} did not all start within {timeout_s:g} s",
+            where=f"teachers.{name}",
+            hint="The cluster may be full: lower num_cpus, num_gpus or replicas, add nodes, or raise start_timeout_s.",
+        ) from None
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else error from None

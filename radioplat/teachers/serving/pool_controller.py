@@ -1,0 +1,129 @@
+"""The actor that keeps the replicas of one teacher: counts, scales and restarts them.
+
+It computes nothing, and nothing here but the start of a replica imports torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.serving.replica_health import pulse_of
+
+_LOOK_S = 1.0  # between two looks at the queues
+_BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30  # requests a replica that are too many; looks before size changes
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """One line of ``radioplat teachers status``."""
+
+    teacher: str
+    weights: str
+    bounds: tuple[int, int]
+    replicas: int
+    waiting: int
+    forwards: int
+
+
+class PoolKeeper:
+    """The actor body. Replicas are its children: they end with it.
+
+    Args:
+        num_gpus: of each replica.
+        fingerprint: of the files that replicas load, as they are now; they may be replaced later.
+        log: a file that gets what the replicas say.
+    """
+
+    def __init__(
+        self, teacher: ResolvedTeacher, num_gpus: float, fingerprint: dict[str, str], log: Path | None = None
+    ) -> None:
+        self._teacher, self._num_gpus, self._log = teacher, num_gpus, log
+        self._least, self._most = teacher.service.bounds
+        self._fingerprint = fingerprint
+        self._replicas = [self._start() for _ in range(self._least)]
+        self._lock = threading.Lock()
+        if self._most > self._least:
+            threading.Thread(target=self._scale, name="scale", daemon=True).start()
+
+    def replicas(self) -> list:
+        """Handles of the replicas that take requests now."""
+        with self._lock:
+            return list(self._replicas)
+
+    def fingerprint(self) -> dict[str, str]:
+        """See :func:`radioplat.teachers.serving.pool.fingerprint`."""
+        return self._fingerprint
+
+    def replica_size(self) -> tuple[float, float]:
+        """GPUs and CPUs of each replica."""
+        return self._num_gpus, self._teacher.service.num_cpus
+
+    def restart(self, place: str, process: int) -> bool:
+        """Restart the replica with actor id ``place`` if it still is ``process``; several students may ask."""
+        for replica in self.replicas():
+            if replica._actor_id.hex() == place:
+                pulse = pulse_of(replica)
+                if pulse is not None and pulse.process == process:
+                    ray.kill(replica, no_restart=False)
+                    return True
+        return False
+
+    def status(self) -> PoolStatus:
+        """What the pool is doing."""
+        pulses = [pulse_of(replica) for replica in self.replicas()]
+        alive = [pulse for pulse in pulses if pulse is not None]
+        return PoolStatus(
+            self._teacher.name,
+            self._teacher.weights or "",
+            (self._least, self._most),
+            len(alive),
+            sum(p.waiting for p in alive),
+            sum(p.forwards for p in alive),
+        )
+
+    def _start(self) -> ray.actor.ActorHandle:
+        from radioplat.teachers.serving.replica import start_replica  # here: Ray's declaration of tensors imports torch
+
+        return start_replica(self._teacher, self._num_gpus, self._log)
+
+    def _scale(self) -> None:
+        busy = idle = 0
+        while True:
+            time.sleep(_LOOK_S)
+            replicas = self.replicas()
+            pulses = [p for p in map(pulse_of, replicas) if p is not None]
+            if not pulses:
+                continue
+            load = sum(p.waiting for p in pulses) / len(pulses)
+            busy = busy + 1 if load >= _BUSY else 0
+            idle = idle + 1 if load == 0 else 0
+            if busy >= _GROW_AFTER and len(replicas) < self._most:
+                self._grow()
+                busy = 0
+            elif idle >= _SHRINK_AFTER and len(replicas) > self._least:
+                self._shrink()
+                idle = 0
+
+    def _grow(self) -> None:
+        """One replica more, from when it has its weights; where the cluster has no room it may wait for a node."""
+        replica = self._start()
+        try:
+            ray.get(replica.ready.remote())
+        except ray.exceptions.RayError:
+            return
+        with self._lock:
+            self._replicas.append(replica)
+
+    def _shrink(self) -> None:
+        """One replica less, when it has answered all that it was asked."""
+        with self._lock:
+            replica = self._replicas.pop()
+        while (pulse := pulse_of(replica)) is not None and pulse.waiting:
+            time.sleep(_LOOK_S)
+        ray.kill(replica)

@@ -1,0 +1,250 @@
+"""Teachers as Ray actors of their own: what a training worker holds of a pool."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import ray
+
+from radioplat.data.batch import Batch
+from radioplat.errors import PlacementError, TeacherSilent, TrainingError
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig, Transport
+from radioplat.teachers.serving.client import Held, Pending
+from radioplat.teachers.serving.packed_features import Packed
+from radioplat.teachers.serving.pool import await_keeper, open_keeper
+from radioplat.teachers.serving.replica_health import pulse_of
+
+_LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
+_GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
+
+
+def _no_one(line: str) -> None:
+    """A worker that has a status file says there what it waits for; others need not."""
+
+
+@dataclass
+class RemoteTeacher:
+    """A pool as a training worker sees it; picklable.
+
+    A request goes to the replica that has the fewest of this worker's open, of those on its own node where the spec
+    says ``colocate``. One whose replica is gone for good is sent to another.
+
+    Attributes:
+        least: its fewest replicas, and the GPUs and CPUs of each.
+        say: told when answers are waited for that a lost replica owes.
+        direct: whether features come from device to device; see :meth:`choose_transport`.
+        turn: of equally busy replicas the one whose turn it is gets the request. Each of a group of workers begins with
+            its rank: had all the same turn, as copies of one object have, all would ask one replica at a time.
+    """
+
+    name: str
+    keeper: ray.actor.ActorHandle
+    grid: tuple[int, int]
+    wanted: frozenset[str]
+    service: TeacherServiceConfig
+    least: Held
+    say: Callable[[str], None] = _no_one
+    direct: bool = False
+    turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # runs that share a pool have no common ranks
+    _replicas: list = field(default_factory=list)
+    _size: int = 0  # replicas when they were last listed, those of other nodes too
+    _seen: float = 0.0
+    _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
+    _restarted: set = field(default_factory=set)  # actor ids whose features come through the object store now
+
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
+        """Put the view into the object store, once for all teachers that see it."""
+        return ray.put(pixels)
+
+    def submit(self, shared: ray.ObjectRef, grain: int) -> Pending:
+        """Send a micro-batch; the answer is fetched when it is called for.
+
+        The answer raises:
+            TeacherSilent: one forward has run for ``timeout_s``, and again after the replica was restarted.
+            TrainingError: no replica came back within ``recovery_timeout_s``.
+        """
+        request = _Request(self, shared)
+        return request.wait
+
+    def precision(self) -> str:
+        """See :class:`~radioplat.teachers.serving.client.TeacherClient`; replicas on unlike hardware would mix two.
+
+        Raises:
+            PlacementError: they do.
+        """
+        found = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
+        if len(found) > 1:
+            raise PlacementError(
+                f"replicas of teacher {self.name} compute in {' and '.join(sorted(found))}",
+                where=f"teachers.{self.name}.precision",
+                hint="Set it, so that features do not depend on which replica is asked.",
+            )
+        return found.pop()
+
+    def choose_transport(self, device: str, cached: bool) -> None:
+        """Decide by which way the features come to this worker.
+
+        Args:
+            device: type of the worker's.
+            cached: a feature cache of host memory stands between.
+
+        Raises:
+            PlacementError: the spec says ``nixl``, and an end does not have it.
+        """
+        wanted = self.service.transport
+        if wanted is Transport.auto:
+            if device == "cpu" or not self.least.num_gpus or cached:
+                return
+        elif wanted is Transport.object_store:
+            return
+        from radioplat.teachers.serving.transport import has_nixl
+
+        ends = {f"replica {i + 1}": replica.has_nixl.remote() for i, replica in enumerate(self.replicas())}
+        without = [end for end, answer in ends.items() if not ray.get(answer)]
+        without += [] if has_nixl() else ["the training worker"]
+        self.direct = not without
+        if without and wanted is Transport.nixl:
+            raise PlacementError(
+                f"{', '.join(without)} of teacher {self.name} cannot load NIXL",
+                where=f"teachers.{self.name}.transport",
+                hint='Install it on every node (pip install "radioplat[nixl]"), or use auto.',
+            )
+
+    def held(self) -> Held:
+        """See :class:`~radioplat.teachers.serving.client.TeacherClient`; of an elastic pool it is some seconds old."""
+        return replace(self.least, replicas=self._size or self.least.replicas)
+
+    def replicas(self) -> list:
+        """Those that take requests now."""
+        least, most = self.service.bounds
+        if not self._replicas or (least < most and time.monotonic() - self._seen > _LOOK_AGAIN_S):
+            found = ray.get(self.keeper.replicas.remote())
+            self._size = len(found)
+            here = ray.get_runtime_context().get_node_id()
+            colocate = self.service.placement is Placement.colocate
+            near = [r for r in found if (p := pulse_of(r)) and p.node == here] if colocate else []
+            self._replicas, self._seen = near or found, time.monotonic()
+        return self._replicas
+
+    def choose(self) -> ray.actor.ActorHandle:
+        """The replica for the next request: the least busy with ours; of several, each in turn."""
+        replicas = self.replicas()
+        start = self.turn % len(replicas)
+        self.turn += 1
+        return min(replicas[start:] + replicas[:start], key=lambda r: self._open.get(r._actor_id, 0))
+
+    def look_again(self) -> None:
+        """Forget the replicas: one of them is gone."""
+        self._replicas = []
+
+
+class _Request:
+    """One micro-batch on its way: sent again where its replica is gone, looked after where its answer is late."""
+
+    def __init__(self, teacher: RemoteTeacher, pixels: ray.ObjectRef) -> None:
+        self._teacher, self._pixels = teacher, pixels
+        self._restarts = 0
+        self._send()
+
+    def _send(self) -> None:
+        teacher = self._teacher
+        self._replica = teacher.choose()
+        teacher._open[self._replica._actor_id] = teacher._open.get(self._replica._actor_id, 0) + 1
+        self._counted = True
+        direct = teacher.direct and self._replica._actor_id not in teacher._restarted
+        method = self._replica.forward_tensors if direct else self._replica.forward
+        self._reference = method.remote(self._pixels, teacher.grid, teacher.wanted)
+
+    def _closed(self) -> None:
+        if self._counted:
+            self._teacher._open[self._replica._actor_id] -= 1
+            self._counted = False
+
+    def wait(self) -> Packed:
+        """The features; asked for again they are fetched again."""
+        teacher, lost_since = self._teacher, None
+        while True:
+            try:
+                answer = ray.get(self._reference, timeout=teacher.service.timeout_s)
+                self._closed()
+                return answer
+            except ray.exceptions.GetTimeoutError:
+                lost_since = self._look_after(lost_since)
+            except ray.exceptions.RayDirectTransportError:
+                # Its replica died with the features. NIXL knows processes by their actor, and refuses the new one.
+                self._closed()
+                teacher._restarted.add(self._replica._actor_id)
+                self._send()
+            except _GONE:
+                self._closed()
+                teacher.look_again()
+                self._send()
+
+    def _look_after(self, lost_since: float | None) -> float | None:
+        """What to do about an answer that is late: nothing, where the replica works on; else restart or wait."""
+        teacher, now = self._teacher, time.monotonic()
+        limit = teacher.service.timeout_s
+        pulse = pulse_of(self._replica)
+        if pulse is None or not pulse.loaded:
+            lost_since = lost_since or now
+            if now - lost_since > teacher.service.recovery_timeout_s:
+                raise TrainingError(
+                    f"teacher {teacher.name} lost a replica and none took its place in "
+                    f"{teacher.service.recovery_timeout_s:g} s",
+                    where=f"teachers.{teacher.name}.recovery_timeout_s",
+                    hint="The cluster has no room for it: add a node, or lower num_gpus or num_cpus.",
+                )
+            teacher.say(f"waiting for a replica of teacher {teacher.name} to come back ({now - lost_since:.0f} s)")
+            return lost_since
+        if pulse.busy_s < limit:
+            return None
+        if self._restarts:
+            raise TeacherSilent(
+                f"teacher {teacher.name} gave no answer within {limit:g} s, nor after a restart",
+                where=f"teachers.{teacher.name}.timeout_s",
+            )
+        self._restarts += 1
+        teacher.say(f"teacher {teacher.name} gave no answer within {limit:g} s: its replica is restarted")
+        ray.get(teacher.keeper.restart.remote(self._replica._actor_id.hex(), pulse.process))
+        return None
+
+
+def start_pool(
+    teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float, log: Path | None = None
+) -> RemoteTeacher:
+    """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it: pools load at once.
+
+    Args:
+        grid: the loss grid, rows and columns.
+        num_gpus: of each replica; 0 runs it on the CPU.
+        log: see :func:`radioplat.teachers.serving.pool.open_keeper`.
+    """
+    service, keeper = teacher.service, open_keeper(teacher, num_gpus, log)
+    gpus, cpus = num_gpus, service.num_cpus
+    if service.pool:  # whoever started it said how large a replica is
+        gpus, cpus = ray.get(keeper.replica_size.remote())
+    return RemoteTeacher(
+        teacher.name,
+        keeper,
+        grid,
+        teacher.wanted,
+        service,
+        Held(service.bounds[0], gpus, cpus),
+    )
+
+
+def await_pool(pool: RemoteTeacher) -> None:
+    """See :func:`radioplat.teachers.serving.pool.await_keeper`."""
+    await_keeper(pool.keeper, pool.name, pool.service.start_timeout_s)
+
+
+def stop_pool(pool: RemoteTeacher) -> None:
+    """End every replica, unless the pool has a name: others may ask it."""
+    if not pool.service.pool:
+        ray.kill(pool.keeper)

@@ -1,0 +1,138 @@
+"""One replica of a teacher: a Ray actor that answers several requests at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.serving.replica_health import Pulse
+from radioplat.tracking.attempts.logs import tee_output
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from radioplat.teachers.serving.batcher import Batcher
+    from radioplat.teachers.serving.runner import TeacherRunner
+    from radioplat.teachers.serving.transport import Packed
+
+AT_ONCE = 64  # requests that a replica holds; more wait at their senders
+
+
+class Replica:
+    """Ray restarts it when its process dies, and sends what it was at again.
+
+    Weights are loaded by the first request and not by the constructor, whose errors Ray tells only as text.
+    """
+
+    def __init__(self, teacher: ResolvedTeacher, device: str, log: Path | None = None) -> None:
+        if log is not None:
+            tee_output(log)
+        self._arguments = (teacher, device)
+        self._loading = threading.Lock()
+        self._runner: TeacherRunner | None = None
+        self._batcher: Batcher | None = None
+        self._gives_way = False
+        self._since = 0.0  # when what runs now began
+        self._forwards = 0
+
+    def ready(self) -> bool:
+        """True once the weights are loaded; raises what loading raises."""
+        return self._loaded() is not None
+
+    def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        """Arrays for the object store; see :class:`~radioplat.teachers.serving.runner.TeacherRunner`."""
+        from radioplat.teachers.serving.transport import to_host
+
+        return to_host(self._loaded()(pixels, grid, wanted))
+
+    @ray.method(tensor_transport="nixl")
+    def forward_tensors(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        """The same as tensors, which stay here until the caller fetches them into its own device's memory."""
+        return self._loaded()(pixels, grid, wanted)
+
+    def has_nixl(self) -> bool:
+        """Whether :meth:`forward_tensors` can be called."""
+        from radioplat.teachers.serving.transport import has_nixl
+
+        return has_nixl()
+
+    def precision(self) -> str:
+        """The dtype that this replica computes in."""
+        self._loaded()
+        assert self._runner is not None
+        return self._runner.precision
+
+    @ray.method(concurrency_group="control")
+    def pulse(self) -> Pulse:
+        """Answers also while forwards run, or hang."""
+        since, batcher, runner = self._since, self._batcher, self._runner
+        return Pulse(
+            os.getpid(),
+            ray.get_runtime_context().get_node_id(),
+            batcher.waiting if batcher else 0,
+            batcher is not None,
+            time.monotonic() - since if since else 0.0,
+            self._forwards,
+            frozenset(runner.shapes if runner else ()),
+        )
+
+    def _loaded(self) -> Batcher:
+        with self._loading:
+            if self._batcher is None:
+                # Here, because whoever starts a replica imports this file and has no use for torch.
+                from radioplat.teachers.serving.batcher import Batcher
+                from radioplat.teachers.serving.runner import TeacherRunner
+
+                teacher, device = self._arguments
+                print(f"{datetime.now():%Y-%m-%d %H:%M:%S} teacher {teacher.name} loads on {device}", flush=True)
+                self._runner = TeacherRunner(teacher, device)
+                self._gives_way = device == "cpu" and teacher.service.num_cpus < 1
+                self._batcher = Batcher(self._timed, self._runner.max_batch)
+            return self._batcher
+
+    def _timed(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        assert self._runner is not None
+        if self._gives_way:
+            from radioplat.common.cpu_threads import give_way
+
+            give_way()
+            self._gives_way = False
+        self._since = time.monotonic()
+        try:
+            return self._runner(pixels, grid, wanted)
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            self._since = 0.0
+            self._forwards += 1
+
+
+def start_replica(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
+    """A replica on ``num_gpus`` GPUs, on the CPU where that is 0; it loads when it is first asked.
+
+    Args:
+        log: a file that gets what it says, too.
+    """
+    service = teacher.service
+    return (
+        ray.remote(concurrency_groups={"control": 2})(Replica)
+        .options(
+            num_cpus=service.num_cpus,
+            num_gpus=num_gpus,
+            resources=service.resources,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=AT_ONCE,
+            scheduling_strategy="DEFAULT" if service.placement.value == "pack" else "SPREAD",
+        )
+        .remote(teacher, "cuda" if num_gpus else "cpu", log)
+    )

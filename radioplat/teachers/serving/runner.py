@@ -1,0 +1,58 @@
+"""A loaded teacher that answers requests at a fixed shape."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from radioplat.losses.base.reduce import to_grid
+from radioplat.models.features import Features
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.base.teacher import FrozenTeacher
+from radioplat.teachers.serving.transport import Packed, joined, pack
+
+
+class TeacherRunner:
+    """Forward, resize to the loss grid, pack; ``precision`` is the dtype of the forward, by its name.
+
+    Every forward has exactly ``teachers.<name>.max_batch`` rows, the last padded with zeros: what a sample's features
+    are depends on nothing that is asked beside it, to the bit.
+    """
+
+    def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
+        self.model = FrozenTeacher(teacher, device)
+        self.precision = str(self.model.dtype).removeprefix("torch.")
+        self._on_gpu = torch.device(device).type == "cuda"
+        self.max_batch = teacher.service.max_batch
+        self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
+
+    def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less, on the device.
+
+        Args:
+            grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
+            wanted: ``summary``, ``spatial``, ``logits``.
+        """
+        size = self.max_batch
+        parts = [self._forward(pixels[i : i + size], size, grid, wanted) for i in range(0, len(pixels), size)]
+        return joined(parts)
+
+    def _forward(self, pixels: np.ndarray, size: int, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+        begin, rows = time.perf_counter(), len(pixels)
+        if rows < size:
+            pixels = np.concatenate([pixels, np.zeros((size - rows, *pixels.shape[1:]), pixels.dtype)])
+        self.shapes.add(pixels.shape)
+        images = torch.from_numpy(np.ascontiguousarray(pixels)) if pixels.flags.writeable else torch.tensor(pixels)
+        features = self.model(images, wanted)
+        if features.spatial is not None:
+            own = features.spatial.shape[1:3]  # smaller than the grid where a small view was drawn
+            inside = (min(own[0], grid[0]), min(own[1], grid[1]))
+            features = Features(
+                features.summary, to_grid(features.spatial.float(), inside).to(torch.bfloat16), features.named
+            )
+        packed = pack(features.map(lambda t: t[:rows]), 0.0)
+        if self._on_gpu:
+            torch.cuda.synchronize()  # the time is that of the work, and others may read the features from now on
+        return packed.taking(time.perf_counter() - begin)

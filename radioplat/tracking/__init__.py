@@ -1,0 +1,1 @@
+"""What a run writes down: status.json, the results folder, its lease, costs."""

@@ -1,0 +1,1 @@
+"""Starts of a run's workers: logs, causes, goodput."""

@@ -1,0 +1,259 @@
+"""Where the wall time of a run went, over all its attempts and starts, from the lines of ``accounts.jsonl``.
+
+Goodput is the share of wall time in useful steps: those that led to where the run stands, and moved the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from radioplat.tracking.attempts.logs import cause_of
+from radioplat.tracking.report.page import Table
+from radioplat.tracking.results import write_atomic
+from radioplat.tracking.teacher_cost import Bill, Prices, TeacherCost
+
+FILE, SUMMARY = "accounts.jsonl", "goodput.json"
+RUN, BEGIN, STEPS, END = "run", "begin", "steps", "end"  # what a line tells
+PARTS = ("useful", "skipped", "data", "teachers", "checkpoint", "validation")  # counted inside an attempt
+_LABELS = {
+    "useful": "useful steps",
+    "skipped": "steps that moved nothing",
+    "data": "waiting for data",
+    "teachers": "waiting for teachers",
+    "checkpoint": "checkpoints",
+    "validation": "validation",
+    "start": "start-up",
+    "recovery": "recovery",
+    "other": "other",
+}
+
+
+@dataclass
+class Goodput:
+    """Seconds by what they went to, and what came of them.
+
+    Attributes:
+        wall: seconds for which the run was up; pauses between starts are not in it.
+        seconds: of each part; they add up to ``wall``. ``start`` is up to a start's first step; ``recovery``, where a
+            group was started again, from the checkpoint that it went on from to its first step, lost work included.
+        samples: of the steps that count, once each.
+        replayed: samples of steps that were run and lost.
+        restarts: (attempt that ended, cause, detail).
+        on_cluster: whether the workers were Ray's; otherwise the run was one process.
+        gpu_seconds, cpu_seconds: held by the workers and decoding.
+        price: of the run, None where prices are not given.
+        lost: samples that the ledger misses, None where nobody looked.
+    """
+
+    wall: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LABELS, 0.0))
+    samples: int = 0
+    replayed: int = 0
+    restarts: list[tuple[int, str, str]] = field(default_factory=list)
+    on_cluster: bool = False
+    gpu_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    price: float | None = None
+    lost: int | None = None
+
+    def share(self, part: str) -> float:
+        """Of the wall time."""
+        return self.seconds[part] / self.wall if self.wall else 0.0
+
+    def kpi(self) -> dict[str, float]:
+        """``goodput/<part>`` as shares, and figures of the whole run as ``run/<figure>``."""
+        found = {f"goodput/{part}": self.share(part) for part in _LABELS}
+        found |= {"run/restarts": float(len(self.restarts)), "run/samples_replayed": float(self.replayed)}
+        if self.wall:
+            found["run/images_per_s"] = self.samples / self.wall
+        if self.price is not None:
+            found["run/price"] = self.price
+        if self.lost is not None:
+            found["run/samples_lost"] = float(self.lost)
+        return found
+
+    def tables(self) -> list[Table]:
+        """What a person reads: where the time went, what came of it, and each restart with its cause."""
+        rows = [(_LABELS[part], f"{self.share(part):.1%}", s) for part, s in self.seconds.items() if s > 0]
+        note = (
+            "Waiting is that of the slowest worker. Recovery: from the checkpoint that a restarted group went on from "
+            "to its first step, lost work included."
+        )
+        facts: list[tuple[str, Any]] = [("seconds in all", self.wall), ("images", self.samples)]
+        facts += [("images/s", self.samples / self.wall)] if self.wall else []
+        facts += [("samples lost", self.lost)] if self.lost is not None else []
+        facts += [("samples replayed", self.replayed), ("restarts", len(self.restarts))]
+        facts += [("price", self.price)] if self.price is not None else []
+        tables = [
+            Table(["part", "share", "seconds"], rows, title="Where the time went", note=note),
+            Table(["figure", "value"], facts, title="The run as a whole"),
+        ]
+        if self.restarts:
+            tables.append(Table(["attempt", "ended by", "detail"], self.restarts, title="Restarts"))
+        return tables
+
+    def write(self, task_folder: Path) -> Path:
+        """Write ``goodput.json``."""
+        return write_atomic(task_folder / SUMMARY, json.dumps(asdict(self) | {"kpi": self.kpi()}, indent=1) + "\n")
+
+    @staticmethod
+    def read(task_folder: Path) -> Goodput | None:
+        """What :meth:`write` left; None where there is nothing."""
+        try:
+            found = json.loads((task_folder / SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        found.pop("kpi", None)
+        return Goodput(**found | {"restarts": [tuple(restart) for restart in found["restarts"]]})
+
+
+def read_accounts(task_folder: Path) -> list[dict[str, Any]]:
+    """Every line of ``accounts.jsonl``, in order; [] where there is none. A torn line is left out."""
+    try:
+        lines = (task_folder / FILE).read_bytes().split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and "event" in value:
+                found.append(value)
+    return found
+
+
+def goodput(task_folder: Path) -> Goodput | None:
+    """Of the run in ``task_folder``, so far; None where nothing was written down."""
+    lines = read_accounts(task_folder)
+    if not lines:
+        return None
+    result = count(lines)
+    for place, (number, _, _) in enumerate(result.restarts):
+        cause, detail = cause_of(task_folder, number)
+        result.restarts[place] = (number, cause or "unknown", detail)
+    return result
+
+
+def compact(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines that count for what follows: of an attempt its last, and its last that led on. :func:`count` agrees."""
+    attempts = [attempt for session in _sessions(lines) for attempt in session.attempts]
+    wanted: set[int] = set()
+    for attempt, following in zip_longest(attempts, attempts[1:]):
+        attempt.keep_up_to(None if following is None else following.first_step)
+        wanted |= {id(line) for line in (attempt.kept, *attempt.lines[-1:]) if line is not None}
+    return [line for line in lines if line["event"] != STEPS or id(line) in wanted]
+
+
+def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
+    """Add up lines; restarts have no cause yet."""
+    result = Goodput()
+    sessions = _sessions(lines)
+    attempts = [attempt for session in sessions for attempt in session.attempts]
+    for attempt, following in zip_longest(attempts, attempts[1:]):
+        attempt.keep_up_to(None if following is None else following.first_step)
+        result.restarts += [] if following is None else [(attempt.number, "", "")]
+        done = attempt.kept
+        if done is not None:
+            result.samples += done["samples"]
+            result.replayed += attempt.lines[-1]["samples"] - done["samples"]
+            for part in PARTS:
+                result.seconds[part] += done[part]
+        elif attempt.lines:
+            result.replayed += attempt.lines[-1]["samples"]
+    for session in sessions:
+        _spread(session, result, is_last=session is sessions[-1])
+    result.seconds["other"] = max(0.0, result.wall - sum(v for k, v in result.seconds.items() if k != "other"))
+    return result
+
+
+def _spread(session: _Session, result: Goodput, is_last: bool) -> None:
+    """Wall time, start-up and recovery of one session, and what its workers held."""
+    result.wall += session.stop - session.start
+    since, part = session.start, "start"
+    for attempt in session.attempts:
+        if attempt.first_time is None:  # it never came to a step: all of it belongs to the next one's way back
+            continue
+        result.seconds[part] += max(0.0, attempt.first_time - since)
+        since, part = (attempt.kept or {"time": attempt.first_time})["time"], "recovery"
+    last = session.attempts[-1] if session.attempts else None
+    if not is_last and last is not None and last.lines and last.kept is not last.lines[-1]:
+        # What a later start ran again was lost, up to the end of this one.
+        result.seconds["recovery"] += max(0.0, session.stop - since)
+    edges = [session.start, *(a.begun for a in session.attempts[1:]), session.stop]
+    for attempt, start, stop in zip(session.attempts, edges[:-1], edges[1:], strict=False):
+        result.on_cluster = attempt.on_cluster
+        result.gpu_seconds += max(0.0, stop - start) * attempt.gpus
+        result.cpu_seconds += max(0.0, stop - start) * attempt.cpus
+
+
+@dataclass
+class _Attempt:
+    number: int
+    begun: float
+    first_step: int
+    on_cluster: bool
+    gpus: float
+    cpus: float
+    lines: list[Mapping[str, Any]] = field(default_factory=list)
+    kept: Mapping[str, Any] | None = None  # its last line whose steps led on
+
+    @property
+    def first_time(self) -> float | None:
+        """When its first step began; None where it came to none."""
+        return self.lines[0]["first_time"] if self.lines else None
+
+    def keep_up_to(self, step: int | None) -> None:
+        """Steps from ``step`` on were run again by another attempt."""
+        lines = [line for line in self.lines if step is None or line["step"] <= step]
+        self.kept = lines[-1] if lines else None
+
+
+@dataclass
+class _Session:
+    """One start of the command."""
+
+    start: float
+    stop: float
+    attempts: list[_Attempt] = field(default_factory=list)
+
+
+def _sessions(lines: Iterable[Mapping[str, Any]]) -> list[_Session]:
+    sessions: list[_Session] = []
+    for line in lines:
+        event, now = line["event"], line["time"]
+        if event == RUN or not sessions:
+            sessions.append(_Session(now, now))
+        session = sessions[-1]
+        session.stop = max(session.stop, now)
+        if event == BEGIN:
+            held = (line["on_cluster"], line["gpus"], line["cpus"])
+            session.attempts.append(_Attempt(line["attempt"], now, line["step"], *held))
+        elif event == STEPS and session.attempts and session.attempts[-1].number == line["attempt"]:
+            session.attempts[-1].lines.append(line)
+    return sessions
+
+
+def price_of(
+    found: Goodput, bill: Bill | None, prices: Prices, shared: Iterable[str] = (), inline: Iterable[str] = ()
+) -> float | None:
+    """The price of a run: what workers and decoding held, and the replicas of its teachers; None where not known.
+
+    Args:
+        bill: of the teachers.
+        shared: teachers whose pool serves other runs too: of these only the work that was asked for.
+        inline: teachers inside the workers, whose GPUs and CPUs are the workers'.
+    """
+    parts = [prices.of(TeacherCost(gpu_seconds=found.gpu_seconds, cpu_seconds=found.cpu_seconds))]
+    for name, cost in (bill.teachers if bill else {}).items():
+        if name in set(inline) or not cost.seconds:
+            continue
+        grown = 1.0 if name in set(shared) else cost.held_seconds / cost.seconds
+        held = TeacherCost(gpu_seconds=cost.gpu_seconds * grown, cpu_seconds=cost.cpu_seconds * grown)
+        parts.append(prices.of(held))
+    return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)

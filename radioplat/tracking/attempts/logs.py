@@ -1,0 +1,122 @@
+"""What every attempt of a run leaves in ``<task folder>/logs/attempt_NNNN``, on the results' own storage.
+
+``driver.log``, ``worker_R.log`` and ``teacher_X.log`` are what the processes said; ``pulse_R.json`` is where rank R was
+last; ``stacks_R.txt`` is what its threads were at when it hung; ``last_words_R.json`` says why it ended, where it knew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from radioplat.common.redact import redact
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.results import write_atomic
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """Why a rank ended.
+
+    Attributes:
+        cause: ``hang``, ``oom`` or ``error``.
+        time: seconds since 1970.
+    """
+
+    attempt: int
+    rank: int
+    cause: str
+    detail: str
+    time: float
+
+
+def attempt_folder(task_folder: Path, attempt: int) -> Path:
+    """Where the files of ``attempt`` lie; it need not exist."""
+    return task_folder / "logs" / f"attempt_{attempt:04d}"
+
+
+def attempts_in(task_folder: Path) -> list[int]:
+    """Attempts that have a folder, rising."""
+    found = (re.fullmatch(r"attempt_(\d+)", path.name) for path in (task_folder / "logs").glob("attempt_*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def begun(task_folder: Path) -> int:
+    """The last attempt in which a worker lived; 0 for none. A folder that only a driver wrote to is still free."""
+    numbers = attempts_in(task_folder)
+    lived = (n for n in reversed(numbers) if any(attempt_folder(task_folder, n).glob("pulse_*.json")))
+    return next(lived, 0)
+
+
+def write_last_words(task_folder: Path, attempt: int, rank: int, cause: str, detail: str) -> None:
+    """Say why ``rank`` ends. Never raises: a full disk must not hide the reason itself. The first words stay."""
+    path = attempt_folder(task_folder, attempt) / f"last_words_{rank}.json"
+    if not path.exists():
+        words = LastWords(attempt, rank, cause, redact(detail), time.time())
+        with contextlib.suppress(OSError):
+            write_atomic(path, json.dumps(asdict(words)) + "\n")
+
+
+def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
+    """What the ranks of ``attempt`` said, the earliest first.
+
+    A rank that left stacks and no words was ended by the timer of ``faulthandler``: no thread of it could run.
+    """
+    found, folder = [], attempt_folder(task_folder, attempt)
+    for path in folder.glob("last_words_*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(LastWords(**json.loads(path.read_text(encoding="utf-8"))))
+    spoke = {words.rank for words in found}
+    for path in folder.glob("stacks_*.txt"):
+        rank, state = int(path.stem.rpartition("_")[2]), path.stat()
+        if state.st_size and rank not in spoke:
+            detail = "a call kept Python's lock for longer than train.hang_timeout_s"
+            found.append(LastWords(attempt, rank, "hang", detail, state.st_mtime))
+    return sorted(found, key=lambda words: words.time)
+
+
+def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
+    """Why ``attempt`` ended, and in which words: a rank's own where they say more than the driver saw.
+
+    Returns:
+        ``("", "")`` where nobody said anything.
+    """
+    ends = [e for e in Attempts(task_folder).read() if e.attempt == attempt and e.event == "end"]
+    seen = (ends[-1].cause or "unknown") if ends else ""
+    words = last_words(task_folder, attempt)
+    # A rank that hung or had no memory is seen from outside as one that was killed.
+    if words and seen in ("", "unknown", "worker_killed", "error"):
+        first = next((w for w in words if w.cause != "error"), words[0])
+        return first.cause, f"rank {first.rank}: {first.detail}"
+    return seen, ends[-1].detail if ends else ""
+
+
+def tee_output(path: Path) -> None:
+    """Copy what this process writes to stdout and stderr from now on, by whatever library, into ``path`` as well.
+
+    Another process copies: what was said right before this one is killed is not lost. Where ``tee`` is missing, or the
+    folder cannot be written, nothing is copied.
+    """
+    tee = shutil.which("tee")
+    if tee is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            # A session of its own: Ctrl-C and the end of this process are not the end of what copies its last words.
+            copier = subprocess.Popen(
+                [tee, "-a", str(path)], stdin=subprocess.PIPE, stdout=descriptor, stderr=2, start_new_session=True
+            )
+            assert copier.stdin is not None
+            os.dup2(copier.stdin.fileno(), descriptor)
+            copier.stdin.close()
+            copier.returncode = 0  # nobody waits for it: it ends with its input

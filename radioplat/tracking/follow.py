@@ -1,0 +1,103 @@
+"""The driver's view of a run, wherever its workers are: it reads status.json as they write it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from radioplat.tracking.progress import StepProgress
+
+_SHOWN = 6  # figures of a validation, in the terminal; status.json has all
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One optimizer step.
+
+    Attributes:
+        step: steps done, from 1.
+        metrics: losses, ``lr``, ``images_per_s`` and seconds, by name.
+    """
+
+    step: int
+    max_step: int
+    epoch: int
+    metrics: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class CheckpointEvent:
+    """A checkpoint was written."""
+
+    step: int
+    path: Path
+
+
+Callback = Callable[[StepEvent | CheckpointEvent], None]
+
+
+class Follower:
+    """Reads new lines of ``status.json`` in a thread, shows progress and calls the callbacks, in order.
+
+    Args:
+        show: whether to draw progress.
+    """
+
+    def __init__(
+        self, path: Path, callbacks: Sequence[Callback], total: int, start: int, label: str, show: bool
+    ) -> None:
+        self._path, self._callbacks = path, list(callbacks)
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._progress = StepProgress(total, start=start, label=label) if show else None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def __enter__(self) -> Follower:
+        if self._progress:
+            self._progress.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._read()
+        if self._progress:
+            self._progress.__exit__(*exception)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.25):
+            self._read()
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._take(json.loads(line))
+
+    def _take(self, line: dict) -> None:
+        if self._progress and line["message"].startswith("validation at step"):
+            found = [f"{name} {value:.4f}" for name, value in line["kpi"].items()][:_SHOWN]
+            self._progress.tell("  ".join([line["message"].partition(";")[0], *found]))
+        if "checkpoint" in line:
+            self._tell(CheckpointEvent(line["step"], self._path.parent / line["checkpoint"]))
+        elif "max_step" in line:
+            kpi = line["kpi"]
+            if self._progress:
+                self._progress.update(line["step"], loss=kpi.get("loss"), images_per_s=kpi.get("images_per_s"))
+            self._tell(StepEvent(line["step"], line["max_step"], line["epoch"], kpi))
+
+    def _tell(self, event: StepEvent | CheckpointEvent) -> None:
+        for callback in self._callbacks:
+            try:
+                callback(event)
+            except Exception as error:  # a callback watches a run; it must not be able to end it
+                warnings.warn(f"callback {callback!r} failed at step {event.step}: {error!r}", stacklevel=1)

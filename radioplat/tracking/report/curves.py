@@ -1,0 +1,114 @@
+"""Curves of a run: read from ``status.json``, drawn as PNG."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+
+from radioplat.tracking.status import read_status
+
+Curve = list[tuple[int, float]]
+_COLOURS = ["#2563c9", "#d9622b", "#2a8f5b", "#8a4fbf", "#b8860b", "#c2375a", "#33858d", "#6b6b6b"]
+
+
+def curves_from_status(path: str | os.PathLike) -> dict[str, Curve]:
+    """Every kpi that was logged with a step, as ``{name: [(step, value), ...]}``, by rising step.
+
+    A resumed run writes some steps again: where a curve's step goes back, what it said from there on is dropped,
+    so the curve is the one that led to the final weights. A value that was not finite (null) leaves a gap.
+    """
+    curves: dict[str, Curve] = {}
+    for line in read_status(path):
+        step, kpi = line.get("step"), line.get("kpi")
+        if not isinstance(step, int) or not isinstance(kpi, dict):
+            continue
+        for name, value in kpi.items():
+            if isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
+                continue
+            curve = curves.setdefault(name, [])
+            while curve and curve[-1][0] >= step:
+                curve.pop()
+            if value is not None:
+                curve.append((step, float(value)))
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def group_curves(curves: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
+    """Curves by chart: one chart a teacher (``loss/<teacher>/<term>``), one for other losses, one for each other kpi.
+
+    Returns:
+        ``{chart title: {line label: curve}}``, losses first.
+    """
+    teachers: dict[str, dict[str, Curve]] = {}
+    total: dict[str, Curve] = {}
+    other: dict[str, dict[str, Curve]] = {}
+    for name, curve in curves.items():
+        parts = name.split("/")
+        if parts[0] == "loss" and len(parts) >= 3:
+            teachers.setdefault(f"loss, teacher {parts[1]}", {})["/".join(parts[2:])] = curve
+        elif parts[0] == "loss":
+            total["/".join(parts[1:]) or "total"] = curve
+        else:
+            other[name] = {name: curve}
+    return ({"loss": total} if total else {}) | teachers | other
+
+
+def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, height: float = 3.2) -> bytes:
+    """One chart as PNG. Many values of a loss are drawn pale, with their running mean over them.
+
+    Args:
+        title: shown above the axes; one that begins with ``loss`` marks a chart of losses.
+        lines: curves by label; up to 8 colours, then they repeat.
+        width, height: inches, at 144 dots an inch.
+    """
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state
+
+    figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
+    axes = figure.add_subplot()
+    is_loss = title.startswith("loss")  # a schedule must not be smoothed, nor drawn on a logarithmic scale
+    for i, (label, curve) in enumerate(lines.items()):
+        colour = _COLOURS[i % len(_COLOURS)]
+        steps, values = zip(*curve, strict=True)
+        noisy = is_loss and len(curve) > 40
+        marker = "o" if len(curve) == 1 else None
+        axes.plot(
+            steps,
+            values,
+            color=colour,
+            alpha=0.3 if noisy else 1,
+            lw=0.8 if noisy else 1.6,
+            marker=marker,
+            label=None if noisy else label,
+        )
+        if noisy:
+            axes.plot(steps, running_mean(values, len(values) // 20), color=colour, lw=1.8, label=label)
+    drawn = [value for curve in lines.values() for _, value in curve]
+    if is_loss and min(drawn) > 0 and max(drawn) / min(drawn) > 50:
+        axes.set_yscale("log")
+    axes.set_title(title, fontsize=10, loc="left", color="#222222")
+    axes.set_xlabel("step", fontsize=8, color="#555555")
+    axes.tick_params(labelsize=8, colors="#555555")
+    axes.grid(True, color="#e8e8e8", lw=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#bbbbbb")
+    if len(lines) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value with up to ``window`` values on either side, fewer at the ends."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for i in range(len(values)):
+        first, last = max(0, i - window), min(len(values), i + window + 1)
+        means.append((sums[last] - sums[first]) / (last - first))
+    return means

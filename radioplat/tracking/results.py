@@ -1,0 +1,142 @@
+"""The folder a task writes: ``<results_dir>/<task>/`` with its spec, its checkpoints and a link to the latest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.common.redact import redact_yaml
+from radioplat.errors import RadioplatError
+
+_ABSENT = object()
+
+
+class TaskFolder:
+    """Names and atomic writes inside one task's results folder.
+
+    Args:
+        results_dir: the experiment's folder.
+        task: ``distill``, ``evaluate``, ...; the folder is ``results_dir/task``.
+        override: the task's own ``results_dir`` where the spec gives one; it replaces ``results_dir/task``.
+
+    Raises:
+        RadioplatError: the folder cannot be created, or is no folder.
+    """
+
+    def __init__(self, results_dir: str | os.PathLike, task: str, override: str | os.PathLike | None = None) -> None:
+        self.path = Path(override) if override else Path(results_dir) / task
+        field = f"{task}.results_dir" if override else "results_dir"
+        if "://" in str(override or results_dir):
+            raise RadioplatError(
+                f"{override or results_dir} is no folder; diaries are appended to, which object stores cannot",
+                where=field,
+                hint="Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine.",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RadioplatError(
+                f"cannot create the results folder {self.path}: {error.strerror}",
+                where=field,
+                hint="Name a folder that can be written.",
+            ) from None
+
+    @property
+    def experiment_path(self) -> Path:
+        """``experiment.yaml``: the whole spec as it ran."""
+        return self.path / "experiment.yaml"
+
+    @property
+    def status_path(self) -> Path:
+        """``status.json``."""
+        return self.path / "status.json"
+
+    @property
+    def report_path(self) -> Path:
+        """``report.html``."""
+        return self.path / "report.html"
+
+    def write_experiment(self, yaml_text: str) -> Path:
+        """Save the spec; a reader sees the old file or the new one, never a part. Secrets are masked."""
+        return write_atomic(self.experiment_path, redact_yaml(yaml_text))
+
+    def spec_changes(self, new_yaml: str) -> list[str]:
+        """What differs between the saved spec and ``new_yaml``, one line a field in the order of the fields.
+
+        Returns:
+            Lines such as ``train.optim.lr: 0.001 -> 0.002``; empty if nothing is saved or nothing changed.
+        """
+        if not self.experiment_path.exists():
+            return []
+        old = dict(_leaves(yaml.safe_load(self.experiment_path.read_text(encoding="utf-8"))))
+        new = dict(_leaves(yaml.safe_load(redact_yaml(new_yaml))))
+        return [
+            f"{key}: {_shown(old.get(key, _ABSENT))} -> {_shown(new.get(key, _ABSENT))}"
+            for key in dict.fromkeys([*new, *old])
+            if old.get(key, _ABSENT) != new.get(key, _ABSENT)
+        ]
+
+    @staticmethod
+    def checkpoint_name(epoch: int, step: int | None = None) -> str:
+        """``model_epoch_007``, or ``model_epoch_007_step_00042`` for a checkpoint inside an epoch."""
+        name = f"model_epoch_{epoch:03d}"
+        return name if step is None else f"{name}_step_{step:05d}"
+
+    def checkpoints(self) -> list[Path]:
+        """Every checkpoint in the folder, in the order they were written. Whether one is whole is not judged here."""
+        found = (path for path in self.path.glob("model_epoch_[0-9]*") if path.is_dir())
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+    def point_latest(self, name: str) -> Path:
+        """Make ``model_latest`` a link to checkpoint ``name``, replacing the old link in one step.
+
+        Raises:
+            FileNotFoundError: the folder holds no such checkpoint.
+        """
+        if not (self.path / name).exists() or Path(name).name != name:
+            raise FileNotFoundError(f"no checkpoint {name} in {self.path}")
+        link = self.path / "model_latest"
+        aside = self.path / f".model_latest.{os.getpid()}"
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(name)  # relative, so that the results folder can be moved
+        os.replace(aside, link)
+        return link
+
+    def latest(self) -> Path | None:
+        """The checkpoint that ``model_latest`` points to; None if there is no link, or if it leads nowhere."""
+        link = self.path / "model_latest"
+        return link.resolve() if link.exists() else None
+
+
+def write_atomic(path: str | os.PathLike, text: str) -> Path:
+    """Write ``text`` (UTF-8) aside, sync it, and rename it over ``path``."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Field paths and values of a nested tree; an empty section is itself a leaf."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
+        for i, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "(absent)"
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")

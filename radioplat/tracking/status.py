@@ -1,0 +1,181 @@
+"""``status.json``: one JSON object a line, the machine-readable diary of a task (the format of TAO's)."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from radioplat.common.redact import redact, redact_tree
+
+
+class Status(str, Enum):
+    """How far a task has come."""
+
+    STARTED = "STARTED"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILURE = "FAILURE"
+    SKIPPED = "SKIPPED"
+
+
+class StatusLog:
+    """Writer of one ``status.json``. Lines are appended, also by a resumed run, and each is flushed when written.
+
+    Values of secret environment variables are masked, and a number that is not finite becomes ``null``, so that
+    every line is JSON by the standard. Safe to use from several threads of one process. A disk that is full ends no
+    task: lines wait in memory until there is room.
+
+    Args:
+        path: the file; its folder is created. A last line that a killed run left half-written is cut off.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_torn_tail(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def write(
+        self,
+        message: str,
+        status: Status | str = Status.RUNNING,
+        *,
+        kpi: Mapping[str, Any] | None = None,
+        verbosity: str = "INFO",
+        **fields: Any,
+    ) -> None:
+        """Append one line.
+
+        Args:
+            message: what a person reads.
+            status: see :class:`Status`; any other word is a ``ValueError``.
+            kpi: numbers by name, e.g. ``{"loss/clip/summary": 0.3}``; tensors and arrays of one element are accepted.
+            verbosity: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
+            fields: further fields of the line.
+        """
+        now = datetime.datetime.now()
+        line = {
+            "date": f"{now.month}/{now.day}/{now.year}",
+            "time": now.strftime("%H:%M:%S"),
+            "status": Status(status).value,
+            "verbosity": verbosity,
+            "message": redact(message),
+            "kpi": _plain(redact_tree(dict(kpi or {}))),
+            **_plain(redact_tree(fields)),
+        }
+        # ASCII only: a reader that splits lines as Unicode does must not find an end inside a message.
+        text = json.dumps(line, allow_nan=False)
+        with self._lock, contextlib.suppress(OSError):  # what could not be written is written with the next line
+            self._file.write(text + "\n")
+            self._file.flush()
+
+    def progress(
+        self,
+        *,
+        epoch: int,
+        max_epoch: int,
+        step: int,
+        max_step: int,
+        seconds_per_step: float,
+        steps_per_epoch: int,
+        kpi: Mapping[str, Any] | None = None,
+        message: str = "",
+    ) -> None:
+        """Append a RUNNING line with ``epoch, max_epoch, step, max_step, time_per_epoch, time_per_step, eta``.
+
+        Args:
+            epoch, max_epoch: epochs, counted from 0, and how many the run has.
+            step, max_step: optimizer steps done since the run's first start, and how many it has.
+            seconds_per_step: a recent mean; ``eta`` and ``time_per_epoch`` follow from it.
+            steps_per_epoch: steps in an epoch.
+        """
+        left = max(max_step - step, 0)
+        self.write(
+            message or f"step {step} of {max_step}",
+            kpi=kpi,
+            epoch=epoch,
+            max_epoch=max_epoch,
+            step=step,
+            max_step=max_step,
+            time_per_epoch=_duration(seconds_per_step * steps_per_epoch),
+            time_per_step=_duration(seconds_per_step),
+            eta=_duration(seconds_per_step * left),
+        )
+
+    def close(self) -> None:
+        """Close the file; no line can follow."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> StatusLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_status(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Every line of a ``status.json``, oldest first; empty if there is no file yet.
+
+    A line that is not a JSON object (the last one of a run that is writing or was killed) is left out.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return []
+    parsed = (_parse(line) for line in data.split(b"\n"))
+    return [line for line in parsed if line is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _cut_torn_tail(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        tail = data[whole:]
+        if not tail:
+            return
+        if _parse(tail) is None:
+            file.truncate(whole)
+        else:  # the object is complete and only its line end is missing
+            file.write(b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, strings, lists and dicts as JSON has them; numpy and torch values through ``tolist``."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def _duration(seconds: float) -> str | None:
+    """``H:MM:SS.ffffff`` as TAO writes durations; None for a time that is not known."""
+    if not math.isfinite(seconds) or seconds > 1e9:
+        return None
+    return str(datetime.timedelta(seconds=round(seconds, 3)))

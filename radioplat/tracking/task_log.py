@@ -1,0 +1,38 @@
+"""What every task leaves beside its product: ``experiment.yaml``, and the beginning and end in ``status.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from radioplat.errors import Stopped
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.status import Status, StatusLog
+
+Result = TypeVar("Result")
+
+
+def keep_diary(
+    folder: TaskFolder,
+    task: str,
+    spec_yaml: str,
+    action: Callable[[], Result],
+    kpi: Callable[[Result], Mapping[str, Any]] = lambda result: {},
+) -> Result:
+    """Run ``action`` as ``task``: STARTED before it, SUCCESS with ``kpi`` or FAILURE with the reason after it.
+
+    To be told to stop is no failure, as for a run. Whatever ``action`` raises is raised on.
+    """
+    with StatusLog(folder.status_path) as status:
+        status.write(f"{task} starts", Status.STARTED)
+        folder.write_experiment(spec_yaml)
+        try:
+            result = action()
+        except Stopped as stopped:
+            status.write(f"{task} was {stopped}", verbosity="WARNING")
+            raise
+        except BaseException as error:
+            status.write(f"{task} failed: {str(error) or type(error).__name__}", Status.FAILURE, verbosity="ERROR")
+            raise
+        status.write(f"{task} is done", Status.SUCCESS, kpi=kpi(result))
+        return result

@@ -1,0 +1,133 @@
+"""What teachers cost a run: seconds, bytes, GPU-seconds and the price of 1,000 images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radioplat.tracking.report.page import Table
+from radioplat.tracking.results import write_atomic
+
+FILE = "teacher_cost.json"
+
+
+@dataclass(frozen=True)
+class TeacherCost:
+    """What one teacher did for one run. Parts of a run add up with ``+``, and so do runs that share a pool.
+
+    Attributes:
+        images: that it was asked for, with those that the feature cache answered; padding is never asked for.
+        cached: those that the feature cache answered.
+        bytes: of the features that the workers received, two a number, from the teacher or from the cache.
+        seconds: of its forwards, by the clock; a forward that serves several runs is shared out by rows. What the
+            cache answers takes none.
+        gpu_seconds, cpu_seconds: ``seconds`` times the GPUs and CPUs of one replica.
+        held_seconds: replicas times the time for which the run had them, whether they computed or not.
+    """
+
+    images: int = 0
+    cached: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    held_seconds: float = 0.0
+
+    def __add__(self, other: TeacherCost) -> TeacherCost:
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return TeacherCost(*(a + b for a, b in zip(mine, theirs, strict=True)))
+
+    @property
+    def busy(self) -> float | None:
+        """Share of the time its replicas were held that they computed for this run; None before any time has passed."""
+        return self.seconds / self.held_seconds if self.held_seconds else None
+
+    def per_image(self, amount: float | None) -> float | None:
+        """``amount`` of an image; None where it is not known, or nothing was asked."""
+        return None if amount is None or not self.images else amount / self.images
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of an hour of one GPU and of one CPU, in the user's currency; None: not known."""
+
+    gpu_hour: float | None = None
+    cpu_hour: float | None = None
+
+    def of(self, cost: TeacherCost) -> float | None:
+        """The price of what a teacher did; None where what it ran on has no price.
+
+        Without ``cpu_hour``, a GPU's price is taken to have its CPUs in it.
+        """
+        unknown = self.gpu_hour is None if cost.gpu_seconds else self.cpu_hour is None
+        if unknown:
+            return None
+        return (cost.gpu_seconds * (self.gpu_hour or 0.0) + cost.cpu_seconds * (self.cpu_hour or 0.0)) / 3600
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The costs of all teachers of a run, from its first start on, by name."""
+
+    teachers: dict[str, TeacherCost] = field(default_factory=dict)
+    prices: Prices = Prices()
+
+    def figures(self, teacher: str) -> dict[str, float]:
+        """What is told of a teacher, by name; what is not known is left out."""
+        cost = self.teachers[teacher]
+
+        def per_1000(amount: float | None) -> float | None:
+            one = cost.per_image(amount)
+            return None if one is None else 1000 * one
+
+        found = {
+            "seconds_per_1000_images": per_1000(cost.seconds),
+            "bytes_per_image": cost.per_image(cost.bytes),
+            "gpu_seconds_per_1000_images": per_1000(cost.gpu_seconds),
+            "price_per_1000_images": per_1000(self.prices.of(cost)),
+            "busy": cost.busy,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def kpi(self) -> dict[str, float]:
+        """``cost/<teacher>/<figure>``."""
+        return {f"cost/{teacher}/{name}": v for teacher in self.teachers for name, v in self.figures(teacher).items()}
+
+    def table(self) -> Table:
+        """A row a teacher. Only where there is something to say: a column of cached images, one of prices."""
+        with_cache = any(cost.cached for cost in self.teachers.values())
+        with_price = any("price_per_1000_images" in self.figures(teacher) for teacher in self.teachers)
+        columns = ["teacher", "images", *(["from the cache"] if with_cache else []), "s / 1000", "MB / 1000"]
+        columns += ["GPU-s / 1000", *(["price / 1000"] if with_price else []), "busy"]
+        rows = []
+        for teacher, cost in self.teachers.items():
+            found = self.figures(teacher)
+            size = found.get("bytes_per_image")
+            row = [teacher, cost.images, *([cost.cached] if with_cache else []), found.get("seconds_per_1000_images")]
+            row += [None if size is None else size / 1000, found.get("gpu_seconds_per_1000_images")]
+            row += [found.get("price_per_1000_images")] if with_price else []
+            rows.append([*row, f"{cost.busy:.0%}" if cost.busy is not None else None])
+        note = (
+            "Of 1,000 images that a teacher was asked for: the seconds of its forwards, and these times the GPUs of a "
+            "replica. Busy: the share of the time its replicas were held that they computed for this run."
+        )
+        return Table(columns, rows, title="What teachers cost", note=note)
+
+    def write(self, folder: Path) -> Path:
+        """Write ``teacher_cost.json``: counts, figures and prices."""
+        teachers = {name: dataclasses.asdict(cost) | self.figures(name) for name, cost in self.teachers.items()}
+        prices = {"gpu_hour_price": self.prices.gpu_hour, "cpu_hour_price": self.prices.cpu_hour}
+        return write_atomic(folder / FILE, json.dumps({**prices, "teachers": teachers}, indent=1) + "\n")
+
+    @staticmethod
+    def read(folder: Path) -> Bill | None:
+        """What :meth:`write` left in ``folder``; None where there is nothing."""
+        try:
+            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        names = [f.name for f in dataclasses.fields(TeacherCost)]
+        teachers = {name: TeacherCost(*(cost[n] for n in names)) for name, cost in found["teachers"].items()}
+        return Bill(teachers, Prices(found["gpu_hour_price"], found["cpu_hour_price"]))

@@ -1,0 +1,277 @@
+"""One Weights & Biases run beside a task; training goes on whatever becomes of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import os
+import queue
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from radioplat.common.redact import redact, redact_tree
+from radioplat.spec.schema.wandb import WandbConfig
+from radioplat.tracking.results import write_atomic
+from radioplat.tracking.wandb.artifacts import Product, log_product, use_product
+
+# Every metric is plotted against this one. wandb's own step must never go back, and a run that resumes from an
+# earlier checkpoint does go back.
+STEP = "global_step"
+ID_FILE = "wandb_run_id"
+_INIT_TIMEOUT = 30.0  # seconds until a server counts as out of reach
+_EXIT_S = 2.0  # for W&B's service at the end of the process, where the server does not answer
+_WAITING = 10_000  # lines that wait for W&B; what comes after them is lost
+
+
+class WandbRun:
+    """Logs to W&B where ``config.enable`` says so, and does nothing otherwise.
+
+    A thread talks to W&B, so that a server that is slow, silent or gone costs the caller nothing: lines wait in a
+    queue, and at the end :meth:`finish` waits ``config.finish_s`` and no longer.
+
+    The id of the run is kept in ``<run_dir>/wandb_run_id``: a resumed task goes on with the same run. Offline (by
+    ``config.mode``, by ``WANDB_MODE``, or because the server could not be reached) each start writes
+    ``<run_dir>/wandb/offline-run-*``, which ``wandb sync`` uploads into that one run. The key is read by wandb
+    from the environment and never passes through here.
+
+    Args:
+        config: spec section ``wandb``.
+        run_dir: the task's results folder.
+        spec_dict: the whole spec as plain values; secrets are masked before it becomes the run's config.
+        resume_id: the run to go on with; default ``config.id``, the saved id, else a new one.
+        fresh: begin a new run although an id is saved (the task restarted from nothing).
+        job_type: the task, by which W&B groups runs.
+    """
+
+    def __init__(
+        self,
+        config: WandbConfig,
+        run_dir: str | os.PathLike,
+        spec_dict: Mapping[str, Any] | None = None,
+        resume_id: str | None = None,
+        fresh: bool = False,
+        job_type: str | None = None,
+    ) -> None:
+        self.id: str | None = None
+        self._run: Any = None
+        self._dir: Path | None = None
+        self._config, self._job = config, job_type
+        self._warned: set[str] = set()
+        self._open = bool(config.enable and _mode(config) != "disabled")
+        if not self._open:
+            return
+        run_dir = Path(run_dir).absolute()
+        id_file = run_dir / ID_FILE
+        self.id = resume_id or config.id or (None if fresh else saved_id(run_dir)) or secrets.token_hex(4)
+        write_atomic(id_file, self.id + "\n")
+        self._queue: queue.Queue[Callable[[Any], None] | None] = queue.Queue(_WAITING)
+        self._started = threading.Event()
+        self._exit_code = 0
+        spec = redact_tree(dict(spec_dict or {}))
+        self._thread = threading.Thread(target=self._talk, args=(run_dir, spec), name="wandb", daemon=True)
+        self._thread.start()
+
+    def __bool__(self) -> bool:
+        """True while a run is open."""
+        return self._open
+
+    @property
+    def dir(self) -> Path | None:
+        """The offline-run-* or run-* folder, once W&B has made it; None where it makes none."""
+        if self.id is not None:
+            self._started.wait()
+        return self._dir
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Log numbers by name at optimizer step ``step``. Never raises or waits: a failure is told in one line."""
+        line = {**values, STEP: step}
+        self._later(lambda run: run.log(line))
+
+    def picture(self, name: str, png: bytes | Callable[[], bytes], step: int | None = None) -> None:
+        """Log a PNG, or what draws one. Never raises or waits, as :meth:`log`."""
+        self._later(lambda run: _log_picture(run, name, png, step))
+
+    def made(self, product: Product) -> None:
+        """Log a checkpoint, an ONNX file or an engine as an artifact that this run made. As :meth:`log`."""
+        if self._config.artifacts.value != "none":
+            self._later(lambda run: log_product(run, product, self._config.artifacts.value == "upload"))
+
+    def used(self, product: Product) -> None:
+        """Say that the run began with what another run made: W&B draws the lineage from it. As :meth:`log`."""
+        if self._config.artifacts.value != "none":
+            self._later(lambda run: use_product(run, product, self._config.artifacts.value == "upload"))
+
+    def event_files(self, folder: Path) -> None:
+        """Have W&B keep the TensorBoard event files of ``folder``. As :meth:`log`."""
+        self._later(lambda run: run.save(str(folder / "*tfevents*"), base_path=str(folder.parent), policy="end"))
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run; later calls do nothing. A server that does not answer is waited for ``config.finish_s``."""
+        if not self._open:
+            return
+        self._open, self._exit_code = False, exit_code
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            return  # W&B has not answered for thousands of lines: the thread ends with the process
+        self._thread.join(self._config.finish_s)
+        if self._thread.is_alive():
+            where = self._dir or "wandb/run-*"
+            self._warn(f"the server does not answer, and the run ends without it; later: wandb sync {where}")
+            _exit_soon()
+
+    def __enter__(self) -> WandbRun:
+        return self
+
+    def __exit__(self, kind: type | None, *rest: object) -> None:
+        self.finish(exit_code=0 if kind is None else 1)
+
+    def _later(self, action: Callable[[Any], None]) -> None:
+        if not self._open:
+            return
+        try:
+            self._queue.put_nowait(action)
+        except queue.Full:
+            self._warn("the server does not keep up; lines are lost")
+
+    def _talk(self, run_dir: Path, spec: dict) -> None:
+        """The thread: start, everything that is asked for in order, and the end."""
+        try:
+            self._start(run_dir, spec)
+        finally:
+            self._started.set()
+        while (action := self._queue.get()) is not None:
+            if self._run is None:
+                continue
+            try:
+                action(self._run)
+            except Exception as error:  # a tracker must not stop the training it tracks
+                self._warn("logging failed and goes on without the lost values", error)
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish(exit_code=self._exit_code)
+        except Exception as error:
+            self._warn("the run could not be closed", error)
+
+    def _start(self, run_dir: Path, spec: dict) -> None:
+        mode = _mode(self._config)
+        try:
+            self._run = self._init(run_dir, spec, mode, self.id)
+        except Exception as error:
+            if mode == "offline":
+                self._warn("cannot start a run, so nothing is logged", error)
+                return
+            hint = f"; later: wandb sync --id {self.id} {run_dir / 'wandb'}/offline-run-*"
+            self._warn(f"cannot start a run online, so this part of it is kept offline{hint}", error)
+            _exit_soon()
+            try:
+                # wandb holds the id of a start that failed until the process ends, so this part has one of its own.
+                self._run = self._init(run_dir, spec, "offline", f"{self.id}-{secrets.token_hex(2)}")
+            except Exception:  # told already that W&B is not to be had
+                return
+        self._dir = Path(self._run.dir).parent
+
+    def _init(self, run_dir: Path, spec: dict, mode: str, run_id: str | None) -> Any:
+        import wandb
+
+        with contextlib.suppress(Exception):  # wandb's metrics about itself: its end of the process waits for them
+            from wandb.analytics.opentelemetry import opentelemetry_proxy
+
+            opentelemetry_proxy.disable()
+        config = self._config
+        # Half of what the end may take, so that the lines of a short run still find their place offline.
+        patience = min(_INIT_TIMEOUT, config.finish_s / 2)
+        run = wandb.init(
+            project=config.project,
+            entity=config.entity,
+            group=config.group,
+            name=config.name,
+            job_type=self._job,
+            tags=list(config.tags) or None,
+            id=run_id,
+            resume="allow",  # offline, too: `wandb sync` then joins the parts of one id and overwrites none
+            dir=str(run_dir),
+            mode=mode,
+            config=spec,
+            save_code=config.save_code,
+            # "create_new" leaves the runs of other tasks in this process alone.
+            reinit="finish_previous" if config.reinit else "create_new",
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=patience,
+                login_timeout=patience,
+                finish_timeout=config.finish_s,
+            ),
+        )
+        run.define_metric(STEP, hidden=True)
+        run.define_metric("*", step_metric=STEP)
+        return run
+
+    def _warn(self, what: str, error: Exception | None = None) -> None:
+        if what in self._warned:
+            return
+        self._warned.add(what)
+        reason = f" ({redact(' '.join(str(error).split())) or type(error).__name__})" if error is not None else ""
+        print(f"wandb: {what}{reason}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def _exit_soon() -> None:
+    """Have the process end although W&B's service still waits for a server: everything is on the disk by then.
+
+    wandb's own exit joins the service, however long its last requests take; it ignores ``finish_timeout`` there.
+    """
+    import psutil
+
+    def end() -> None:
+        time.sleep(_EXIT_S)
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if child.name().startswith("wandb-core"):
+                    child.kill()
+
+    atexit.register(lambda: threading.Thread(target=end, daemon=True).start())
+
+
+def end_service(seconds: float) -> None:
+    """End W&B's own process, for a process whose children are killed before its exit, where W&B would complain of that.
+
+    Args:
+        seconds: to wait for it at most; a server that does not answer may hold it.
+    """
+    import wandb
+
+    thread = threading.Thread(target=wandb.teardown, name="wandb end", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def saved_id(folder: Path) -> str | None:
+    """The id of the run that a task's folder belongs to; None where it has none."""
+    try:
+        return (folder / ID_FILE).read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _log_picture(run: Any, name: str, png: bytes | Callable[[], bytes], step: int | None) -> None:
+    import wandb
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png if isinstance(png, bytes) else png())) as image:
+        image.load()
+        run.log({name: wandb.Image(image), **({} if step is None else {STEP: step})})
+
+
+def _mode(config: WandbConfig) -> str:
+    return config.mode or os.environ.get("WANDB_MODE") or "online"

@@ -1,0 +1,1 @@
+"""One rank of a run, from a checkpoint to its end."""

@@ -1,0 +1,168 @@
+"""What a worker and its driver write down of a run's time: ``accounts.jsonl``, which outlives attempts and starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from radioplat.design.run import Run
+from radioplat.errors import RadioplatError
+from radioplat.spec.schema.cluster import Placement
+from radioplat.tracking.attempts.goodput import (
+    BEGIN,
+    END,
+    FILE,
+    PARTS,
+    RUN,
+    STEPS,
+    Goodput,
+    compact,
+    count,
+    goodput,
+    price_of,
+    read_accounts,
+)
+from radioplat.tracking.teacher_cost import Bill, Prices
+from radioplat.training.accounting.prove import prove_run
+from radioplat.training.accounting.reporter import StepRecord
+
+_EVERY_S = 30.0  # between two lines; beside these, one at each checkpoint
+_LOOK_S = 5.0  # how old what is told at a step may be
+
+
+class Accounts:
+    """Rank 0's book of one attempt; silent on other ranks.
+
+    Args:
+        on_cluster: whether the worker is one of Ray's; otherwise it has this machine for itself.
+    """
+
+    def __init__(self, run: Run, rank: int, world_size: int, attempt: int, step: int, on_cluster: bool) -> None:
+        self._run, self._active, self._attempt = run, rank == 0, attempt
+        self._sums = dict.fromkeys(PARTS, 0.0)
+        self._samples = 0
+        self._step = step
+        self._first: float | None = None
+        self._at_checkpoint = dict(self._sums)
+        self._written = self._told = 0.0
+        self._last: dict[str, float] = {}
+        if self._active:
+            gpus = world_size if torch.cuda.is_available() else 0
+            cluster, decode = run.spec.cluster, run.spec.dataset.workers
+            cpus = world_size * (cluster.cpus_per_worker + decode * cluster.cpus_per_decode)
+            cpus = cpus if on_cluster else os.cpu_count() or 1
+            held = {"world_size": world_size, "on_cluster": on_cluster, "gpus": gpus, "cpus": cpus}
+            _append(run.folder, {"event": BEGIN, "attempt": attempt, "step": step, **held})
+            self._before = compact(read_accounts(run.folder))
+
+    def begin_step(self) -> None:
+        """Start-up or recovery ends with the first."""
+        if self._first is None:
+            self._first = time.time()
+
+    def step(self, record: StepRecord, moved: bool) -> None:
+        """Add a step.
+
+        Args:
+            record: reduced.
+            moved: whether it moved the weights.
+        """
+        data = min(record.wait_data, record.seconds)
+        teachers = min(record.wait_teachers, record.seconds - data)
+        self._sums["data"] += data
+        self._sums["teachers"] += teachers
+        self._sums["useful" if moved else "skipped"] += record.seconds - data - teachers
+        self._samples += self._run.spec.global_batch_size
+        self._step = record.step + 1
+        if time.monotonic() - self._written > _EVERY_S:
+            self.write()
+
+    def spent(self, part: str, seconds: float) -> None:
+        """Add ``seconds`` that a checkpoint or a validation took."""
+        self._sums[part] += seconds
+        if part == "checkpoint":
+            self._at_checkpoint = dict(self._sums)
+            self.write()  # a later attempt may go on from here
+
+    def undone(self) -> None:
+        """The steps since the last checkpoint moved the weights in vain."""
+        lost = self._sums["useful"] - self._at_checkpoint["useful"]
+        self._sums["useful"] -= lost
+        self._sums["skipped"] += lost
+
+    def kpi(self, bill: Bill) -> dict[str, float]:
+        """Shares of the whole run's wall time, restarts and price, some seconds old; {} before the first step."""
+        if self._active and self._first is not None and time.monotonic() - self._told > _LOOK_S:
+            self._told = time.monotonic()
+            found = count([*self._before, self._line()])
+            found.price = run_price(self._run, found, bill)
+            self._last = found.kpi()
+        return self._last
+
+    def write(self) -> None:
+        """Put on disk what was added so far."""
+        if self._active and self._first is not None:
+            self._written = time.monotonic()
+            _append(self._run.folder, self._line())
+
+    def _line(self) -> dict[str, Any]:
+        place = {"attempt": self._attempt, "step": self._step, "samples": self._samples, "first_time": self._first}
+        return {"event": STEPS, "time": time.time(), **place, **self._sums}
+
+
+@contextlib.contextmanager
+def session(task_folder: Path) -> Iterator[None]:
+    """One start of the command, from preparation to its end."""
+    _append(task_folder, {"event": RUN})
+    try:
+        yield
+    finally:
+        _append(task_folder, {"event": END})
+
+
+def run_price(run: Run, found: Goodput, bill: Bill | None) -> float | None:
+    """What the run has cost so far; None without prices."""
+    cluster = run.spec.cluster
+    inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not found.on_cluster]
+    shared = [t.name for t in run.teachers if t.service.pool]
+    return price_of(found, bill, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price), shared, inline)
+
+
+def settled(run: Run) -> Goodput | None:
+    """The whole account of a run that has ended, price and ledger included; written beside its checkpoints.
+
+    None where nothing was written down.
+    """
+    found = goodput(run.folder)
+    if found is None:
+        return None
+    found.price = run_price(run, found, Bill.read(run.folder))
+    with contextlib.suppress(RadioplatError, OSError):
+        proof = prove_run(run.folder)
+        found.lost, found.replayed = proof.missing, proof.replayed
+    with contextlib.suppress(OSError):
+        found.write(run.folder)
+    return found
+
+
+def _append(task_folder: Path, line: dict[str, Any]) -> None:
+    """Add a line. A full disk costs the account, never the run."""
+    with contextlib.suppress(OSError):
+        task_folder.mkdir(parents=True, exist_ok=True)
+        with open(task_folder / FILE, "ab") as file:
+            # A line that a killed process left torn must not swallow this one.
+            torn = file.tell() and not _ends_whole(task_folder / FILE)
+            file.write((b"\n" if torn else b"") + json.dumps({"time": time.time(), **line}).encode() + b"\n")
+
+
+def _ends_whole(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -1,0 +1,72 @@
+"""What one start of the workers says of itself: its line in ``attempts.jsonl``, and where the time to its first step
+went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from radioplat.common import collectives
+from radioplat.design.run import Run
+from radioplat.tracking.attempts.attempts import PLANNED, AttemptEvent, Attempts
+from radioplat.tracking.lease import check_lease
+from radioplat.tracking.status import StatusLog
+from radioplat.training.checkpoints.run_state import RunState
+
+
+class AttemptClock:
+    """Made first thing in a worker; every rank has one, and rank 0's writes.
+
+    Args:
+        when_stepped: called when the first step is done.
+    """
+
+    def __init__(self, run: Run, rank: int, when_stepped: Callable[[], None] = lambda: None) -> None:
+        self._run, self._first, self._when_stepped = run, rank == 0, when_stepped
+        self._times = {"entered": time.time()}
+        self._before: AttemptEvent | None = None
+        self._attempt = 0
+
+    def begin(self, state: RunState) -> None:
+        """Where the run stands is known: the attempt counts from here."""
+        if self._first:
+            self._attempt = state.attempt
+            before = Attempts(self._run.folder).start(state.attempt, state.world_size, state.global_step)
+            self._before = before if before and before.event == "end" else None
+            if self._before is not None:
+                why, planned = self._before, self._before.cause in PLANNED
+                with StatusLog(self._run.folder / "status.json") as status:
+                    status.write(
+                        f"attempt {state.attempt} with {state.world_size} worker(s) goes on from step "
+                        f"{state.global_step}; the one before ended: {why.cause}"
+                        f"{', ' + why.detail if why.detail else ''}",
+                        verbosity="INFO" if planned else "WARNING",
+                    )
+
+    def ready(self) -> None:
+        """Everything is loaded."""
+        self._times.setdefault("ready", time.time())
+
+    def stepped(self) -> None:
+        """A step is done; the first one's line has Unix times of what came before it, in ``recovery``."""
+        if "stepped" in self._times:
+            return
+        self._times["stepped"] = time.time()
+        self._when_stepped()
+        if self._first:
+            ended = {"ended": self._before.time} if self._before else {}
+            with StatusLog(self._run.folder / "status.json") as status:
+                status.write(
+                    f"attempt {self._attempt} took its first step", verbosity="DEBUG", recovery=ended | self._times
+                )
+
+    def check_lease(self) -> None:
+        """Before a checkpoint: the folder must still be ours.
+
+        Raises:
+            TrainingError: on every rank; another run has taken it over.
+        """
+        problem = collectives.agree(check_lease(self._run.folder, self._run.lease) if self._first else None)
+        if problem is not None:
+            with collectives.deciding():
+                raise problem

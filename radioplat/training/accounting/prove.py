@@ -1,0 +1,61 @@
+"""``radioplat ledger``: what a run left on disk, put together for the proof that it saw every sample exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radioplat.data.ledger.proof import Proof, prove
+from radioplat.data.loading.run_data import RunData
+from radioplat.errors import DataError
+from radioplat.spec.loading.load import load_spec
+from radioplat.training.checkpoints.checkpoint import newest
+
+
+def prove_results(results: str | Path) -> dict[Path, Proof]:
+    """Prove each run in a results folder, or the one whose task folder is given.
+
+    Returns:
+        By task folder.
+
+    Raises:
+        DataError: there is no ledger, or what a proof needs is missing or belongs to another order.
+    """
+    results = Path(results)
+    candidates = [results] if (results / "ledger").is_dir() else sorted(results.glob("*/"))
+    folders = [folder for folder in candidates if any((folder / "ledger").glob("consumed-a*.parquet"))]
+    if not folders:
+        hint = "Give the results_dir of a run that has written a checkpoint, or its distill or train folder."
+        raise DataError("no ledger here", where=str(results), hint=hint)
+    return {folder: prove_run(folder) for folder in folders}
+
+
+def prove_run(folder: Path) -> Proof:
+    """Prove the run of one task folder, up to its newest whole checkpoint.
+
+    Raises:
+        DataError: it has no whole checkpoint, or its copy of the index makes another order than the checkpoint's.
+    """
+    found = newest(folder)
+    if found is None:
+        raise DataError("there is no whole checkpoint, so nothing led to one", where=str(folder))
+    path, state = found
+    dataset = load_spec(folder / "experiment.yaml").dataset
+    data = RunData.load(folder / "data", dataset.train_dataset)
+    global_batch = int(state.order_fields["global_batch"])
+    fields = data.order_fields(global_batch, dataset.max_pixels)
+    differing = [name for name, value in fields.items() if state.order_fields.get(name) != value]
+    if differing:
+        raise DataError(
+            f"the index and spec beside {path.name} make another order than the one it was trained on; "
+            f"what differs: {', '.join(differing)}",
+            where=str(folder),
+            hint="A later start changed them: let it reach its first checkpoint, or undo the change and start again.",
+        )
+    return prove(
+        folder / "ledger",
+        data.order,
+        global_batch,
+        state.global_step,
+        first_step=state.order_from,
+        attempt=state.attempt,
+    )

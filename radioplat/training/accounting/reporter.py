@@ -1,0 +1,203 @@
+"""What a worker tells of its steps: status.json, W&B and TensorBoard, from rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from radioplat.common import collectives
+from radioplat.design.run import Run
+from radioplat.teachers.serving.transport import Packed
+from radioplat.tracking.report.curves import curves_from_status, draw_curves, group_curves
+from radioplat.tracking.status import StatusLog
+from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.tensorboard import EventFiles
+from radioplat.tracking.wandb.artifacts import Product
+from radioplat.tracking.wandb.session import WandbRun
+
+
+@dataclass
+class StepRecord:
+    """The figures of one step.
+
+    Attributes:
+        values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
+        wait: seconds this rank waited for data and teachers, with the forwards of inline teachers on a CPU.
+        wait_data, wait_teachers: the two parts of it; ``reduce`` makes them those of the slowest rank.
+        teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
+        received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
+        cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
+    """
+
+    step: int
+    learning_rate: float
+    values: dict[str, float] = field(default_factory=dict)
+    teacher_seconds: dict[str, float] = field(default_factory=dict)
+    received: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    wait: float = 0.0
+    wait_data: float = 0.0
+    wait_teachers: float = 0.0
+    seconds: float = 0.0
+    skipped: bool = False
+    skipped_for: str = "a loss term was not finite"
+
+    def add(self, losses: dict[str, torch.Tensor], share: float = 1.0) -> None:
+        """Add the terms of a real micro-batch, or of a piece that is ``share`` of one."""
+        for name, value in losses.items():
+            self.values[name] = self.values.get(name, 0.0) + share * float(value.detach())
+
+    def answered(self, teacher: str, packed: Packed) -> None:
+        """Count what a teacher answered to a real micro-batch."""
+        self.teacher_seconds[teacher] = self.teacher_seconds.get(teacher, 0.0) + packed.seconds
+        images, size = self.received.get(teacher, (0, 0))
+        self.received[teacher] = (images + len(packed), size + packed.nbytes)
+        if packed.cached is not None:
+            hits, misses = self.cached.get(teacher, (0, 0))
+            self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
+
+    def _waits(self) -> tuple[float, float]:
+        return self.wait_data, self.wait_teachers
+
+    def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
+        """Means over the global batch; every rank calls this."""
+        self.skipped = skipped
+        # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
+        known = collectives.gather((list(self.values), list(self.teacher_seconds), list(self.cached), self._waits()))
+        *known, waits = zip(*known, strict=True)
+        self.wait_data, self.wait_teachers = map(max, zip(*waits, strict=True))
+        names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in known)
+        packed = torch.tensor(
+            [
+                *(self.values.get(n, 0.0) for n in names),
+                *(self.teacher_seconds.get(t, 0.0) for t in teachers),
+                *chain.from_iterable(self.received.get(t, (0, 0)) for t in teachers),
+                *chain.from_iterable(self.cached.get(t, (0, 0)) for t in caches),
+            ],
+            dtype=torch.float64,
+            device="cpu" if device.type == "cpu" else device,
+        )
+        packed = collectives.total(packed).tolist()
+        self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
+        packed = packed[len(names) :]
+        self.teacher_seconds = dict(zip(teachers, packed, strict=False))
+        counts = map(int, packed[len(teachers) :])
+        self.received = {teacher: (next(counts), next(counts)) for teacher in teachers}
+        self.cached = dict(zip(caches, zip(counts, counts, strict=True), strict=True))
+
+
+class Reporter:
+    """Writes each step of rank 0 to ``status.json``, W&B and TensorBoard; silent on other ranks.
+
+    Args:
+        begins_at: steps that are done; TensorBoard drops what an earlier start wrote of later ones.
+    """
+
+    def __init__(self, run: Run, rank: int, begins_at: int = 0) -> None:
+        self._run, self._active = run, rank == 0
+        self._mean_seconds = 0.0
+        self._checkpoint: tuple[Path, int] | None = None
+        if self._active:
+            self._status = StatusLog(run.folder / "status.json")
+            self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec), job_type=run.task)
+            self._events = EventFiles(run.folder, run.spec.train.tensorboard.enabled, begins_at + 1)
+            for path in self._made_of():
+                self._wandb.used(Product(path, "checkpoint"))
+
+    def step(self, record: StepRecord, bill: Bill, more: Mapping[str, float] | None = None) -> None:
+        """One line for one step.
+
+        Args:
+            bill: what the teachers have cost so far.
+            more: figures beside those of the step.
+        """
+        if not self._active:
+            return
+        run, step = self._run, record.step
+        self._mean_seconds = (
+            record.seconds if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * record.seconds
+        )
+        kpi = {
+            **record.values,
+            "lr": record.learning_rate,
+            "images_per_s": run.spec.global_batch_size / record.seconds,
+            "seconds/step": record.seconds,
+            "seconds/wait": record.wait,
+            "seconds/wait/data": record.wait_data,
+            "seconds/wait/teachers": record.wait_teachers,
+            **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
+            **{f"cache/{name}/hits": hits / max(1, hits + misses) for name, (hits, misses) in record.cached.items()},
+            **bill.kpi(),
+            **(more or {}),
+        }
+        if record.skipped:
+            self._status.write(f"step {step + 1} was skipped: {record.skipped_for}", verbosity="WARNING")
+        if (step + 1) % run.spec.train.log_interval == 0 or step + 1 == run.total_steps:
+            self._status.progress(
+                epoch=step // run.steps_per_epoch,
+                max_epoch=-(-run.total_steps // run.steps_per_epoch),
+                step=step + 1,
+                max_step=run.total_steps,
+                seconds_per_step=self._mean_seconds,
+                steps_per_epoch=run.steps_per_epoch,
+                kpi=kpi,
+            )
+            self._wandb.log(step + 1, kpi)
+            self._events.log(step + 1, kpi)
+
+    def checkpoint(self, path: Path, step: int, bill: Bill) -> None:
+        """Say that a checkpoint was written, and write beside it what the teachers have cost so far.
+
+        Args:
+            bill: as the checkpoint counts it.
+        """
+        if self._active:
+            self._checkpoint = path, step
+            self._status.write(f"checkpoint {path.name}", step=step, checkpoint=path.name)
+            if bill.teachers:
+                bill.write(self._run.folder)
+
+    def validation(self, kpi: dict[str, float], step: int, said: Sequence[str] = ()) -> None:
+        """Report what a validation found.
+
+        Args:
+            said: sentences about how.
+        """
+        if self._active:
+            self._status.write("; ".join([f"validation at step {step}", *said]), kpi=kpi, step=step)
+            self._wandb.log(step, kpi)
+            self._events.log(step, kpi)
+
+    def warn(self, message: str) -> None:
+        """A line of verbosity WARNING."""
+        if self._active:
+            self._status.write(message, verbosity="WARNING")
+
+    def close(self) -> None:
+        """Close the files; W&B gets the curves of the losses and the last checkpoint."""
+        if not self._active:
+            return
+        self._status.close()
+        self._events.close()
+        if self._run.spec.wandb.sync_tensorboard:
+            self._wandb.event_files(self._events.folder)
+        if self._wandb and self._checkpoint is not None:
+            path, step = self._checkpoint
+            charts = group_curves(curves_from_status(self._run.folder / "status.json"))
+            for title, lines in charts.items():
+                if title.startswith("loss"):
+                    name = f"curves/{title.replace(', teacher ', '/')}"
+                    self._wandb.picture(name, partial(draw_curves, title, lines), step)
+            self._wandb.made(Product(path, "checkpoint", self._made_of(), [f"step-{step}"]))
+        self._wandb.finish()
+
+    def _made_of(self) -> list[Path]:
+        """The student that the run began with, where one was named."""
+        named = self._run.spec.train.pretrained_model_path
+        path = Path(named) if named else None
+        return [path] if path is not None and path.exists() else []

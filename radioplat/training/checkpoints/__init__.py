@@ -1,0 +1,1 @@
+"""Saving, restoring, the second home, retention."""

@@ -1,0 +1,332 @@
+"""A run on disk: whole fp32 weights and moments by parameter name, so any world size and ZeRO stage can go on.
+
+A folder is written aside, checksummed in ``manifest.json``, synced and renamed: what bears a checkpoint's name is
+whole. The results folder is the only authority on what exists. Only files, fsync and rename: NFS has no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from radioplat.common.unknown_fields import unknown_fields
+from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.detectors.checkpoint import DETECTOR_FILE, DETECTOR_KEY, detector_files
+from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.student.checkpoint import (
+    EMA_FILE,
+    HEADS_FILE,
+    STUDENT_FILE,
+    STUDENT_KEY,
+    VERSION_KEY,
+    read_tensors,
+    student_files,
+    written_by,
+)
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.hashed_safetensors import write_tensors
+from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
+from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_way
+
+MANIFEST, OPTIMIZER = "manifest.json", "optimizer.safetensors"
+LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
+_FILES = {STATE, OPTIMIZER}
+_MODELS = ({STUDENT_FILE, HEADS_FILE}, {DETECTOR_FILE})  # one of them
+_KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE})
+_MODEL_KEYS = {STUDENT_KEY: StudentArchitecture, DETECTOR_KEY: DetectorArchitecture}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint in memory, which nothing moves any more.
+
+    Attributes:
+        files: tensors and metadata by file name.
+        state: the text of ``state.json``.
+    """
+
+    name: str
+    files: dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]
+    state: str
+
+
+def snapshot(
+    name: str,
+    student: Student | AnyDetector,
+    tensors: dict[str, torch.Tensor],
+    moments: dict[str, torch.Tensor],
+    state: RunState,
+    losses: dict[str, torch.Tensor] | None = None,
+    average: dict[str, torch.Tensor] | None = None,
+) -> Snapshot:
+    """Put a checkpoint together; the tensors are taken as they are, not copied.
+
+    Args:
+        tensors: the student's ``state_dict`` with fp32 weights.
+        moments: optimizer moments by ``<parameter>.<moment>``.
+        losses: statistics of the losses.
+        average: the EMA of what in ``tensors`` has one, fp32.
+    """
+    form = student.architecture
+    of_model = detector_files if isinstance(form, DetectorArchitecture) else student_files
+    files = {**of_model(form, tensors), OPTIMIZER: (moments, {})}
+    files |= {file: (held, {}) for file, held in ((LOSSES, losses), (EMA_FILE, average)) if held}
+    return Snapshot(name, files, json.dumps(asdict(state), indent=1))
+
+
+def commit(folder: Path, made: Snapshot) -> Path:
+    """Write ``folder/<name>``; one process at a time.
+
+    Raises:
+        OSError: it cannot be written; what stood there before still stands, and nothing is left beside it.
+    """
+    aside, final, old = (folder / text for text in (_aside(made.name), made.name, _old(made.name)))
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        sums = {}
+        for name, (tensors, metadata) in made.files.items():
+            with _synced(aside / name) as file:
+                sums[name] = write_tensors(file, tensors, metadata)
+        with _synced(aside / STATE) as file:
+            file.write(made.state.encode())
+        sums[STATE] = hashlib.sha256(made.state.encode()).hexdigest()
+        with _synced(aside / MANIFEST) as file:
+            file.write(json.dumps(sums, indent=1).encode())
+        _sync_folder(aside)
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            os.rename(final, old)  # a crash between these two is put right by `clear_left_behind`
+        os.rename(aside, final)
+        _sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # a full disk needs the room
+        if old.exists() and not final.exists():
+            os.rename(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint: it loses its name before it loses its files."""
+    gone = checkpoint.with_name(_gone(checkpoint.name))
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(checkpoint, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def clear_left_behind(folder: Path) -> None:
+    """Clear what a writer that was killed left in ``folder``; nobody may be writing there."""
+    for old in folder.glob(_old("model_epoch_*")):
+        final = folder / old.name.removeprefix(".").removesuffix(".old")
+        if not final.exists():
+            os.rename(old, final)  # killed between two renames
+    for pattern in (_aside, _old, _gone):
+        for path in folder.glob(pattern("model_epoch_*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _aside(name: str) -> str:
+    return f".{name}.partial"
+
+
+def _old(name: str) -> str:
+    return f".{name}.old"
+
+
+def _gone(name: str) -> str:
+    return f".{name}.gone"
+
+
+def examine(folder: Path) -> RunState | Unreadable:
+    """The state of a checkpoint whose files all match its manifest and whose every field this version knows."""
+    manifest, state = _json(folder / MANIFEST), _json(folder / STATE)
+    step = step_of(folder)
+
+    def torn(reason: str) -> Unreadable:
+        """Of damaged files."""
+        return Unreadable(str(folder), step, reason, torn=True)
+
+    if not isinstance(manifest, dict) or state is None:
+        return torn(f"{STATE if isinstance(manifest, dict) else MANIFEST} is missing or damaged")
+    sums = sums_in(manifest)
+    schema = foreign_schema(state)
+    if schema and _matches(folder / STATE, sums.get(STATE)):  # which files it has is for its own version to say
+        return Unreadable(str(folder), step, f"{schema}; {_written_by(folder)}", torn=False)
+    if not (_FILES <= set(sums) and any(files <= set(sums) for files in _MODELS)):
+        return torn(f"{MANIFEST} does not list all files")
+    # A name that leads elsewhere, or to no plain file, is never opened.
+    for name, digest in sums.items():
+        if Path(name).name == name and not _matches(folder / name, digest):
+            return torn(f"{name} is missing or damaged, by {MANIFEST}")
+    faults = [*unknown_in_manifest(manifest), *unknown_in_state(state)]
+    faults += [fault for name in sums if name in _KNOWN - {STATE} for fault in _unknown_in_header(folder / name)]
+    if faults:
+        reason = f"{'; '.join(faults)}; {_written_by(folder)}"
+        return Unreadable(str(folder), step, reason, torn=False)
+    return RunState(**state)
+
+
+def sums_in(manifest: dict[str, Any]) -> dict[str, str]:
+    """The files that a ``manifest.json`` lists, with their SHA-256."""
+    return {name: digest for name, digest in manifest.items() if isinstance(digest, str) and len(digest) == 64}
+
+
+def unknown_in_manifest(manifest: dict[str, Any]) -> list[str]:
+    """The entries of a ``manifest.json`` that this version does not know, each with its file."""
+    return [f"{MANIFEST} has the unknown entry {name}" for name in manifest if name not in _KNOWN]
+
+
+def _unknown_in_header(file: Path) -> list[str]:
+    """The same for what a tensor file says of its model."""
+    metadata = _metadata(file)
+    names = [key for key in metadata if key not in (*_MODEL_KEYS, VERSION_KEY, "format")]
+    for key, kind in _MODEL_KEYS.items():
+        if key in metadata:
+            with contextlib.suppress(ValueError):  # whoever builds the model says that
+                names += unknown_fields(json.loads(metadata[key]), kind, f"{key}.")
+    return [f"{file.name} has the unknown field {name}" for name in names]
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    try:
+        with safe_open(file, "pt") as opened:
+            return opened.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
+def _written_by(folder: Path) -> str:
+    return written_by(_metadata(folder / STUDENT_FILE) or _metadata(folder / DETECTOR_FILE))
+
+
+def _json(file: Path) -> Any:
+    """None where there is no such file, or none of JSON."""
+    try:
+        return json.loads(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _matches(file: Path, digest: str | None) -> bool:
+    try:
+        return file.is_file() and _sha256(file) == digest
+    except OSError:
+        return False
+
+
+def verified_state(folder: Path) -> RunState | None:
+    """The state of a checkpoint that can be read; None for anything else."""
+    found = examine(folder)
+    return found if isinstance(found, RunState) else None
+
+
+@dataclass
+class Survey:
+    """What a task's folder holds.
+
+    Attributes:
+        newest: the checkpoint with the most steps that can be read, and its state.
+        unreadable: those that come before it.
+    """
+
+    newest: tuple[Path, RunState] | None = None
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    @property
+    def step(self) -> int | None:
+        """Of the newest; None where there is none."""
+        return None if self.newest is None else self.newest[1].global_step
+
+
+def survey(folder: Path) -> Survey:
+    """Examine the checkpoints in ``folder``, those with the most steps first, until one can be read."""
+    steps = {path: step_of(path) for path in folder.glob("model_epoch_*") if path.is_dir()}
+    found = Survey()
+    # Of those whose step cannot be told, none may be missed.
+    for path in sorted(steps, key=lambda path: math.inf if steps[path] is None else steps[path], reverse=True):
+        state = examine(path)
+        if isinstance(state, RunState):
+            found.newest = path, state
+            break
+        found.unreadable.append(state)
+    return found
+
+
+def newest(folder: Path) -> tuple[Path, RunState] | None:
+    """The checkpoint in ``folder`` with the most steps that can be read; None where there is no checkpoint at all.
+
+    Raises:
+        UnreadableCheckpoints: there are checkpoints, but none can be read, or a newer one is of another version.
+    """
+    found = survey(folder)
+    check_in_the_way(found.step, found.unreadable, str(folder))
+    return found.newest
+
+
+def step_of(path: Path) -> int | None:
+    """A checkpoint's global step, whole or not; None where that cannot be read."""
+    return step_in(_json(path / STATE))
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and buffers by the student's names, and moments."""
+    detector = folder / DETECTOR_FILE
+    return load_file(detector) if detector.is_file() else read_tensors(folder), load_file(folder / OPTIMIZER)
+
+
+def read_losses(folder: Path) -> dict[str, torch.Tensor]:
+    """Statistics of the losses; {} where the checkpoint has none."""
+    return load_file(folder / LOSSES) if (folder / LOSSES).is_file() else {}
+
+
+def _sha256(path: Path) -> str:
+    with open(_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _regular(path: Path) -> Path:
+    """``path``, if a regular file is there: to read a device or a pipe may never end.
+
+    Raises:
+        OSError: there is something else, or nothing.
+    """
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    """A new file that is on the disk when the block ends."""
+    with open(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Put the names in a folder on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know it for files alone
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,212 @@
+"""Where a run goes on: its folder, the second home of its checkpoints, and the checkpoint that the spec names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from radioplat.common.terminal import note
+from radioplat.data.storage.files import absolute, stat_file
+from radioplat.data.storage.object_stores import is_remote
+from radioplat.design.run import Run
+from radioplat.errors import Problem, RadioplatError, WeightsError
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.results import TaskFolder
+from radioplat.training.checkpoints.checkpoint import MANIFEST, clear_left_behind, examine, survey
+from radioplat.training.checkpoints.mirror import FIELD, Mirror, download
+from radioplat.training.checkpoints.run_state import RunState
+from radioplat.training.checkpoints.unreadable import Unreadable, UnreadableCheckpoints, check_in_the_way
+
+_EXPLICIT = "train.resume_training_checkpoint_path"
+_CREDENTIALS = "Credentials and endpoint come from the environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...)."
+_SET_ASIDE = "set_aside_{}"  # a folder beside the checkpoints
+
+
+def mirror_of(spec: Spec, task: str) -> Mirror | None:
+    """``<train.checkpoint_dir>/<task>``; None where the spec names none."""
+    folder = spec.train.checkpoint_dir
+    return None if folder is None else Mirror(f"{folder.rstrip('/')}/{task}")
+
+
+def starting_point(run: Run) -> tuple[Path, RunState] | None:
+    """The checkpoint that a start of ``run`` goes on from: its own newest, else the one that the spec names, else None.
+
+    Raises:
+        UnreadableCheckpoints: as :func:`newest_of`.
+        WeightsError: ``train.resume_training_checkpoint_path`` names none that can be read.
+    """
+    explicit = run.spec.train.resume_training_checkpoint_path
+    found = newest_of(run)
+    if found is not None or not explicit:
+        return found
+    path = Path(explicit)
+    if is_remote(explicit):
+        path = run.folder / ".resumed_from" / path.name
+        try:
+            state = download(_upload_of(explicit) or explicit, path)
+        except OSError as error:
+            raise WeightsError(f"{explicit} cannot be read: {_reason(error)}", where=_EXPLICIT) from None
+    else:
+        state = examine(path)
+    if isinstance(state, Unreadable):
+        raise WeightsError(_not_named_well(explicit, state))
+    return path, state
+
+
+def newest_of(run: Run) -> tuple[Path, RunState] | None:
+    """The newest checkpoint of the run, in its own folder; one that only the mirror has is brought there.
+
+    ``model_latest`` leads there afterwards, whatever a killed writer left.
+
+    Raises:
+        UnreadableCheckpoints: there are checkpoints, but none can be read, or a newer one is of another version.
+        WeightsError: there is none here, and the mirror cannot be asked.
+    """
+    here, mirror = survey(run.folder), mirror_of(run.spec, run.task)
+    found, unreadable = here.newest, here.unreadable
+    if mirror is not None:
+        try:
+            found, more = mirror.bring_newer(found, run.folder)
+            unreadable = unreadable + more
+        except OSError as error:
+            if found is None:
+                raise WeightsError(f"cannot be read: {_reason(error)}", where=FIELD) from None
+            note(f"{FIELD} cannot be read ({_reason(error)}): the newest here, {found[0].name}, is taken")
+    check_in_the_way(None if found is None else found[1].global_step, unreadable, str(run.folder))
+    task = TaskFolder(run.folder.parent, run.folder.name)
+    if found is not None and task.latest() != found[0].resolve():
+        with contextlib.suppress(OSError):  # the next checkpoint's try says what is wrong
+            task.point_latest(found[0].name)
+    return found
+
+
+def set_aside(run: Run, blocked: UnreadableCheckpoints) -> str:
+    """Keep the checkpoints that are in the way of a start under other names; returns a line that says where.
+
+    Those of the run's folder are moved into a new folder there; on the second home a file marks them.
+
+    Raises:
+        RadioplatError: they cannot be moved or marked.
+    """
+    try:
+        places = _moved(run, blocked)
+    except OSError as error:
+        hint = "Mend that, or choose another results_dir."
+        raise RadioplatError(f"cannot be set aside: {_reason(error)}", where=str(run.folder), hint=hint) from None
+    link = run.folder / "model_latest"
+    if link.is_symlink() and not link.exists():
+        link.unlink()
+    return f"train.restart: what cannot be read is kept as {', '.join(places)}"
+
+
+def _moved(run: Run, blocked: UnreadableCheckpoints) -> list[str]:
+    number = 1
+    while (aside := run.folder / _SET_ASIDE.format(number)).exists():
+        number += 1
+    mirror, places = mirror_of(run.spec, run.task), []
+    for one in blocked.checkpoints:
+        if Path(one.path).parent == run.folder:
+            aside.mkdir(exist_ok=True)
+            os.rename(one.path, aside / Path(one.path).name)
+            places.append(str(aside / Path(one.path).name))
+        elif mirror is not None:
+            mirror.set_aside(one.path)
+            places.append(f"{one.path} (marked)")
+    return places
+
+
+def settle(run: Run) -> None:
+    """Before a run starts: clear what an earlier start left half done, and see that the mirror can be written.
+
+    Raises:
+        RadioplatError: it cannot.
+    """
+    clear_left_behind(run.folder)
+    mirror = mirror_of(run.spec, run.task)
+    if mirror is not None:
+        try:
+            mirror.probe()
+        except OSError as error:
+            raise _unusable(error) from None
+
+
+def catch_up(run: Run, found: tuple[Path, RunState] | None) -> None:
+    """Bring the mirror the checkpoint that the run goes on from, if it missed that.
+
+    Raises:
+        RadioplatError: it cannot be written.
+    """
+    mirror = mirror_of(run.spec, run.task)
+    if mirror is None or found is None or found[0].parent != run.folder:
+        return
+    try:
+        there = mirror.standings()
+        if found[0].name not in there and all(s.step < found[1].global_step for s in there.values()):
+            mirror.upload(found[0])
+    except OSError as error:
+        raise _unusable(error) from None
+
+
+def unreachable(spec: Spec, task: str) -> list[Problem]:
+    """What ``plan`` finds wrong with the places of checkpoints that are not this run's folder."""
+    found = []
+    if (mirror := mirror_of(spec, task)) is not None:
+        try:
+            mirror.probe()
+        except OSError as error:
+            found.append(Problem(f"cannot be written: {_reason(error)}", FIELD, _CREDENTIALS))
+    explicit = spec.train.resume_training_checkpoint_path
+    if explicit and is_remote(explicit):
+        try:
+            if _upload_of(explicit) is None:
+                stat_file(f"{absolute(explicit)}/{MANIFEST}")
+        except OSError as error:
+            message = f"{explicit} holds no {MANIFEST}: {_reason(error)}"
+            found.append(Problem(message, _EXPLICIT, _CREDENTIALS))
+    return found
+
+
+def blocked_by(spec: Spec, task: str, folder: Path) -> Iterator[Problem]:
+    """What ``plan`` finds in the way of going on in ``folder``: what the run itself would ask."""
+    here, mirror = survey(folder), mirror_of(spec, task)
+    step, unreadable = here.step, here.unreadable
+    if mirror is not None:
+        try:
+            candidates, more = mirror.newer(step)
+        except OSError:
+            return  # `unreachable` says so
+        step, unreadable = candidates[0][0] if candidates else step, unreadable + more
+    try:
+        check_in_the_way(step, unreadable, str(folder))
+    except UnreadableCheckpoints as error:
+        yield from error.problems
+    explicit = spec.train.resume_training_checkpoint_path
+    if step is None and explicit and not is_remote(explicit) and Path(explicit).exists():
+        state = examine(Path(explicit))
+        if isinstance(state, Unreadable):
+            yield _not_named_well(explicit, state)
+
+
+def _not_named_well(explicit: str, found: Unreadable) -> Problem:
+    kind = "not a whole checkpoint" if found.torn else "a checkpoint of another version"
+    hint = "Give a model_epoch_... folder, local or on an object store, or the model_latest link."
+    if not found.torn:
+        hint = "Use the version that wrote it, or name another checkpoint."
+    return Problem(f"{explicit} is {kind} ({found.reason})", _EXPLICIT, hint)
+
+
+def _upload_of(path: str) -> str | None:
+    """The folder of the checkpoint that a remote path names, with or without the digits of its upload."""
+    parent, _, name = absolute(path).rpartition("/")
+    return Mirror(parent).find(PurePosixPath(name).name)
+
+
+def _unusable(error: OSError) -> RadioplatError:
+    return RadioplatError(f"cannot be used: {_reason(error)}", where=FIELD, hint=_CREDENTIALS)
+
+
+def _reason(error: OSError) -> str:
+    """One line."""
+    return error.strerror or str(error)

@@ -1,0 +1,68 @@
+"""``state.json``: where a run stands, and which of it this version understands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from radioplat import __version__
+from radioplat.common.unknown_fields import unknown_fields
+from radioplat.tracking.teacher_cost import TeacherCost
+
+SCHEMA = 1
+STATE = "state.json"
+
+
+@dataclass
+class RunState:
+    """Where a run stands.
+
+    Attributes:
+        global_step: optimizer steps taken.
+        samples_consumed: the whole state of the data.
+        order_hash: of the sample order, with the fields it was made from in ``order_fields``.
+        order_from: the step at which this order, and the ledger beside the checkpoint, began: not 0 after
+            ``train.restart_order`` and after a resume from another run's checkpoint.
+        optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
+        recent_losses, rollbacks: of :class:`radioplat.training.guards.loss_spikes.SpikeGuard`.
+        teacher_cost: the fields of a ``TeacherCost`` by teacher, since the first start.
+    """
+
+    global_step: int = 0
+    epoch: int = 0
+    samples_consumed: int = 0
+    optimizer_steps: int = 0
+    world_size: int = 1
+    attempt: int = 1
+    order_hash: str = ""
+    order_fields: dict[str, str] = field(default_factory=dict)
+    order_from: int = 0
+    quarantined: list[str] = field(default_factory=list)
+    teacher_cost: dict[str, dict[str, float]] = field(default_factory=dict)
+    recent_losses: list[float] = field(default_factory=list)
+    rollbacks: int = 0
+    schema: int = SCHEMA
+
+
+def foreign_schema(state: Any) -> str:
+    """What is foreign to this version about the schema of a ``state.json``; empty for nothing."""
+    if not isinstance(state, dict) or state.get("schema") is None:
+        return f"{STATE} names no schema, radioplat {__version__} reads schema {SCHEMA}"
+    theirs = state["schema"]
+    return "" if theirs == SCHEMA else f"{STATE} has schema {theirs}, radioplat {__version__} reads schema {SCHEMA}"
+
+
+def unknown_in_state(state: dict[str, Any]) -> list[str]:
+    """What this version does not understand in a ``state.json`` of its schema; empty for nothing."""
+    names = unknown_fields(state, RunState)
+    costs = state.get("teacher_cost")
+    costs = costs if isinstance(costs, dict) else {}
+    names += [name for t, cost in costs.items() for name in unknown_fields(cost, TeacherCost, f"teacher_cost.{t}.")]
+    missing = [] if step_in(state) is not None else [f"{STATE} has no global_step that is a number"]
+    return [f"{STATE} has the unknown field {name}" for name in names] + missing
+
+
+def step_in(state: Any) -> int | None:
+    """The global step in a ``state.json`` of whatever version; None where it has none."""
+    step = state.get("global_step") if isinstance(state, dict) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None

@@ -1,0 +1,165 @@
+"""Where rank 0 puts checkpoints: a thread of its own writes them, one at a time, while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from radioplat.common.terminal import note
+from radioplat.spec.schema.train import TrainConfig
+from radioplat.tracking.results import TaskFolder
+from radioplat.training.checkpoints.checkpoint import Snapshot, clear_left_behind, commit
+from radioplat.training.checkpoints.mirror import Mirror
+from radioplat.training.checkpoints.retention import prune, write_scores
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How saving has gone.
+
+    Attributes:
+        newest: the newest checkpoint that was committed in the run's folder; None before the first.
+        step: its global step.
+        failures: saves in a row that failed, the last one included; 0 where it was well.
+        reason: why the last one failed.
+        fatal: what no disk or store can be blamed for.
+    """
+
+    newest: Path | None = None
+    step: int = -1
+    failures: int = 0
+    reason: str = ""
+    fatal: str = ""
+
+
+class Shelf:
+    """The checkpoints of one run.
+
+    A save fails where its checkpoint cannot be written into the run's folder, or not into the mirror. The one before
+    stays what it was, and :attr:`warn` says so. Nothing is removed before a newer one is committed.
+
+    Args:
+        folder: of the task.
+        mirror: a second home of what is committed.
+        train: what to keep.
+
+    Attributes:
+        warn: called with a line for the user, in the thread too.
+    """
+
+    def __init__(self, folder: Path, train: TrainConfig, mirror: Mirror | None = None) -> None:
+        self._folder, self._train, self._mirror = folder, train, mirror
+        self._task = TaskFolder(folder.parent, folder.name)
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._flight: Future[None] | None = None
+        self._outcome = Outcome()
+        self.warn: Callable[[str], None] = note
+        clear_left_behind(folder)
+        if mirror is not None:
+            with self._tolerated(f"{mirror.folder} cannot be tidied"):
+                mirror.claim()
+                mirror.clear_left_behind()
+
+    def put(self, made: Snapshot, told: Callable[[Path], None]) -> None:
+        """Begin to write ``made``, once what was begun before is done.
+
+        Args:
+            told: called in the thread with the folder of the checkpoint when it is committed.
+        """
+        self._begin(lambda: self._save(made, told))
+
+    def score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
+        """Begin to write down what the validation of a checkpoint found, and to remove what that dooms."""
+        self._begin(lambda: self._keep_score(checkpoint, kpi))
+
+    def missed(self, step: int, reason: str) -> None:
+        """A save that could not even begin."""
+        self.wait()
+        self._failed(f"no checkpoint after step {step}: {reason}", reason)
+
+    def wait(self) -> Outcome:
+        """Wait until nothing is being written; returns how saving has gone so far."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.result()
+        return dataclasses.replace(self._outcome)
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _begin(self, action: Callable[[], None]) -> None:
+        """Start ``action`` in the thread once it is free."""
+
+        def guarded() -> None:
+            """What nobody expects is raised by all ranks when they next meet, not by this thread."""
+            try:
+                action()
+            except Exception as error:
+                self._outcome.fatal = f"{type(error).__name__}: {error}"
+
+        self.wait()
+        self._flight = self._thread.submit(guarded)
+
+    def _save(self, made: Snapshot, told: Callable[[Path], None]) -> None:
+        """In the thread."""
+        try:
+            path = commit(self._folder, made)
+            self._task.point_latest(made.name)
+        except OSError as error:
+            self._failed(f"checkpoint {made.name} could not be written", _reason(error))
+            return
+        step = int(json.loads(made.state)["global_step"])
+        self._outcome.newest, self._outcome.step = path, step
+        with self._tolerated(f"checkpoint {made.name} is written, but that cannot be told"):
+            told(path)
+        if self._mirror is not None:
+            try:
+                self._mirror.upload(path)
+            except OSError as error:
+                here = f"checkpoint {made.name} stands in {self._folder} alone, {self._mirror.folder} failed"
+                self._failed(here, _reason(error))
+                return
+        self._outcome.failures, self._outcome.reason = 0, ""
+        self._prune()
+
+    def _keep_score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
+        """In the thread."""
+        with self._tolerated(f"the score of {checkpoint.name} cannot be kept"):
+            file = write_scores(checkpoint, kpi)
+            if self._mirror is not None:
+                self._mirror.add(file)
+        self._prune()
+
+    def _prune(self) -> None:
+        with self._tolerated("old checkpoints cannot be removed"):
+            step, newest = self._outcome.step, self._outcome.newest
+            there = frozenset() if self._mirror is None else frozenset(self._mirror.prune(step, self._train))
+            # What has a copy elsewhere need not lie here as well, but for the one that is used.
+            prune(self._folder, step, self._train, there - {newest.name})
+
+    def _failed(self, what: str, reason: str) -> None:
+        outcome = self._outcome
+        outcome.failures, outcome.reason = outcome.failures + 1, reason
+        last = "no checkpoint yet" if outcome.newest is None else f"the newest here is {outcome.newest.name}"
+        limit = self._train.max_checkpoint_failures
+        count = f"{outcome.failures} in a row, {limit} may fail (train.max_checkpoint_failures)"
+        self.warn(f"{what}: {reason}; {last}; {count}")
+
+    @contextlib.contextmanager
+    def _tolerated(self, what: str) -> Iterator[None]:
+        """What fails here costs no checkpoint: it is told."""
+        try:
+            yield
+        except OSError as error:
+            self.warn(f"{what}: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    """One line."""
+    return error.strerror or str(error)

@@ -1,0 +1,1 @@
+"""The DeepSpeed engine, EMA, BatchNorm state."""

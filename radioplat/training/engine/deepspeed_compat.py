@@ -1,0 +1,274 @@
+"""The one place that knows DeepSpeed's insides: what its public API lacks or breaks (0.19.8), each with a test."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from radioplat.common.collectives import is_first
+from radioplat.optim.lamb import Layout
+
+_BESIDE = "beside"  # a key of an optimizer's state that no optimizer uses
+LOSS_SCALE = "loss_scale"  # a key of a checkpoint beside parameters' names, all of which have dots
+_SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
+
+
+def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
+    """Join the process group that the environment (RANK, WORLD_SIZE, MASTER_ADDR, ...) describes.
+
+    On a CPU DeepSpeed would compile a shared-memory extension first (50 s, and fails without a compiler); gloo serves.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if backend == "nccl" else "cpu")  # else it guesses, and says so
+    # Its collectives use names that torch has renamed; one warning a call helps no user of ours.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    import deepspeed
+
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    # Stage 1 in bf16 prints memory reports whatever the log level, and collects garbage for each (0.7 s a time).
+    importlib.import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None
+    deepspeed.init_distributed(backend, verbose=False, timeout=timeout)
+
+
+def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """fp32 weights and optimizer moments, whole, on rank 0's CPU, in memory of their own; every rank must call this.
+
+    Returns:
+        ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step. In
+        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counts by which it moves. Nothing on other
+        ranks.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    optimizer, inner = engine.optimizer, _inner(engine.optimizer)
+    _link_states(optimizer)
+    stepped = any(moments[0] in state for state in inner.state.values()) if moments else False
+    state: dict[str, torch.Tensor] = {}
+    for name, parameter in names.items():
+        whole = safe_get_full_fp32_param(parameter)
+        _take(state, name, parameter if whole is None else whole, fresh=whole is not None)
+        for moment in moments if stepped else ():
+            value = _whole(inner, parameter, moment)
+            if value is not None:
+                _take(state, f"{name}.{moment}", value, fresh=_partitioned(parameter))
+    if (scaler := moving_scaler(engine)) is not None and is_first():
+        state[LOSS_SCALE] = torch.tensor([getattr(scaler, field) for field in _SCALER_FIELDS], dtype=torch.float64)
+    return state
+
+
+def moving_scaler(engine: Any) -> Any | None:
+    """What moves the loss scale of an fp16 run; None elsewhere."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return scaler if getattr(scaler, "dynamic", False) else None
+
+
+def _take(state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh: bool) -> None:
+    """Keep ``value`` as ``state[name]`` on rank 0: fp32, on the CPU, copied once at most.
+
+    Args:
+        fresh: it was put together for us; nobody else holds its memory.
+    """
+    if not is_first():
+        return
+    value = value.detach()
+    moved = value.to("cpu", torch.float32)
+    state[name] = moved.clone() if moved is value and not fresh else moved
+
+
+def load_full_state(
+    engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: dict[str, torch.Tensor], steps: int
+) -> None:
+    """Inverse of :func:`full_state`, at any world size and stage, on the host or not; another precision's loss scale
+    is left out.
+
+    The module's own weights must already hold the same values: setting the fp32 ones refreshes no bf16 weight.
+    """
+    optimizer, inner = engine.optimizer, _inner(engine.optimizer)
+    if steps and moments:
+        _create_states(engine, inner, moments, steps)
+    _link_states(optimizer)
+    if (scaler := moving_scaler(engine)) is not None and LOSS_SCALE in state:
+        scale, *counts = state[LOSS_SCALE].tolist()
+        for field, value in zip(_SCALER_FIELDS, (scale, *map(int, counts)), strict=True):
+            setattr(scaler, field, value)
+    for name, parameter in names.items():
+        partitioned = _partitioned(parameter)
+        if partitioned:
+            _set(parameter, state[name])
+        for moment in moments:
+            value = state.get(f"{name}.{moment}")
+            if value is None:
+                continue
+            if partitioned:
+                _set(parameter, value, moment)
+            else:
+                inner.state[parameter][moment].copy_(value)
+
+
+def masters(engine: Any) -> list[torch.Tensor]:
+    """The fp32 tensors that this rank's optimizer moves: whole parameters, or flat pieces of many.
+
+    The same objects from the first step to the last.
+    """
+    flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 hides them from the groups
+    return list(flat or [p for group in _inner(engine.optimizer).param_groups for p in group["params"]])
+
+
+def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
+    """Whose pieces the flat tensors among :func:`masters` hold; empty where parameters are whole."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        groups, rank = optimizer.fp16_groups, dist.get_rank()
+        return {
+            flat: Layout(len(group), tuple(_pieces_stage_3(optimizer, group, rank)))
+            for flat, group in zip(optimizer.fp32_partitioned_groups_flat, groups, strict=True)
+        }
+    groups = getattr(optimizer, "bf16_groups", None) or getattr(optimizer, "bit16_groups", None)
+    if groups is None:
+        return {}
+    found = {}
+    for flat, group in zip(masters(engine), groups, strict=True):
+        # A parameter without a piece on this rank has no mapping.
+        addresses = [(i, p._hp_mapping.hp_fragment_address) for i, p in enumerate(group) if p._hp_mapping is not None]
+        found[flat] = Layout(len(group), tuple((i, address.start, address.numel) for i, address in addresses))
+    return found
+
+
+def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Iterator[tuple[int, int, int]]:
+    """The last rank's pieces are padded with what happened to be in memory: that is left out."""
+    for i, parameter in enumerate(group):
+        _, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        real = min(size, parameter.ds_numel - rank * size)
+        if real > 0:
+            yield i, start, real
+
+
+def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``values``, which lie beside :func:`masters` in their shapes, by parameter, as :func:`full_state` gives them.
+
+    Every rank must call this.
+    """
+    found: dict[str, torch.Tensor] = {}
+    with _beside(engine, values) as inner:
+        for name, parameter in names.items():
+            _take(found, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
+    return found
+
+
+def copy_beside(
+    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: dict[str, torch.Tensor]
+) -> None:
+    """As :func:`gather_beside`, straight into the tensors of ``into``, where they lie."""
+    with _beside(engine, values) as inner:
+        for name, parameter in names.items():
+            into[name].copy_(_whole(inner, parameter, _BESIDE))
+
+
+def scatter_beside(
+    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
+) -> None:
+    """Inverse of :func:`gather_beside`, into ``values``; parameters that ``state`` lacks are left as they are."""
+    with _beside(engine, values) as inner:
+        for name, parameter in names.items():
+            if name not in state:
+                continue
+            if _partitioned(parameter):
+                _set(parameter, state[name], _BESIDE)
+            else:
+                inner.state[parameter][_BESIDE].copy_(state[name])
+
+
+@contextlib.contextmanager
+def _beside(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.Optimizer]:
+    """For a while ``values`` are a moment of the optimizer: so DeepSpeed's own code gathers and cuts them."""
+    inner = _inner(engine.optimizer)
+    for tensor, value in zip(masters(engine), values, strict=True):
+        inner.state[tensor][_BESIDE] = value
+    _link_states(engine.optimizer)
+    try:
+        yield inner
+    finally:
+        for tensor in masters(engine):
+            del inner.state[tensor][_BESIDE]
+        _link_states(engine.optimizer)
+
+
+def discard_gradients(engine: Any) -> None:
+    """Forget what the micro-batches of this step have accumulated, as DeepSpeed itself does on an fp16 overflow."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "clear_hp_grads"):
+        optimizer.clear_hp_grads()
+        optimizer.clear_lp_grads()
+        return
+    engine.zero_grad()
+    optimizer.zero_grad(set_to_none=True)
+    for name in ("averaged_gradients", "all_grad_tensors"):  # sums of earlier micro-batches, kept apart from `grad`
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, {})
+    if hasattr(optimizer, "_release_preflattened_grad_buffers"):
+        optimizer._release_preflattened_grad_buffers()
+    if hasattr(optimizer, "reset_cpu_buffers"):  # offloaded sums are begun anew by the first micro-batch of a step
+        optimizer.reset_cpu_buffers()
+        optimizer.local_overflow = False
+        optimizer.micro_step_id = 0 if hasattr(optimizer, "fp32_partitioned_groups_flat") else -1
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer:
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _partitioned(parameter: nn.Parameter) -> bool:
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
+
+
+def _whole(inner: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -> torch.Tensor | None:
+    """One moment of a parameter; None where a parameter that is whole here has none."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    if _partitioned(parameter):
+        return safe_get_full_optimizer_state(parameter, moment)
+    return inner.state[parameter].get(moment)
+
+
+def _set(parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
+    """This rank's pieces of ``value``, a whole fp32 weight or moment, into where its optimizer holds them."""
+    from deepspeed import utils
+
+    value = value.to(parameter.device)
+    if not hasattr(parameter, "ds_id"):
+        if moment is None:
+            utils.safe_set_full_fp32_param(parameter, value)
+        else:
+            utils.safe_set_full_optimizer_state(parameter, value, moment)
+        return
+    # At stage 3 its own way to set a whole value fails where a parameter does not divide by the number of ranks.
+    size, rank = parameter.partition_numel(), dist.get_rank()
+    piece, mine = torch.zeros(size, device=value.device), value.flatten()[rank * size : (rank + 1) * size]
+    piece[: mine.numel()] = mine
+    if moment is None:
+        utils.safe_set_local_fp32_param(parameter, piece)
+    else:
+        utils.safe_set_local_optimizer_state(parameter, piece, moment)
+
+
+def _link_states(optimizer: Any) -> None:
+    """With several parameter groups ZeRO 1 and 2 link only what existed at the first step; link again."""
+    if hasattr(optimizer, "_hp_optimizer_states_linked") and _inner(optimizer).state:
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _create_states(engine: Any, inner: torch.optim.Optimizer, moments: tuple[str, ...], steps: int) -> None:
+    """The states that the first step would make, with ``steps`` behind them."""
+    for tensor in masters(engine):
+        inner.state[tensor] = {moment: torch.zeros_like(tensor) for moment in moments}
+        if moments[0] == "exp_avg":
+            inner.state[tensor]["step"] = torch.tensor(float(steps))

@@ -1,0 +1,97 @@
+"""The DeepSpeed engine of one training worker."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from radioplat.optim.lamb import Lamb
+from radioplat.optim.optimizer import build_optimizer
+from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Precision, TrainConfig
+from radioplat.teachers.base.teacher import has_native_bf16
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.cpu_bf16 import CpuBf16
+
+BUCKET = 500_000_000  # DeepSpeed's default: gradients, as numbers, that travel together at most
+
+
+def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
+    """Wrap ``module`` for ZeRO, mixed precision, offload and clipping.
+
+    Args:
+        micro_batches: of one optimizer step on this rank, padding included.
+
+    Raises:
+        SpecError: a parameter group is wrong (see :func:`build_optimizer`).
+    """
+    import deepspeed
+
+    optimizer = build_optimizer(module, spec.train.optim)
+    config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    if spec.train.precision is not Precision.fp32:
+        round_statistics(module, engine.get_data_types()[0])
+    if (scaler := deepspeed_compat.moving_scaler(engine)) is not None:
+        scaler.raise_error_at_min_scale = False  # a bare Exception; the worker's guard ends such a run, and says why
+    if isinstance(optimizer, Lamb):
+        optimizer.layouts = deepspeed_compat.layouts(engine)
+    if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
+        # There is nobody to exchange gradients with, and copying all of them takes its time.
+        engine.enable_backward_allreduce = False
+    return engine
+
+
+def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
+    """DeepSpeed's configuration; ``parameters`` is how many numbers are trained.
+
+    16-bit runs keep fp32 master weights in the optimizer and sum gradients in fp32, over micro-batches and over ranks
+    alike. DeepSpeed offers that from stage 1 on, so stage 0 runs as 1. Left to itself it sends sums between ranks in 16
+    bits: at stage 1 what a whole step has summed in fp32 would then be rounded on its way, even with one rank.
+    """
+    train = spec.train
+    low = train.precision is not Precision.fp32
+    zero: dict[str, Any] = {"stage": zero_stage(train)}
+    if zero["stage"]:
+        # It reserves the whole bucket, 5e8 numbers by default, whatever the size of the student.
+        zero["reduce_bucket_size"] = min(BUCKET, parameters)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": train.clip_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if low:
+        config[train.precision.value] = {"enabled": True}
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["communication_data_type"] = "fp32"
+    if train.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        # DeepSpeed's own CPU Adam would be compiled at the start of each fresh machine, and is Adam alone.
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
+
+
+def zero_stage(train: TrainConfig) -> int:
+    """The stage that a run is in: 16 bits need one at least."""
+    return max(1, train.zero_stage) if train.precision is not Precision.fp32 else train.zero_stage
+
+
+def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
+    """DeepSpeed leaves buffers in fp32, and torch's batch_norm takes none beside 16-bit weights."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+            layer.running_mean, layer.running_var = layer.running_mean.to(dtype), layer.running_var.to(dtype)
+
+
+def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:
+    """The context in which forward runs: bf16 on a CPU without bf16 units goes through :class:`CpuBf16`."""
+    if spec.train.precision is Precision.bf16 and device.type == "cpu" and not has_native_bf16(device):
+        return CpuBf16()
+    return nullcontext()

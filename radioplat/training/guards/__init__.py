@@ -1,0 +1,1 @@
+"""What may stop or skip a step."""

@@ -1,0 +1,80 @@
+"""When too many images prove unreadable while training, the run stops with a report instead of learning from zeros."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import torch
+
+from radioplat.common import collectives
+from radioplat.data.batch import Batch
+from radioplat.data.images.uniform_color import REASON as UNIFORM_COLOR
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.errors import DataError
+
+FEWEST = 1000  # the share is taken of at least so many samples, so that one bad image does not end a small run
+# And of at most so many, the last ones: of all that was ever seen, a long run would have to lose days of samples. One
+# shard of 10,000 samples that is gone, which takes turns with fifteen others, is 4% of them.
+WINDOW = 1 << 18
+EXAMPLES = 3
+_NONE: Counter[str] = Counter()
+
+
+class BadSamples:
+    """Counts the samples of weight zero among the last :data:`WINDOW` of this start; all ranks judge at one step.
+
+    Args:
+        index: the run's own copy, to name the samples.
+        most: the share that is tolerated (``dataset.max_bad_fraction``).
+        device: of this rank's messages.
+    """
+
+    def __init__(self, index: ShardIndex, most: float, device: torch.device) -> None:
+        self._index, self._most, self._device = index, most, device
+        self._seen = self._bad = 0  # in the window, on all ranks
+        self._window: deque[tuple[int, int, Counter[str]]] = deque()  # of each step: both, and this rank's reasons
+        self._fresh = [0, 0]  # seen and bad of this rank since the last judgement
+        self._reasons: Counter[str] = Counter()  # likewise
+        self._examples: deque[tuple[int, str]] = deque(maxlen=EXAMPLES)  # the last of this rank
+
+    def see(self, batch: Batch) -> None:
+        """Count a real micro-batch."""
+        # An image of one colour was asked to be left out: it is in the ledger, but it is not bad.
+        faults = {row: why for row, why in batch.faults.items() if why.partition(":")[0] != UNIFORM_COLOR}
+        self._fresh[0] += len(batch)
+        self._fresh[1] += len(faults)
+        for row, reason in faults.items():
+            self._reasons[reason.partition(":")[0]] += 1
+            self._examples.append((row, reason))
+
+    def judge(self, step: int) -> None:
+        """Add up all ranks; every rank calls this at each step.
+
+        Raises:
+            DataError: on every rank, with counts by reason and a few names.
+        """
+        seen, bad = collectives.total(torch.tensor(self._fresh, dtype=torch.int64, device=self._device)).tolist()
+        self._window.append((seen, bad, self._reasons or _NONE))
+        self._fresh, self._reasons = [0, 0], Counter()
+        self._seen, self._bad = self._seen + seen, self._bad + bad
+        while self._seen - self._window[0][0] >= WINDOW:
+            seen, bad, _ = self._window.popleft()
+            self._seen, self._bad = self._seen - seen, self._bad - bad
+        if self._bad <= self._most * max(FEWEST, self._seen):
+            return
+        reasons, named = Counter(), []
+        mine = sum((counts for _, _, counts in self._window), Counter())
+        for counts, examples in collectives.gather((mine, self._names())):
+            reasons += counts
+            named += examples
+        raise DataError(
+            f"step {step}: {self._bad} of the last {self._seen} samples proved unreadable "
+            f"({', '.join(f'{count} {reason}' for reason, count in reasons.most_common())}), more than the share of "
+            f"{self._most:g} that is allowed; the last are: {'; '.join(named[:EXAMPLES])}",
+            where="dataset.max_bad_fraction",
+            hint="All are in the ledger; mend the shards or raise the share.",
+        )
+
+    def _names(self) -> list[str]:
+        paths, shards = self._index.shard_paths, self._index.shard
+        return [f"{paths[int(shards[row])]} {self._index.key(row)} {why}" for row, why in self._examples]

@@ -1,0 +1,90 @@
+"""When memory runs out: the group starts again, and the model sees each micro-batch in halves from then on.
+
+The grain, one micro-batch of the data, stays what it is, and so do the global batch, the order and the ledger: only
+forward and backward go through a grain in ``2^halvings`` pieces (:mod:`radioplat.objectives.pieces`). What is known of
+it lies in the task folder, so that every later start begins with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from radioplat.errors import OutOfMemory, TrainingError
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.attempts.logs import cause_of
+from radioplat.tracking.results import write_atomic
+
+FILE = "memory.json"
+# What torch's CPU allocator and C++ say, as RuntimeError.
+_SAID = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether ``error`` says that a GPU's or the host's memory is used up."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+
+
+def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:
+    """How often the micro-batches of this start are halved, and the line that says so, empty for 0; rank 0 asks.
+
+    What was found at another ``dataset.batch_size`` is no guide. An attempt that an out-of-memory killer ended, the
+    host's or Ray's, could not write down anything: there the cause that its driver saw counts as one halving more.
+    """
+    size = spec.dataset.batch_size
+    try:
+        known = json.loads((task_folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    count = known.get("halvings", 0) if known.get("batch_size") == size else 0
+    last = attempt - 1
+    if known.get("attempt", 0) != last and cause_of(task_folder, last)[0] == "oom" and 2**count < size:
+        count += 1
+        _write(task_folder, size, count, last)
+    if not count:
+        return 0, ""
+    pieces = min(2**count, size)
+    return count, (
+        f"memory ran out before: micro-batches of {size} go through the model in {pieces} pieces; the global batch of "
+        f"{spec.global_batch_size} and its samples are the same ({task_folder / FILE})"
+    )
+
+
+@contextlib.contextmanager
+def watched(task_folder: Path, spec: Spec, count: int, attempt: int, step: int) -> Iterator[None]:
+    """Around forward and backward: when memory runs out, the next start is told to halve once more than ``count``.
+
+    Raises:
+        OutOfMemory: on this rank; the group has to start again.
+        TrainingError: there is nothing left to halve.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        size, reason = spec.dataset.batch_size, " ".join(str(error).split())[:300] or type(error).__name__
+        if 2**count >= size:
+            raise TrainingError(
+                f"step {step}: memory ran out with single samples: {reason}",
+                where="dataset.batch_size",
+                hint="Take a smaller student, train.grad_checkpointing, a higher train.zero_stage or train.offload.",
+            ) from error
+        _write(task_folder, size, count + 1, attempt)
+        raise OutOfMemory(
+            f"step {step}: memory ran out ({reason}); from the last checkpoint on micro-batches of {size} go through "
+            f"the model in {min(2 ** (count + 1), size)} pieces",
+            where="dataset.batch_size",
+            hint="The global batch stays. A smaller dataset.batch_size with the same global batch is quicker.",
+        ) from error
+
+
+def _write(task_folder: Path, size: int, count: int, attempt: int) -> None:
+    """Every rank of an attempt would write the same."""
+    write_atomic(task_folder / FILE, json.dumps({"batch_size": size, "halvings": count, "attempt": attempt}) + "\n")

@@ -1,0 +1,71 @@
+"""The feature cache of a run: which of its teachers are asked by way of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from radioplat.common import collectives
+from radioplat.data.loading.run_data import RunData
+from radioplat.design.run import Run
+from radioplat.errors import RadioplatError
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.cache.caching_client import CachedTeacher
+from radioplat.teachers.cache.key import SamplePlaces, teacher_key, weights_hash
+from radioplat.teachers.cache.store import FeatureStore
+from radioplat.teachers.serving.client import TeacherClient
+from radioplat.tracking.status import StatusLog
+
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Iterator[dict[str, TeacherClient]]:
+    """``clients`` by name, behind ``feature_cache`` where it is on; on leaving, what it holds back is written.
+
+    Every rank enters, in the training thread; the process group is up and the teachers are ready. That the
+    cache cannot be filled any more is told in ``status.json``.
+
+    Raises:
+        SpecError, WeightsError: on every rank, where one cannot use the folder or read the weights.
+    """
+    config = run.spec.feature_cache
+    # What is said of an image in a mosaic depends on those beside it.
+    cached = [t for t in run.asked if t.service.cache and t.mosaic == 1] if config.dir else []
+    if not cached:
+        yield clients
+        return
+    # Weights may be gigabytes: one rank reads them for all.
+    hashes = collectives.agree(_alike(lambda: {t.name: weights_hash(t) for t in cached} if rank == 0 else {}))
+    keys = _alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
+    places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
+    store = _alike(lambda: FeatureStore(config.dir, config.max_bytes, partial(_warn, run)))
+    try:
+        yield clients | {name: CachedTeacher(clients[name], key, store, places) for name, key in keys.items()}
+    finally:
+        store.close()
+
+
+def _key(run: Run, teacher: ResolvedTeacher, clients: dict[str, TeacherClient], hashes: dict[str, str]) -> bytes:
+    return teacher_key(teacher, run.grids[teacher.name], clients[teacher.name].precision(), hashes[teacher.name])
+
+
+def _warn(run: Run, line: str) -> None:
+    with StatusLog(run.folder / "status.json") as status:
+        status.write(line, verbosity="WARNING")
+
+
+def _alike(action: Callable[[], Result]) -> Result:
+    """What ``action`` gives on this rank; an error of one rank is raised on all."""
+    result, problem = None, None
+    try:
+        result = action()
+    except RadioplatError as error:
+        problem = error
+    problems = [found for found in collectives.gather(problem) if found is not None]
+    if problems:
+        with collectives.deciding():
+            raise problems[0]
+    return result

@@ -1,0 +1,112 @@
+"""The thread between the data stream and the student: it asks the teachers ahead of time and keeps the order."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from radioplat.data.batch import Batch
+from radioplat.data.loading.closeable import PATIENCE_S, CloseableIterator, end_thread
+from radioplat.design.partitions import Partitions
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.serving.client import Pending, TeacherClient
+from radioplat.training.loop.mosaic_client import ask_in_mosaic
+
+_END = object()
+
+
+class Feeder:
+    """Takes micro-batches in order, sends each teacher its view, and queues (batch, answers) ``depth`` deep.
+
+    Padding is passed on as it is and no teacher sees it. An error of the stream or of a teacher is raised where the
+    batch would have been.
+
+    Args:
+        partitions: which teachers are asked at which grain; default: all at each.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        clients: dict[str, TeacherClient],
+        teachers: list[ResolvedTeacher],
+        depth: int,
+        partitions: Partitions | None = None,
+    ) -> None:
+        self._batches, self._clients, self._teachers = batches, clients, teachers
+        self._partitions = partitions
+        self._queue: queue.Queue = queue.Queue(maxsize=max(1, depth))
+        self.without: set[str] = set()  # teachers that are not asked any more
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[tuple[Batch, dict[str, Pending]]]:
+        while (item := self._queue.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self, patience: float = PATIENCE_S) -> None:
+        """End the thread, and its stream with it; one that its stream still holds up after ``patience`` seconds is left
+        behind as a daemon."""
+        self._stop.set()
+        end_thread(self._thread, self._wake, patience)
+
+    def _wake(self) -> None:
+        if isinstance(self._batches, CloseableIterator):
+            self._batches.close()
+
+    def _run(self) -> None:
+        """The body of the thread."""
+        closing = contextlib.closing if hasattr(self._batches, "close") else contextlib.nullcontext
+        try:
+            with closing(self._batches):
+                self._feed()
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+
+    def _feed(self) -> None:
+        for batch in self._batches:
+            answers = {}
+            if batch.grain >= 0:
+                answers = self._ask(batch)
+                _ = batch.checksums  # the ledger's, ahead of the student and not in its time
+            if not self._put((batch, answers)):
+                return
+
+    def _ask(self, batch: Batch) -> dict[str, Pending]:
+        shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent
+        answers = {}
+        factors = self._partitions.factors(batch.grain) if self._partitions else {}
+        for teacher in self._teachers:
+            if teacher.name in self.without or factors.get(teacher.name) == 0:
+                continue
+            client = self._clients[teacher.name]
+            if teacher.mosaic > 1:
+                answers[teacher.name] = ask_in_mosaic(client, teacher, batch.views[teacher.view], batch.grain)
+                continue
+            key = (type(client), teacher.view)
+            if key not in shared:
+                shared[key] = client.share(batch.views[teacher.view].shown, batch)
+            answers[teacher.name] = client.submit(shared[key], batch.grain)
+        return answers
+
+    def _put(self, item) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+
+def prefetch_depth(spec: Spec) -> int:
+    """Micro-batches that are decoded and asked of the teachers ahead of the student."""
+    return spec.dataset.prefetch_batches if spec.dataset.train_dataset.prefetch else 1

@@ -1,0 +1,145 @@
+"""Micro-batches as the module takes them, made of what the stream brought and what the teachers said of it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.data.order.order import SampleOrder
+from radioplat.design.run import Run
+from radioplat.errors import TeacherSilent, TrainingError
+from radioplat.models.features import Features
+from radioplat.objectives.distill import ClassifyModule, DistillModule
+from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.overlap import overlap_of
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.cluster import Placement
+from radioplat.teachers.serving.client import Pending
+from radioplat.teachers.serving.transport import Packed, unpack
+from radioplat.training.accounting.reporter import StepRecord
+from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.targets.running import RunningNorm
+from radioplat.training.watch.phases import INLINE, TEACHER, Phases
+
+
+class MicroBatches:
+    """Checks what arrived against the order, and puts it on the device.
+
+    Args:
+        on_cluster: whether teachers that are not inline answer from elsewhere.
+        module: whose quarantined teachers are not waited for.
+        targets: sees every answer.
+        guard: hears of teachers that said nothing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        order: SampleOrder,
+        device: torch.device,
+        on_cluster: bool,
+        module: DistillModule | ClassifyModule,
+        targets: RunningNorm,
+        guard: NonFiniteGuard,
+        phases: Phases,
+    ) -> None:
+        self._run, self._order, self._device, self._on_cluster = run, order, device, on_cluster
+        self._module, self._targets, self._guard, self._phases = module, targets, guard, phases
+        self._partitions = run.partitions
+
+    def micro_batch(
+        self, step: int, grain: int, batch: Batch, answers: dict[str, Pending], record: StepRecord
+    ) -> MicroBatch:
+        """What arrived as micro-batch ``grain`` of ``step``, with the teachers' answers, which are waited for.
+
+        Args:
+            record: gets what was answered, and how long it took.
+
+        Raises:
+            TrainingError: the order has other samples there.
+        """
+        self._check(batch, grain, step)
+        return self._made(batch, answers, record)
+
+    def _check(self, batch: Batch, grain: int, step: int) -> None:
+        size = self._run.spec.dataset.batch_size
+        if batch.grain != grain:
+            message = f"step {step}: micro-batch {batch.grain} arrived where the order has {grain}"
+            raise TrainingError(message, where="data")
+        if grain < 0:
+            return
+        expected = self._order.slice(grain * size, (grain + 1) * size).sample_id
+        if not np.array_equal(batch.sample_id, expected):
+            first = int(np.flatnonzero(batch.sample_id != expected)[0])
+            raise TrainingError(
+                f"step {step}: sample {batch.sample_id[first]} arrived at position {grain * size + first}, "
+                f"where the order has {expected[first]}",
+                where="data",
+            )
+
+    def _made(self, batch: Batch, answers: dict[str, Pending], record: StepRecord) -> MicroBatch:
+        device = self._device
+        # What teachers elsewhere see went to them.
+        view = batch.views[self._run.student_view]
+        micro = MicroBatch(
+            {name: torch.tensor(batch.views[name].shown).to(device) for name in self._run.inner_views},
+            torch.tensor(batch.weight).to(device),
+            torch.tensor(batch.label).to(device),
+            factors=self._partitions.factors(batch.grain) if batch.grain >= 0 else {},
+            boxes=None if view.boxes is None else torch.tensor(view.boxes).to(device),
+        )
+        self._overlap_inside(batch, micro)
+        for teacher in self._run.asked:
+            if batch.grain < 0 or micro.factors.get(teacher.name) == 0:
+                micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
+                continue
+            if teacher.name in self._module.quarantined:
+                continue
+            try:
+                packed = self._answer(teacher, answers[teacher.name], record)
+            except TeacherSilent as error:
+                # As if it had said NaN: all ranks then take the decision that the spec names.
+                self._guard.reasons.append(str(error))
+                micro.targets[teacher.name] = self._no_features(teacher.name, len(batch)).map(lambda t: t * math.nan)
+                continue
+            record.answered(teacher.name, packed)
+            micro.targets[teacher.name] = unpack(packed).map(lambda t: t.to(device))
+            maps = "spatial" in teacher.wanted or teacher.bindings
+            overlap = overlap_of(view, batch.views[teacher.view]) if maps else None
+            if overlap is not None:
+                micro.overlaps[teacher.name] = overlap.to(device)
+            self._targets.see(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
+        return micro
+
+    def _overlap_inside(self, batch: Batch, micro: MicroBatch) -> None:
+        """How the views of teachers inside the module lie to the student's."""
+        for name in self._run.inner_views if batch.grain >= 0 else ():
+            overlap = overlap_of(batch.views[self._run.student_view], batch.views[name])
+            if overlap is not None:
+                micro.inner_overlaps[name] = overlap.to(self._device)
+
+    def _answer(self, teacher: ResolvedTeacher, pending: Pending, record: StepRecord) -> Packed:
+        """What a teacher says. One in this process is work of its own; for another it waits."""
+        here = not self._on_cluster or teacher.service.placement is Placement.inline
+        begin = time.perf_counter()
+        try:
+            with self._phases(INLINE if here else TEACHER):
+                return pending()
+        finally:
+            record.wait_teachers += time.perf_counter() - begin
+
+    def _no_features(self, name: str, size: int) -> Features:
+        """Zeros in the shapes of a teacher's answer, for padding and for what other teachers see."""
+        info, grid, device = self._run.infos[name], self._run.grids[name], self._device
+        return Features(
+            torch.zeros(size, info.summary_dim, device=device),
+            torch.zeros(size, *grid, info.spatial_dim, device=device),
+            {
+                "logits": torch.zeros(size, max(1, info.logits_dim), device=device),
+                **{key: torch.zeros(size, *shape, device=device) for key, shape in info.named.items()},
+            },
+        )

@@ -1,0 +1,144 @@
+"""The held-out split during a run, with the weights of a checkpoint: kNN, accuracy, and what a quantized one becomes.
+
+``dataset.knn_validation`` asks for kNN. A student with a classifier is judged by it, and one with quantizers beside the
+model that it is converted to, in any case where there are held-out images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radioplat.common.cpu_threads import torch_beside
+from radioplat.design.run import Run
+from radioplat.errors import WeightsError
+from radioplat.evaluation.measure.images import open_images
+from radioplat.evaluation.measure.measure import Findings, measure
+from radioplat.evaluation.models.cached_teachers import teacher_encoders
+from radioplat.evaluation.models.converted import converted
+from radioplat.evaluation.models.encoder import student_encoder
+from radioplat.evaluation.models.evaluated_model import StudentHeads, Subject
+from radioplat.models.student.checkpoint import load_student
+from radioplat.models.student.student import Student
+from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
+from radioplat.spec.schema.cluster import FeatureCacheConfig
+from radioplat.spec.schema.evaluate import CorrespondenceConfig, LinearProbeConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.evaluate.detector import judge_checkpoint
+
+STUDENT, CONVERTED = "student", "converted"
+IMAGES = 512  # of each split that judge a quantized student, where nothing says how many
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a validation found.
+
+    Attributes:
+        kpi: by name: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized
+            student also ``fidelity/<teacher>/<kind>``, all of these with ``converted/`` before it, and
+            ``converted/likeness/<kind>``: the mean cosine of the converted model's features to those of the
+            fake-quantized one. Of a detector ``mAP``, ``mAP50``, ``mAP75``, ``voc/mAP``, and by class.
+        said: sentences about how it was found.
+    """
+
+    kpi: dict[str, float]
+    said: list[str] = field(default_factory=list)
+
+
+def validation_due(run: Run, steps: int) -> bool:
+    """Whether a validation follows ``steps`` steps."""
+    every = run.spec.train.validation_interval * run.steps_per_epoch
+    detects = run.detector is not None and _held_out(run)
+    wanted = detects or run.spec.dataset.knn_validation or judges_classifier(run) or judges_converted(run)
+    return wanted and (steps % every == 0 or steps == run.total_steps)
+
+
+def judges_classifier(run: Run) -> bool:
+    """Whether the student has a classifier, and there are held-out images."""
+    return run.architecture.num_classes > 0 and _held_out(run)
+
+
+def judges_converted(run: Run) -> bool:
+    """Whether the student has quantizers, and there are held-out images."""
+    return run.architecture.quantized is not None and _held_out(run)
+
+
+def _held_out(run: Run) -> bool:
+    split = run.spec.dataset.val_dataset
+    return bool(split.tar_data_sources or split.images_dir)
+
+
+def validate(run: Run, checkpoint: Path) -> Validation:
+    """Judge ``checkpoint``; rank 0 only, on the CPU. Of the EMA weights in a run that keeps them."""
+    if run.detector is not None:
+        result, faults = judge_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
+        return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])
+    student = load_student(checkpoint, ema=run.spec.train.enable_ema)
+    size = run.spec.dataset.val_img_size or student.architecture.img_size
+    subjects, said = {STUDENT: Subject(student_encoder(student), size, StudentHeads(student))}, list[str]()
+    with contextlib.ExitStack() as stack:
+        teachers: list[ResolvedTeacher] = []
+        if judges_converted(run):
+            subjects[CONVERTED], how = stack.enter_context(converted(student, size))
+            said.append(f"the converted model is {how}")
+            try:
+                teachers = _teachers(run, student)
+                encoders = stack.enter_context(teacher_encoders(_remembering(run), teachers, "cpu"))
+                subjects |= {t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}
+            except WeightsError as error:  # they answer elsewhere, and their files need not be here
+                teachers = []
+                said.append(f"no fidelity: {error.problems[0]}")
+        found = _measured(run, subjects, teachers)
+    return Validation(_kpi(found), said)
+
+
+def _measured(run: Run, subjects: dict[str, Subject], teachers: list[ResolvedTeacher]) -> Findings:
+    spec = _lean(run.spec, CONVERTED in subjects)
+    bank, queries, _ = open_images(spec, {subject.size for subject in subjects.values()}, run.architecture.class_names)
+    if not (spec.dataset.knn_validation or CONVERTED in subjects):
+        bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
+    kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
+    reference = STUDENT if CONVERTED in subjects else None
+    with torch_beside(bank.threads):
+        return measure(subjects, kinds, bank, queries, spec.evaluate, reference=reference)
+
+
+def _lean(spec: Spec, quantized: bool) -> Spec:
+    """Without the metrics that belong to the task ``evaluate``, on as many images as a validation may take."""
+    nothing = {"linear_probe": LinearProbeConfig(), "correspondence": CorrespondenceConfig()}
+    config = dataclasses.replace(spec.evaluate, pictures=0, cka_rows=0, resolutions=[], **nothing)
+    if spec.dataset.knn_max_train_batches:
+        config = dataclasses.replace(config, max_images=spec.dataset.knn_max_train_batches * spec.dataset.batch_size)
+    elif quantized and config.max_images is None:
+        config = dataclasses.replace(config, max_images=IMAGES)
+    return dataclasses.replace(spec, evaluate=config)
+
+
+def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
+    return [t for t in asked_teachers(run.spec) if t.name in student.head_names] if run.teachers else []
+
+
+def _remembering(run: Run) -> Spec:
+    """The run's spec, with a folder that keeps what teachers say of held-out images, which is always the same."""
+    cache = run.spec.feature_cache
+    if cache.dir is None:
+        cache = FeatureCacheConfig(dir=str(run.folder / "validation_features"))
+    return dataclasses.replace(run.spec, feature_cache=cache)
+
+
+def _kpi(found: Findings) -> dict[str, float]:
+    kpi: dict[str, float] = {}
+    for name, before in ((STUDENT, ""), (CONVERTED, f"{CONVERTED}/")):
+        if (knn := found.knn.get(name)) is not None:
+            kpi |= {f"{before}knn/top1": knn.top1, f"{before}knn/top5": knn.top5}
+        if name in found.accuracy:
+            kpi[f"{before}accuracy/top1"] = found.accuracy[name]
+            kpi[f"{before}accuracy/top5"] = found.accuracy_top5[name]
+        for teacher, kinds in found.fidelity.get(name, {}).items():
+            kpi |= {f"{before}fidelity/{teacher}/{kind}": result.centered for kind, result in kinds.items()}
+    for kind, result in found.likeness.get(CONVERTED, {}).items():
+        kpi[f"{CONVERTED}/likeness/{kind}"] = result.centered
+    return kpi

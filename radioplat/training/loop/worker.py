@@ -1,0 +1,100 @@
+"""The loop of one training worker, the same in local mode and under Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from radioplat.common import collectives
+from radioplat.data.batch import Batch
+from radioplat.design.run import Run
+from radioplat.teachers.serving.client import TeacherClient
+from radioplat.training.accounting.accounts import Accounts
+from radioplat.training.accounting.attempt_clock import AttemptClock
+from radioplat.training.accounting.cost_meter import CostMeter
+from radioplat.training.checkpoints.persistence import Persistence
+from radioplat.training.guards import out_of_memory
+from radioplat.training.guards.pause import Pauses
+from radioplat.training.loop.feeder import Feeder, prefetch_depth
+from radioplat.training.loop.rank import Seat
+from radioplat.training.loop.trainer import Trainer
+from radioplat.training.targets.first_pass import TargetPass
+from radioplat.training.watch.phases import Phases
+from radioplat.training.watch.worker_monitor import lookout
+
+OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
+
+
+def run_worker(
+    run: Run,
+    seat: Seat,
+    clients: dict[str, TeacherClient],
+    open_batches: OpenBatches,
+    pauses: Pauses | None = None,
+    when_stepped: Callable[[], None] = lambda: None,
+) -> None:
+    """Train from the newest checkpoint (or from nothing) to the last step.
+
+    The process group must be up.
+
+    Args:
+        pauses: asked after each step whether to save and leave; default: never.
+        when_stepped: called after the first step.
+
+    Raises:
+        TrainingError: the data did not follow the order, non-finite losses or spikes ended the run, or another run
+            took over.
+        OutOfMemory: on this rank alone; the next start takes smaller pieces.
+        Paused: the workers were asked to leave, and have saved.
+    """
+    clock = AttemptClock(run, seat.rank, when_stepped)
+    persistence = Persistence(run, seat.rank, seat.world_size)
+    with lookout(run, persistence.state.attempt, seat.rank, seat.world_size, seat.on_cluster) as phases:
+        _run_worker(run, seat, clients, open_batches, persistence, phases, pauses or Pauses(), clock)
+
+
+def _run_worker(
+    run: Run,
+    seat: Seat,
+    clients: dict[str, TeacherClient],
+    open_batches: OpenBatches,
+    persistence: Persistence,
+    phases: Phases,
+    pauses: Pauses,
+    clock: AttemptClock,
+) -> None:
+    attempt = persistence.state.attempt
+    halvings = collectives.agree(out_of_memory.halvings(run.folder, run.spec, attempt) if seat.rank == 0 else None)
+    meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
+    clock.begin(persistence.state)
+    start, stop = persistence.state.global_step, run.total_steps
+    targets = TargetPass(run, seat.world_size, seat.device, start, meter)
+    accounts = Accounts(run, seat.rank, seat.world_size, attempt, start, seat.on_cluster)
+
+    def feed(stop: int) -> contextlib.closing[Feeder]:
+        """This rank's batches up to step ``stop``, asked of the teachers ahead."""
+        batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
+        return contextlib.closing(Feeder(batches, clients, run.asked, depth, run.partitions))
+
+    with contextlib.ExitStack() as stack:
+        # The stream takes seconds to start: it does so while the student is built.
+        feeder = stack.enter_context(feed(targets.first_stop))
+        books = (meter, accounts, phases, halvings)
+        worker: Trainer | None = Trainer(run, seat, persistence, *books)
+        stack.callback(lambda: worker and worker.close())
+        feeder.without = worker.module.quarantined
+        fed = targets.measure(worker.module.student, iter(feeder))
+        worker.build_engine()
+        if targets.first_stop < stop:
+            feeder = stack.enter_context(feed(stop))
+            feeder.without = worker.module.quarantined
+            fed = iter(feeder)
+        while (back := worker.train(fed, pauses, clock)) is not None:
+            worker.close()
+            worker = None  # its memory is needed for the next
+            persistence = Persistence(run, seat.rank, seat.world_size)
+            persistence.state.attempt = attempt
+            worker = Trainer(run, seat, persistence, *books)
+            worker.build_engine()
+            feeder.without = worker.module.quarantined
+            worker.go_on_at(back)

@@ -1,0 +1,1 @@
+"""Target normalization during a run."""

@@ -1,0 +1,133 @@
+"""What was measured of teachers' targets, on disk, for other runs: a sweep pays for that pass once.
+
+A safetensors file (``distill.target_norm.path``) with the float64 sums of each teacher's summary and map: the count of
+rows, ``total`` ``[D]`` and ``outer`` ``[D, D]``. Every ``type`` of transform follows from them, the same in any run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file, save_file
+
+from radioplat.common import collectives
+from radioplat.common.atomic_files import written_aside
+from radioplat.errors import Problem, RadioplatError, SpecError
+from radioplat.losses.target_transforms.moments import Moments
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.cache.key import weights_hash
+from radioplat.training.targets.transforms import Key, normed
+
+WHERE = "distill.target_norm.path"
+_KEY, _VERSION = "radioplat.target_norm", 1
+_PARTS = ("count", "total", "outer")
+_HINT = "Give the path of a new file, or remove this one: it is then written anew."
+
+
+def write_moments(path: str | Path, teachers: list[ResolvedTeacher], measured: dict[Key, Moments]) -> None:
+    """Write what was ``measured`` of ``teachers``, whole or not at all.
+
+    Raises:
+        SpecError: the file cannot be written.
+        WeightsError: a teacher's weights cannot be read.
+    """
+    tensors = {
+        f"{name}.{kind}.{part}": tensor.contiguous()
+        for (name, kind), moments in measured.items()
+        for part, tensor in zip(_PARTS, moments.parts(), strict=True)
+    }
+    names = {name for name, _ in measured}
+    about = {"version": _VERSION, "weights": {t.name: weights_hash(t) for t in teachers if t.name in names}}
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with written_aside(path) as aside:
+            save_file(tensors, aside, {_KEY: json.dumps(about), "format": "pt"})
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror}", where=WHERE) from None
+
+
+def problems(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key, int]) -> list[Problem]:
+    """Why the file at ``path``, which exists, does not belong to these teachers; empty where it does.
+
+    Args:
+        widths: of each teacher's summary and map.
+
+    Raises:
+        WeightsError: a teacher's weights cannot be read.
+    """
+    try:
+        with safetensors.safe_open(path, "pt") as opened:
+            about = json.loads((opened.metadata() or {})[_KEY])
+            shapes = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}
+        weights = dict(about["weights"])
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError):
+        return [Problem(f"{path} holds no statistics of teachers", WHERE, _HINT)]
+    if about.get("version") != _VERSION:
+        return [Problem(f"{path} is of another version of radioplat", WHERE, _HINT)]
+    found = []
+    for teacher in teachers:
+        kinds = [kind for name, kind in normed([teacher]) if name == teacher.name]
+        absent = [kind for kind in kinds if f"{teacher.name}.{kind}.outer" not in shapes]
+        other = [
+            f"{kind} is {shapes[f'{teacher.name}.{kind}.total'][0]} wide there and {widths[teacher.name, kind]} here"
+            for kind in kinds
+            if kind not in absent and shapes[f"{teacher.name}.{kind}.outer"] != [widths[teacher.name, kind]] * 2
+        ]
+        if absent:
+            found.append(Problem(f"{path} says nothing of the {absent[0]} of teacher {teacher.name}", WHERE, _HINT))
+        elif other:
+            found.append(Problem(f"{path} was measured of another teacher {teacher.name}: {other[0]}", WHERE, _HINT))
+        elif kinds and weights.get(teacher.name) != weights_hash(teacher):
+            message = f"{path} was measured with other weights of teacher {teacher.name}"
+            found.append(Problem(message, WHERE, _HINT))
+    return found
+
+
+def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: dict[Key, Moments]) -> None:
+    """Keep what all ranks ``measured`` at ``path``, where there is one; every rank calls it, rank 0 writes.
+
+    Raises:
+        SpecError, WeightsError: on every rank; see :func:`write_moments`.
+    """
+    problem = None
+    if path is not None and collectives.is_first():
+        try:
+            write_moments(path, teachers, measured)
+        except RadioplatError as error:
+            problem = error
+    with collectives.deciding():
+        if (problem := collectives.agree(problem)) is not None:
+            raise problem
+
+
+def shared_moments(
+    path: str | None, teachers: list[ResolvedTeacher], widths: dict[Key, int]
+) -> dict[Key, Moments] | None:
+    """What the file at ``path`` holds of ``teachers``; None without a path or a file. All ranks call it.
+
+    Raises:
+        SpecError, WeightsError: on every rank; see :func:`problems`.
+    """
+    if path is None:
+        return None
+    answer: tuple[dict[Key, Moments] | None, RadioplatError | None] = (None, None)
+    if collectives.is_first() and Path(path).exists():
+        try:
+            answer = (_read(path, teachers, widths), None)
+        except RadioplatError as error:
+            answer = (None, error)
+    found, error = collectives.agree(answer)
+    with collectives.deciding():
+        if error is not None:
+            raise error
+    return found
+
+
+def _read(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key, int]) -> dict[Key, Moments]:
+    if wrong := problems(path, teachers, widths):
+        raise SpecError(*wrong)
+    tensors = load_file(path)
+    keys = normed(teachers)
+    return {(name, kind): Moments(*(tensors[f"{name}.{kind}.{part}"] for part in _PARTS)) for name, kind in keys}

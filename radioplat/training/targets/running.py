@@ -1,0 +1,98 @@
+"""Targets measured while the student trains (``distill.target_norm.fit: running``), as TAO does.
+
+The state moves with the optimizer's steps alone: what all ranks saw in a step counts once the step is taken, whatever
+the number of ranks, and a checkpoint holds all of it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from radioplat.common import collectives
+from radioplat.data.batch import View
+from radioplat.losses.target_transforms.moments import Moments
+from radioplat.models.features import Features
+from radioplat.models.student.student import Student
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit
+from radioplat.training.targets.transforms import Key, counting, empty_moments, set_transforms
+
+_PREFIX = "target_norm"
+_PARTS = ("count", "total", "outer")
+
+
+class RunningNorm:
+    """Moments of the targets since the first step, and the transforms that follow from them now and then.
+
+    Without ``fit: running`` it does nothing. Transforms are refreshed after step 1, after each multiple of
+    ``refresh_steps`` and after step ``freeze_after``, the last time.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        teachers: list[ResolvedTeacher],
+        config: TargetNormConfig,
+        device: torch.device,
+        saved: dict[str, torch.Tensor],
+        start: int = 0,
+    ) -> None:
+        """Go on after ``start`` steps from ``saved``, what :meth:`state` gave then; {} before the first."""
+        self._student, self._config = student, config
+        self._teachers = teachers if config.fit is TargetNormFit.running else []
+        self._known = empty_moments(student, self._teachers, torch.device("cpu"))  # of all ranks
+        self._since = empty_moments(student, self._teachers, device)  # of this rank, since they were put together
+        self._step = empty_moments(student, self._teachers, device)  # of this rank, in a step not yet taken
+        self._bases: dict[Key, torch.Tensor] = {}
+        self._frozen = start >= config.freeze_after
+        for (name, kind), moments in self._known.items():
+            stem = f"{_PREFIX}.{name}.{kind}"
+            if f"{stem}.count" in saved:
+                moments.merge(Moments(*(saved[f"{stem}.{part}"] for part in _PARTS)))
+            if f"{stem}.basis" in saved:
+                self._bases[name, kind] = saved[f"{stem}.basis"]
+
+    def see(self, name: str, features: Features, weight: torch.Tensor, view: View | None = None) -> None:
+        """What teacher ``name`` said of ``view``; samples of ``weight`` 0, and what hides the image, do not count."""
+        for (other, kind), moments in self._step.items():
+            if other == name and not self._frozen:
+                told = getattr(features, kind)
+                moments.add(told, counting(kind, told, weight, view))
+
+    def end_step(self, step: int, commit: bool) -> None:
+        """End of ``step``, on every rank: keep what was seen, or drop it where the step was skipped; refresh where due.
+
+        Raises:
+            TrainingError: a target was not finite.
+        """
+        if not self._known or self._frozen:
+            return
+        for key, moments in self._step.items():
+            if commit:
+                self._since[key].merge(moments)
+            moments.clear()
+        done = step + 1
+        if done in (1, self._config.freeze_after) or done % self._config.refresh_steps == 0:
+            self._put_together()
+            self._bases = set_transforms(self._student, self._teachers, self._known, self._bases)
+        self._frozen = done >= self._config.freeze_after
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All of it, for a checkpoint; every rank calls this."""
+        self._put_together()
+        found = {
+            f"{_PREFIX}.{name}.{kind}.{part}": tensor.clone()
+            for (name, kind), moments in self._known.items()
+            for part, tensor in zip(_PARTS, moments.parts(), strict=True)
+        }
+        return found | {f"{_PREFIX}.{name}.{kind}.basis": basis.clone() for (name, kind), basis in self._bases.items()}
+
+    def _put_together(self) -> None:
+        for key, moments in self._since.items():
+            self._known[key].merge(moments.reduced(collectives.total))
+            moments.clear()
+
+
+def saved_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What of a checkpoint's optimizer file is the state of a :class:`RunningNorm`."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(f"{_PREFIX}.")}

@@ -1,0 +1,149 @@
+"""Transforms of the teachers' targets: measured over batches of their features, and set into the heads.
+
+Formulas: ``radioplat.losses.target_transforms.phi_s`` and ``whitening``; where they are applied:
+``radioplat.models.student.target_space``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from radioplat.common import collectives
+from radioplat.data.batch import Batch, View
+from radioplat.errors import TrainingError
+from radioplat.losses.target_transforms.moments import Moments
+from radioplat.losses.target_transforms.phi_s import phi_s
+from radioplat.losses.target_transforms.transform import Transform
+from radioplat.losses.target_transforms.whitening import channel_scales, global_scale, pca, zca
+from radioplat.models.student.student import Student
+from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.objectives.overlap import shown_positions
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.distill import TargetNormType
+from radioplat.teachers.serving.client import Pending
+from radioplat.teachers.serving.transport import unpack
+
+Key = tuple[str, str]  # a teacher's name, and summary or spatial
+
+FORMS = {
+    TargetNormType.none: SCALAR,
+    TargetNormType.standardize: SCALAR,
+    TargetNormType.standardize_channels: CHANNELS,
+    TargetNormType.phi_s: MATRIX,
+    TargetNormType.zca: MATRIX,
+    TargetNormType.pca: MATRIX,
+}
+_MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Transform]] = {
+    TargetNormType.phi_s: phi_s,
+    TargetNormType.zca: lambda covariance, _: zca(covariance),
+    TargetNormType.pca: pca,
+}
+
+
+def normed(teachers: list[ResolvedTeacher]) -> dict[Key, TargetNormType]:
+    """What is transformed, and how."""
+    return {(t.name, kind): norm for t in teachers for kind, norm in sorted(t.norms.items())}
+
+
+def empty_moments(
+    student: Student, teachers: list[ResolvedTeacher], device: torch.device, full: bool = False
+) -> dict[Key, Moments]:
+    """Nothing seen yet of what is transformed; ``full``: with products even where a variance is enough."""
+    return {
+        (name, kind): Moments.empty(
+            len(getattr(student.heads[name], f"{kind}_mean")), full or FORMS[norm] == MATRIX, device
+        )
+        for (name, kind), norm in normed(teachers).items()
+    }
+
+
+def fit_target_norm(
+    student: Student,
+    teachers: list[ResolvedTeacher],
+    fed: Iterable[tuple[Batch, dict[str, Pending]]],
+    device: torch.device,
+    full: bool = False,
+) -> dict[Key, Moments]:
+    """Measure every teacher's summary and map over the ``fed`` batches of all ranks, and set the transforms.
+
+    Sums are float64 and added over the ranks, so any cut of the same batches gives the same figures. A teacher is
+    measured on what it saw, at the grid that the losses compare, a map only where every pixel shows the image.
+
+    Args:
+        device: where sums are kept and taken.
+        full: measure covariances even where a variance is enough.
+
+    Returns:
+        What was measured, by all ranks together, on the CPU.
+
+    Raises:
+        TrainingError: a teacher said NaN of a sample that counts.
+    """
+    sums = empty_moments(student, teachers, device, full)
+    views = {t.name: t.view for t in teachers}
+    for batch, answers in fed:
+        weight = torch.tensor(batch.weight)
+        features = {}
+        for name, kind in sums:
+            if name not in answers:
+                continue  # padding, or a micro-batch that other teachers see
+            if name not in features:
+                features[name] = unpack(answers[name]())
+            told = getattr(features[name], kind)
+            sums[name, kind].add(told, counting(kind, told, weight, batch.views.get(views[name])))
+    found = {key: moments.reduced(collectives.total) for key, moments in sums.items()}
+    set_transforms(student, teachers, found)
+    return found
+
+
+def counting(kind: str, told: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
+    """What of a teacher's answer of ``kind`` counts: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
+    if kind != "spatial":
+        return weight
+    return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(told.shape[:3]))
+
+
+def set_transforms(
+    student: Student,
+    teachers: list[ResolvedTeacher],
+    measured: dict[Key, Moments],
+    previous: dict[Key, torch.Tensor] | None = None,
+) -> dict[Key, torch.Tensor]:
+    """Set the transforms that follow from ``measured``, the same on all ranks, into the heads.
+
+    Args:
+        previous: the bases of the transforms that stand there now, see
+            :func:`radioplat.losses.target_transforms.eigenbasis.matched`.
+
+    Returns:
+        The bases of the new ones, where they have one.
+
+    Raises:
+        TrainingError: what was measured is not finite.
+    """
+    bases = dict(previous or {})
+    for (name, kind), norm in normed(teachers).items():
+        moments = measured[name, kind]
+        if not float(moments.count):
+            continue  # nobody asked it yet
+        with collectives.deciding():
+            if not all(bool(torch.isfinite(part).all()) for part in moments.parts()):
+                message = f"teacher {name} gave a {kind} that is not finite while its targets were measured"
+                raise TrainingError(message, where="distill.target_norm")
+        head, mean = student.heads[name], moments.mean()
+        if FORMS[norm] == SCALAR:
+            # Rounded to bf16, as ever: runs that were made before go on with the same figures.
+            scale = global_scale(moments.variance())
+            head.set_space(kind, mean=mean.to(torch.bfloat16), scale=scale.to(torch.bfloat16))
+        elif FORMS[norm] == CHANNELS:
+            head.set_space(kind, mean=mean, scale=channel_scales(moments.variance()))
+        else:
+            # LAPACK may round differently on another machine: one rank decides.
+            old = bases.get((name, kind))
+            found = collectives.agree(_MATRICES[norm](moments.covariance(), old) if collectives.is_first() else None)
+            head.set_space(kind, mean=mean, rotation=found.forward, inverse=found.inverse)
+            if found.basis is not None:
+                bases[name, kind] = found.basis
+    return bases

@@ -1,1 +1,0 @@
-"""``radioplat tune``: many runs of one spec, each with other values, on Ray Tune."""

@@ -1,1 +1,0 @@
-"""The task ``train_upsampler``."""

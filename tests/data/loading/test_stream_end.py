@@ -1,0 +1,230 @@
+"""How a stream ends on a real Ray: at its last batch, in the middle, and while a read is late; nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from radioplat.data.index.build import build_index
+from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream
+from radioplat.data.loading.run_data import RunData, dataset_to_json
+from radioplat.data.order.dealing import Grains
+from radioplat.spec.loading.load import load_spec
+from radioplat.training.loop.feeder import Feeder
+
+pytestmark = pytest.mark.timeout(180)
+SHARDS, PER_SHARD, GRAIN, STEPS = 40, 4, 4, 8
+BATCHES = STEPS * 4
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    before = dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    ray.init(
+        address="local", num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
+    yield
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def prepare(write_tar, photo):
+    """prepare(folder) -> arguments of the reader, the ids of all batches, and the shards in the order of first use."""
+
+    def make(folder: Path):
+        for shard in range(SHARDS):
+            write_tar(folder / f"a/{shard:02}.tar", [(f"{shard}_{i}.jpg", photo(60, 50)) for i in range(PER_SHARD)])
+        sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(folder / "a")}]}}
+        dataset = load_spec({"dataset": sources | {"batch_size": GRAIN, "read_timeout_s": 60}}).dataset
+        split = dataset.train_dataset
+        data = RunData.create(build_index(split, "d", folder / "i", max_pixels=10**9), split, 10**9)
+        data.save(folder / "run")
+        ids = data.order.slice(0, BATCHES * GRAIN).sample_id
+        paths = [data.index.shard_paths[s] for s in dict.fromkeys(data.index.shard[ids].tolist())]
+        return (str(folder / "run"), dataset_to_json(dataset), (("32", 32),)), ids.tolist(), paths
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, prepare):
+    """What ``prepare`` gives, for all tests of this file."""
+    return prepare(tmp_path_factory.mktemp("stream"))
+
+
+def start(arguments, world: int = 1, first: int = 0, last: int = STEPS):
+    """One reader a rank; four micro-batches a step."""
+    iterators = open_stream(arguments, Grains(4, world), first, last, tasks=2, cpus_per_task=1)
+    return [read_stream(iterator) for iterator in iterators]
+
+
+def read(batches, count: int) -> list[int]:
+    return [i for _, batch in zip(range(count), batches, strict=False) for i in batch.sample_id.tolist()]
+
+
+def processes(*names: bytes) -> list[int]:
+    """Ray's processes on this machine whose title holds one of ``names``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            title = (process / "cmdline").read_bytes()
+            if title.startswith(b"ray::") and any(name in title for name in names):
+                found.append(int(process.name))
+    return found
+
+
+def start_and_end(arguments, ids: list[int], times: int, draw: random.Random) -> None:
+    """Start the stream ``times`` times, end it at a random batch, and see that no thread and no process stays."""
+    read(start(arguments)[0], BATCHES)  # what Ray keeps for good is there from now on
+    threads = set(threading.enumerate())
+    for number in range(times):
+        stop = draw.choice([0, 1, BATCHES - 1, BATCHES, BATCHES + 1, draw.randint(2, BATCHES - 2)])
+        (batches,) = start(arguments)
+        assert read(batches, stop) == ids[: stop * GRAIN], (number, stop)
+        batches.close()
+        assert set(threading.enumerate()) <= threads, (number, stop)
+        assert list(batches) == []
+    del batches
+    deadline = time.monotonic() + 30
+    while (left := processes(b"_ReadSpan", b"SplitCoordinator")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+
+def test_no_thread_and_no_process_outlives_the_stream(cluster, prepared):
+    arguments, ids, _ = prepared
+    start_and_end(arguments, ids, 3, random.Random(0))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1200)
+def test_two_hundred_starts_and_ends(cluster, prepared):
+    arguments, ids, _ = prepared
+    start_and_end(arguments, ids, 200, random.Random(1))
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Beside ``count`` processes that only compute."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1200)
+def test_starts_and_ends_beside_busy_processes(cluster, prepared):
+    arguments, ids, _ = prepared
+    with busy(2 * (os.cpu_count() or 1)):
+        start_and_end(arguments, ids, 20, random.Random(2))
+
+
+def test_a_feeder_that_waits_for_a_late_read_is_ended(cluster, tmp_path, prepare, slow_storage):
+    arguments, ids, paths = prepare(tmp_path)  # of its own: no process has the shard open
+    slow_storage.hold(paths[-1])
+    feeder = Feeder(start(arguments)[0], {}, [], depth=BATCHES)
+    found = [next(iter(feeder))[0]]
+    slow_storage.wait_until_asked()
+    time.sleep(1)  # the feeder has taken what there was, and waits
+    begin = time.monotonic()
+    feeder.close()
+    assert "feeder" not in {thread.name for thread in threading.enumerate()}
+    assert time.monotonic() - begin < 8
+    assert found[0].sample_id.tolist() == ids[:GRAIN]
+
+
+def test_the_thread_of_the_next_dataset_is_ended(cluster, prepared):
+    arguments, ids, _ = prepared
+
+    def part(first: int, last: int):
+        return start(arguments, 1, first, last)[0]
+
+    batches = read_in_turn(part, 0, STEPS, STEPS // 2, 4)
+    assert read(batches, 13) == ids[: 13 * GRAIN]  # the next was begun with the last of these
+    batches.close()
+    assert "next dataset" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_rank_that_ends_early_takes_nothing_from_the_other(cluster, prepared):
+    arguments, ids, _ = prepared
+    one, other = start(arguments, world=2)
+    mine: list[int] = []
+    reading = threading.Thread(target=lambda: mine.extend(read(one, 2)))
+    reading.start()
+    found = read(other, 1)
+    reading.join()
+    one.close()
+    found += read(other, BATCHES)
+    grains = [grain for step in range(STEPS) for grain in Grains(4, 2).of_rank(step, 1)]
+    assert found == [i for grain in grains for i in ids[grain * GRAIN : (grain + 1) * GRAIN]]
+
+
+CYCLE = """
+import json, sys
+import ray
+from radioplat.data.order.dealing import Grains
+from radioplat.data.loading.ray_stream import open_stream, read_stream
+
+(folder, dataset, views), count = json.loads(sys.argv[1])
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+(iterator,) = open_stream((folder, dataset, tuple(map(tuple, views))), Grains(4, 1), 0, 8, tasks=2, cpus_per_task=1)
+batches = read_stream(iterator)
+for _ in range(count):
+    next(batches)
+print("reads", flush=True)
+sys.stdin.readline()
+batches.close()
+ray.shutdown()
+print("ended", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare, slow_storage):
+    """A read is late and the coordinator is stopped, so that whoever has asked it waits while Ray is shut down."""
+    arguments, ids, paths = prepare(tmp_path)
+    for _ in range(4):
+        slow_storage.hold(paths[-1])
+        before = processes(b"SplitCoordinator")
+        child = subprocess.Popen(
+            [sys.executable, "-c", CYCLE, json.dumps([arguments, 24])],  # the late read is in the fourth block of eight
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout.readline() == "reads\n"
+        slow_storage.wait_until_asked()
+        coordinators = set(processes(b"SplitCoordinator")) - set(before)
+        for process in coordinators:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            child.stdin.write("\n")
+            child.stdin.flush()
+            said = child.stdout.readline()
+            time.sleep(3)  # a thread that waits in Ray asks it again each second
+            output, _ = child.communicate("\n", timeout=60)
+        finally:
+            slow_storage.release()
+            for process in coordinators:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        assert coordinators and (child.returncode, said, output) == (0, "ended\n", "")

@@ -1,0 +1,64 @@
+"""Which micro-batch has which size: keyed, whole, and the same wherever it is asked."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radioplat.data.order.partitions import Stretch, draw_at, partition_of
+from radioplat.data.views.equivariance import drawn_size
+from radioplat.data.views.render import ViewSpec
+from radioplat.data.views.view_plan import Equivariance, Recipe
+from radioplat.spec.schema.dataset import AugmentationConfig
+
+SMALL, LARGE, NONE = ((32, 1.0),), ((64, 1.0),), ()
+PLAN = (
+    tuple(Stretch(0, 7, ((4, SMALL),))),
+    tuple(Stretch(3, 7, ((1, LARGE), (3, SMALL)))),
+    tuple(Stretch(5, 7, ((1, LARGE), (3, NONE)))),
+)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 2**40), st.integers(0, 2**31))
+@settings(max_examples=50, deadline=None)
+def test_a_step_has_every_partition_as_often_as_it_should(counts, seed, step):
+    found = partition_of(seed, step, counts)
+    assert np.bincount(found, minlength=len(counts)).tolist() == counts
+    assert (found == partition_of(seed, step, counts)).all()
+
+
+def test_sizes_follow_stretch_and_partition():
+    view = ViewSpec("v", 64, plan=PLAN)
+    sizes = np.array([drawn_size(view, 1, grain) for grain in range(4 * 8)]).reshape(8, 4)
+    assert (sizes[:3] == 32).all()
+    for step in range(3, 8):
+        large = partition_of(7, step, [1, 3]) == 0
+        assert (sizes[step] == np.where(large, 64, 32 if step < 5 else 0)).all()
+    assert draw_at(PLAN, 4 * 10**6 + 3) in (LARGE, NONE)
+
+
+def test_what_is_drawn_inside_a_plan_is_drawn_alike_by_all():
+    pairs = ((32, 0.5), (64, 0.5))
+    plan = (tuple(Stretch(0, 7, ((1, pairs), (1, LARGE)))),)
+    student, teacher = (ViewSpec(name, 64, plan=plan) for name in ("student", "teacher"))
+    plain = ViewSpec("plain", 64, sizes=pairs)
+    for grain in range(60):
+        drawn = draw_at(plan, grain) == pairs
+        assert drawn_size(student, 3, grain) == drawn_size(teacher, 3, grain)
+        assert drawn_size(student, 3, grain) == (drawn_size(plain, 3, grain) if drawn else 64)
+
+
+def test_a_view_that_nobody_needs_is_not_made():
+    views = [ViewSpec("student", 32), ViewSpec("teacher", 64, plan=PLAN)]
+    side, position = np.full(2, 80), np.arange(2)
+    for equivariance in Equivariance:
+        recipe = Recipe(views, AugmentationConfig(), 3, equivariance)
+        shapes = [
+            {name: view.pixels.shape for name, view in recipe.plan(grain, side, side, position).views().items()}
+            for grain in range(20, 24)
+        ]
+        with_teacher = [found for found in shapes if "teacher" in found]
+        assert [found["student"] for found in shapes] == [(2, 3, 32, 32)] * 4
+        assert [found["teacher"] for found in with_teacher] == [(2, 3, 64, 64)]
+    assert Recipe(views, None, 3).plan(22, side, side, position).views().keys() == {"student", "teacher"}

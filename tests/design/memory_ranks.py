@@ -1,0 +1,88 @@
+"""What an engine holds at each ZeRO stage; started as a script this file is one of two workers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import OptimConfig, OptimizerName, Precision, TrainConfig
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.ema import Ema
+
+# Matrices of more than 100,000 numbers, which stage 3 cuts up, and so many that the cut between two goes through none.
+WIDTH, LAYERS = 512, 4
+PARAMETERS = LAYERS * WIDTH * WIDTH
+CASES = [
+    *(("fp32", stage, "adamw", ema) for stage in range(4) for ema in (False, True)),
+    *(("bf16", stage, "adamw", True) for stage in range(4)),
+    ("fp32", 2, "sgd", False),
+    ("bf16", 1, "sgd", False),
+    ("bf16", 3, "lamb", False),
+]
+
+
+class Layers(nn.Module):
+    """Nothing but matrices, so that all that is large follows from parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A scalar, fp32."""
+        return self.body(x.to(self.body[0].weight.dtype)).float().square().mean()
+
+
+def config(precision: str, stage: int, optimizer: str, ema: bool) -> TrainConfig:
+    """Section ``train`` of a case."""
+    optim = OptimConfig(optim=OptimizerName(optimizer))
+    return TrainConfig(precision=Precision(precision), zero_stage=stage, optim=optim, enable_ema=ema)
+
+
+def measure(case: tuple[str, int, str, bool]) -> float:
+    """Bytes a parameter that live tensors have in the second step, at the end of its first backward."""
+    train = config(*case)
+    before = set(_live())
+    module = Layers()
+    engine = build_engine(module, Spec(train=train, dataset=DatasetConfig(batch_size=2)), 2)
+    average = Ema(engine, dict(module.named_parameters()), {}, 0.9) if train.enable_ema else None
+    found = 0
+    for step in range(2):
+        for i in range(2):
+            engine.set_gradient_accumulation_boundary(i == 1)
+            engine.backward(engine(torch.randn(2, WIDTH)))
+            if (step, i) == (1, 0):
+                found = sum(size for place, size in _live().items() if place not in before)
+        engine.step()
+        if average is not None:
+            average.step({})
+    engine.destroy()
+    del engine, module, average
+    gc.collect()
+    return found / PARAMETERS
+
+
+def _live() -> dict[int, int]:
+    """Bytes of every tensor's memory, by where it begins; gradients too, which Python need not have seen yet."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if isinstance(found, torch.Tensor)]
+    grads = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    storages = [tensor.untyped_storage() for tensor in (*tensors, *grads) if tensor.device.type == "cpu"]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes() > 4096}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    deepspeed_compat.init_distributed("gloo")
+    found = [measure(case) for case in CASES]
+    if os.environ["RANK"] == "0":
+        Path(sys.argv[1]).write_text(json.dumps(found))

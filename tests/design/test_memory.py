@@ -1,0 +1,108 @@
+"""The bytes that a parameter is said to take, against what DeepSpeed holds and against the ZeRO paper."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radioplat.design.memory import parameter_bytes
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.train import TrainConfig
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("memory_ranks", HERE / "memory_ranks.py")
+ranks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(ranks)
+
+
+def named(cases):
+    return pytest.mark.parametrize("case", cases, ids=lambda case: "-".join(map(str, case)))
+
+
+def said(case, world: int) -> float:
+    return parameter_bytes(ranks.config(*case), world).of(ranks.PARAMETERS) / ranks.PARAMETERS
+
+
+@named([("fp32", 0, "adamw", True), ("fp32", 1, "sgd", False), ("fp32", 3, "adamw", False), ("bf16", 2, "lamb", True)])
+def test_it_is_what_an_engine_of_one_worker_holds(case, process_group):
+    assert said(case, 1) == pytest.approx(ranks.measure(case), rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory) -> dict[tuple, float]:
+    """Bytes a parameter on the first of two workers, by case."""
+    out = tmp_path_factory.mktemp("memory") / "found.json"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    root = str(HERE.parents[1])
+    both = [
+        subprocess.Popen(
+            [sys.executable, HERE / "memory_ranks.py", out],
+            env=os.environ | where | {"PYTHONPATH": root, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [worker.wait(timeout=280) for worker in both] == [0, 0]
+    finally:
+        for worker in both:
+            worker.kill()
+    return dict(zip(ranks.CASES, json.loads(out.read_text()), strict=True))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+@named(ranks.CASES)
+def test_it_is_what_an_engine_of_two_workers_holds(case, two_workers):
+    assert said(case, 2) == pytest.approx(two_workers[case], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("world", "overrides", "expected"),
+    [
+        (1, ["zero_stage=0"], 4 + 4 + 8),
+        (4, ["zero_stage=0", "optim.optim=sgd", "enable_ema=true"], 4 + 4 + 4 + 4),
+        (1, ["zero_stage=0", "precision=bf16"], 2 + 6 + 12),  # it runs as stage 1
+        (4, ["zero_stage=1", "precision=fp16"], 2 + 6 + 12 / 4),
+        (4, ["zero_stage=1"], 4 + 8 + 12 / 4),
+        (4, ["zero_stage=2"], 4 + (4 + 12) / 4),
+        (4, ["zero_stage=3"], (4 + 4 + 12) / 4),
+    ],
+)
+def test_what_a_parameter_takes(world, overrides, expected):
+    spec = load_spec(None, [f"train.{change}" for change in overrides])
+    assert parameter_bytes(spec.train, world).each == expected
+
+
+def test_the_bucket_of_stage_3_does_not_grow_beyond_its_size():
+    taken = parameter_bytes(TrainConfig(zero_stage=3), 100)
+    assert taken.of(10**10) - taken.of(10**9) == taken.each * 9 * 10**9
+
+
+@pytest.mark.parametrize(("stage", "shared", "paper"), [(1, 12, 4 + 12 / 8), (2, 14, 2 + 14 / 8), (3, 16, 16 / 8)])
+def test_it_is_the_paper_s_but_for_gradients_in_fp32(stage, shared, paper):
+    """Rajbhandari et al. 2020, section 3 and figure 1: 16 bytes a parameter for Adam in 16 bits, by stage on 8 workers.
+
+    Our sums of gradients have two bytes more; at stage 1 a micro-batch's own gradients stay beside their sum.
+    """
+    train = TrainConfig(zero_stage=stage, precision=ranks.Precision.bf16)
+    own = {1: 4, 2: 2 / 8, 3: 2 / 8}[stage]
+    assert parameter_bytes(train, 8).each == pytest.approx(paper + own)
+    assert paper == pytest.approx((16 - shared) + shared / 8)
+
+
+def test_offloading_leaves_what_computes():
+    spec = load_spec(
+        None, ["train.precision=bf16", "train.zero_stage=2", "train.offload=true", "train.enable_ema=true"]
+    )
+    taken = parameter_bytes(spec.train, 4)
+    assert (taken.master, taken.moments, taken.average) == (0, 0, 0)
+    assert taken.of(100) == 100 * 2 + 100 * 2 / 4

@@ -1,0 +1,73 @@
+"""ModelOpt on an exported file: placed, run on onnxruntime, and refused by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from radioplat.errors import EngineError, SpecError
+from radioplat.evaluation.models.onnx_file import OnnxModel
+from radioplat.exporting.onnx.export import export_onnx
+from radioplat.exporting.onnx.modelopt import quantize_onnx
+from radioplat.tasks.quantize.quantize import LayerReport, QuantizeReport
+from radioplat.tasks.quantize.show import show
+
+EXPORTED: list[Path] = []  # by the first test that wants it
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randint(0, 256, (4, 3, 48, 48), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+@pytest.fixture
+def exported(radio_student, tmp_path_factory):
+    if not EXPORTED:
+        path = tmp_path_factory.mktemp("exported") / "student.onnx"
+        export_onnx(radio_student(), path, height=48, width=48, adaptors=["clip"])
+        EXPORTED.append(path)
+    return EXPORTED[0]
+
+
+def test_every_layer_but_those_left_out(exported, images, tmp_path, capsys):
+    for format in ("int8", "fp8"):
+        quantized_to(format, exported, images, tmp_path / format)
+    assert capsys.readouterr().out == ""
+
+
+def quantized_to(format, exported, images, folder):
+    pixels, path = images.numpy().astype(np.float32) / 255, folder / "q.onnx"
+    found = quantize_onnx(exported, path, pixels, format=format, exclude=[".*heads.*"])
+    assert len(found.quantized) >= 9 and not set(found.quantized) & set(found.skipped)
+    before, after = (OnnxModel(p, "", 1, "cpu") for p in (exported, path))
+    assert after.kind == f"ONNX {format}" and after.interface.spoken == before.interface.spoken and not after.reason
+    a, b = before.encode(images), after.encode(images)
+    assert torch.cosine_similarity(a.summary, b.summary).min() > 0.98
+    assert not torch.equal(a.summary, b.summary)
+    assert [p.name for p in path.parent.iterdir()] == ["q.onnx"]
+    with pytest.raises(EngineError, match="quantized already"):
+        quantize_onnx(path, folder / "again.onnx", pixels)
+
+
+def test_what_it_does_not_take_is_named(exported, images, tmp_path):
+    pixels = images.numpy().astype(np.float32) / 255
+    with pytest.raises(
+        SpecError, match="modelopt.onnx takes no blocksize. It knows .*block_s"
+    ):
+        quantize_onnx(exported, tmp_path / "q.onnx", pixels, more={"blocksize": 3})
+    (tmp_path / "no.onnx").write_text("this is text")
+    with pytest.raises(EngineError, match="is not an ONNX file"):
+        quantize_onnx(tmp_path / "no.onnx", tmp_path / "q.onnx", pixels)
+    with pytest.raises(EngineError, match="quantize.backend: ModelOpt"):
+        quantize_onnx(exported, tmp_path / "q.onnx", pixels[:, :, :16])
+    assert not (tmp_path / "q.onnx").exists()
+
+
+def test_the_terminal_calls_no_quantized_layer_float(capsys):
+    show(QuantizeReport(Path("q.onnx"), Path("s.onnx"), [LayerReport("conv", "Conv")], {}, 1, {}))
+    said = capsys.readouterr().out
+    assert said.count("quantized") == 2 and "float" not in said

@@ -1,0 +1,113 @@
+"""What every loss of the spec promises: what does not count changes neither its value nor a gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radioplat.losses.base.running import Running
+from radioplat.losses.registry import OF_BATCHES, OF_MAPS, POINTWISE, RUNNING, criterion
+from radioplat.spec.checks.teaching.losses import _FIT
+from radioplat.spec.resolved.teacher import Term
+from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
+
+NAN = float("nan")
+B, H, W, D = 5, 3, 4, 6
+OF_BINDINGS = (LossType.phi_s, LossType.IOU)  # of a detector's maps, which are compared as they are
+CASES = [(kind, loss) for kind, losses in _FIT.items() for loss in losses] + [("spatial", x) for x in OF_BINDINGS]
+
+
+def each(cases: list[tuple[str, LossType]]):
+    return pytest.mark.parametrize(("kind", "loss"), cases, ids=[f"{kind}-{loss.value}" for kind, loss in cases])
+
+
+EVERY, SPATIAL = each(CASES), each([case for case in CASES if case[0] == "spatial"])
+
+
+def make(kind: str, loss: LossType, **config) -> Running:
+    term = Term(kind, loss, 1.0, focal=(0.7, 1.5, 3.0) if kind == "spatial" else None)
+    return criterion(term, D, DistillConfig(**config))
+
+
+def pair(kind: str, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (B, H, W, D) if kind == "spatial" else (B, D)
+    return [2 * torch.randn(shape, generator=generator) for _ in range(2)]
+
+
+def run(compare, student, teacher, weight, valid=None):
+    """Mean over the micro-batch, and the student's gradient."""
+    student = student.clone().requires_grad_()
+    values, counts = compare(student, teacher, weight, valid)
+    assert values.shape == counts.shape == weight.shape and values.dtype is torch.float32
+    loss = (values * counts).sum() / counts.sum().clamp(min=1e-6)
+    loss.backward()
+    return loss.detach(), student.grad
+
+
+def test_every_name_of_the_spec_is_some_loss_and_fits_somewhere():
+    assert set(LossType) == {*POINTWISE, *OF_MAPS, *OF_BATCHES, *RUNNING} == {loss for _, loss in CASES}
+
+
+@EVERY
+def test_dead_samples_are_as_if_they_were_not_there(kind, loss):
+    student, teacher = pair(kind)
+    weight = torch.tensor([1.0, 0, 1, 1, 0])
+    alive = weight > 0
+    expected, gradient = run(make(kind, loss), student[alive], teacher[alive], weight[alive])
+    assert expected > 0 and gradient.any()
+    student[~alive], teacher[~alive] = NAN, NAN
+    found, whole = run(make(kind, loss), student, teacher, weight)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(whole[alive], gradient)
+    assert not whole[~alive].any()
+
+
+@SPATIAL
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_masked_positions_change_nothing(kind, loss, data):
+    flags = data.draw(st.lists(st.booleans(), min_size=B * H * W, max_size=B * H * W))
+    valid = torch.tensor(flags, dtype=torch.float32).view(B, H, W)
+    student, teacher = pair(kind, 1)
+    results = []
+    for filler in (0.0, NAN, 1e4):
+        for x in (student, teacher):
+            x[valid == 0] = filler
+        results.append(run(make(kind, loss), student, teacher, torch.ones(B), valid))
+    for value, gradient in results:
+        torch.testing.assert_close(value, results[0][0])
+        torch.testing.assert_close(gradient, results[0][1])
+        assert torch.isfinite(gradient).all() and not gradient[valid == 0].any()
+
+
+@SPATIAL
+def test_a_mask_that_hides_nothing_is_no_mask(kind, loss):
+    student, teacher = pair(kind, 2)
+    plain, masked = (run(make(kind, loss), student, teacher, torch.ones(B), v) for v in (None, torch.ones(B, H, W)))
+    for found, expected in zip(masked, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@EVERY
+def test_nothing_alive_is_zero_without_gradient(kind, loss):
+    student, teacher = pair(kind)
+    value, gradient = run(make(kind, loss), student * NAN, teacher * NAN, torch.zeros(B))
+    assert value == 0 and not gradient.any()
+
+
+@each([case for case in CASES if case[1] is not LossType.CE])  # which has the entropy left
+def test_a_perfect_student_has_no_loss(kind, loss):
+    _, teacher = pair(kind)
+    value, gradient = run(make(kind, loss), teacher, teacher, torch.ones(B))
+    torch.testing.assert_close(value, torch.tensor(0.0), atol=1e-5, rtol=0)
+    assert torch.isfinite(gradient).all()
+
+
+def test_the_form_of_kl_is_the_specs():
+    student, teacher = pair("logits")
+    found, _ = run(make("logits", LossType.KL, kl_form=KLForm.hinton, temperature=3.0), student, teacher, torch.ones(B))
+    soft = [(x / 3).softmax(-1).double() for x in (student, teacher)]
+    torch.testing.assert_close(found.double(), 9 * (soft[1] * (soft[1] / soft[0]).log()).sum() / B)

@@ -1,0 +1,92 @@
+"""Files of other projects: recognised, and cut down to what a backbone takes."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+
+from radioplat.cli.main import main
+from radioplat.errors import WeightsError
+from radioplat.models.weights.layouts import convert_weights, inspect_weights
+from radioplat.models.weights.read import read_weights
+
+
+def saved(tensors, path):
+    torch.save(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_efficientnet", "test_convnext"])
+def test_timm(name, tmp_path):
+    found = inspect_weights(saved(timm.create_model(name).state_dict(), tmp_path / "w.pth"))
+    assert found.layout == "timm" and name in found.types and not found.dropped and not found.renamed
+
+
+def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
+    model = timm.create_model("test_resnet", num_classes=0)
+    state = {f"model.backbone.{k}": v for k, v in model.state_dict().items()}
+    path = saved({"state_dict": {**state, "model.decode_head.weight": torch.ones(3)}, "epoch": 3}, tmp_path / "w.pth")
+    found, out = convert_weights(path)
+    assert "model.backbone." in found.layout and "test_resnet" in found.types
+    assert list(found.dropped) == ["model.decode_head.weight"] and len(found.renamed) == len(state)
+    model.load_state_dict(read_weights(out))
+    with safe_open(out, "pt") as opened:
+        assert opened.metadata()["architecture"] in found.types
+    assert main(["weights", "inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "model.backbone.type: test_resnet" in said and "dropped model.decode_head.weight" in said
+
+
+@pytest.mark.parametrize(
+    ("tensors", "layout", "types"),
+    [
+        (
+            {"mask_token": (1, 384), "cls_token": (1, 1, 384), "register_tokens": (1, 4, 384)},
+            "DINOv2",
+            "dinov2_vits14_reg",
+        ),
+        ({"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)}, "DINOv3", "dinov3_vitb16"),
+        ({"visual.conv1.weight": (768, 3, 32, 32), "token_embedding.weight": (9, 9)}, "CLIP", "ViT-B-32"),
+        (
+            {"visual.conv1.weight": (1280, 3, 14, 14), "visual.positional_embedding": (257, 1280)},
+            "CLIP",
+            "vit_h_14_siglip_clipa_224",
+        ),
+        (
+            {"visual.conv1.weight": (1024, 3, 14, 14), "visual.positional_embedding": (577, 1024)},
+            "CLIP",
+            "vit_l_14_siglip_clipa_336",
+        ),
+        (
+            {
+                "visual.conv1.weight": (1024, 3, 14, 14),
+                "visual.positional_embedding": (257, 1024),
+                "visual.ln_pre.weight": (1024,),
+            },
+            "CLIP",
+            "ViT-L-14",
+        ),
+        ({"image_encoder.pos_embed": (1, 64, 64, 768), "mask_decoder.x": (2,)}, "SAM", "sam_vit_b"),
+        ({"base_model.patch_generator.embedder.weight": (8, 12), "_heads.clip.fc1.bias": (2,)}, "RADIO", "radio"),
+        ({"vision_model.encoder.layers.0.x": (2,), "vision_model.embeddings.y": (2,)}, "Hugging Face", "hf"),
+    ],
+    ids=["dinov2", "dinov3", "clip", "nv-clip h", "nv-clip l", "clip l", "sam", "radio", "hf"],
+)
+def test_other_layouts(tensors, layout, types, tmp_path):
+    found = inspect_weights(saved({k: torch.zeros(v) for k, v in tensors.items()}, tmp_path / "w.pth"))
+    assert found.layout.startswith(layout) and found.types == [types]
+
+
+def test_refused(tmp_path):
+    torch.save({"hook": print}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match="print"):
+        inspect_weights(tmp_path / "w.pth")
+    assert main(["weights", "inspect", str(tmp_path / "w.pth")]) == 1
+    path = tmp_path / "w.safetensors"
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(WeightsError, match="the file to be read"):
+        convert_weights(path)

@@ -1,0 +1,72 @@
+"""What a rank of ``test_loss_state`` runs; apart from the tests, so that its process imports little."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from radioplat.losses.base.criterion import Pointwise
+from radioplat.losses.terms.angle import Angle
+from radioplat.losses.terms.feature import mse
+from radioplat.losses.terms.tangent_sphere import TangentSphere
+from radioplat.losses.weighting.balance import TeacherBalance
+from radioplat.objectives.loss_state import LossState
+from radioplat.spec.schema.distill import Balance
+
+D, STEPS, MICRO = 6, 4, 3
+
+
+class Losses(nn.Module):
+    """All that keep statistics, behind a layer that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(D, D)
+        self.criteria = nn.ModuleDict({"t/summary": Angle(D), "t/x": TangentSphere(D, 24), "t/y": Pointwise(mse)})
+        self.balance = TeacherBalance(["t", "u"], Balance.loss_scale)
+
+    def forward(self, teacher: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Sum of all losses of a micro-batch, scalar."""
+        student = self.student(teacher.to(self.student.weight.dtype)).float()
+        total = torch.zeros(())
+        for criterion in self.criteria.values():
+            values, counts = criterion(student, teacher, weight)
+            total = total + (values * counts).sum()
+        # a loss that no optimizer step changes, so that any cut can be compared
+        self.balance.see("t", teacher.square().mean(), weight.sum())
+        return total
+
+
+def micro_batch(step: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(10 * step + place)
+    weight = torch.ones(3)
+    weight[0] = float(place != 1)  # a sample that proved unreadable
+    return 1 + torch.randn(3, D, generator=generator), weight
+
+
+def run_steps(rank: int, world: int, losses: Losses | None = None, start: int = 0, stop: int = STEPS) -> LossState:
+    """The steps as ``world`` ranks share them, padded to the same number, one step skipped."""
+    losses = losses or Losses()
+    state = LossState(losses)
+    for step in range(start, stop):
+        for turn in range(-(-MICRO // world)):
+            place = turn * world + rank
+            state.micro_batch(place < MICRO)
+            losses(*micro_batch(step, place))
+        state.step(commit=step != 1)
+    return state
+
+
+def main(folder: str, rank: int, world: int) -> None:
+    """One rank: write its statistics into ``folder``."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    torch.save(run_steps(rank, world).tensors(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

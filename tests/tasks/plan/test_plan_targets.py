@@ -1,0 +1,43 @@
+"""What ``plan`` says of the transforms of targets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.tasks.plan.findings import Plan
+from radioplat.tasks.plan.teaching import target_norm_found
+
+
+def planned(width: int, **target_norm) -> Plan:
+    teacher = {"name": "t", "mode": "spatial", "loss_type": "MSE", "model": {"backbone": {"type": "test_vit"}}}
+    spec = load_spec({"distill": {"target_norm": target_norm, "teacher": [teacher]}})
+    infos, result = {"t": SimpleNamespace(summary_dim=3, spatial_dim=width)}, Plan()
+    target_norm_found(spec, SimpleNamespace(infos=infos, teachers=resolve_teachers(spec)), result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("width", "fields", "fact"),
+    [
+        (768, {"type": "phi_s"}, "phi_s, measured over 100 global batches before the first step"),
+        (5, {"type": "zca", "fit": "running"}, "zca, measured anew every 100 steps until step 3000"),
+        (5, {"type": "none"}, None),
+    ],
+)
+def test_how_targets_are_transformed(width, fields, fact):
+    found = planned(width, **fields)
+    assert found.facts.get("targets") == fact and not found.warnings and not found.problems
+
+
+def test_a_width_without_a_hadamard_matrix_is_told():
+    assert "no Hadamard matrix of order 770 can be made for the spatial of t" in planned(770, type="phi_s").warnings[0]
+
+
+def test_a_file_of_something_else_is_a_problem(tmp_path):
+    (tmp_path / "x").write_text("no statistics")
+    (problem,) = planned(768, type="phi_s", path=str(tmp_path / "x")).problems
+    assert problem.where == "distill.target_norm.path"

@@ -1,0 +1,95 @@
+"""Which run `plan` plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from radioplat.cli import main as cli
+from radioplat.errors import EngineError, SpecError
+from radioplat.models.student.checkpoint import save_student
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.tasks.plan.planned_task import TASKS, next_task, trained_by
+
+SPECS = Path(__file__).parents[3] / "specs"
+TEACHER = "distill.teacher=[{name: t}]"
+QAT = "quantize.mode=qat"
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("detection", "train"),
+        ("detection_chain", "distill"),
+        ("classification", "distill"),
+        ("quickstart", "distill"),
+        ("radio_two_teachers", "distill"),
+        ("segmentation", "distill"),
+    ],
+)
+def test_the_examples_are_planned_as_what_they_are_for(name, task, tmp_path):
+    spec = load_spec(SPECS / f"{name}.yaml", [f"results_dir={tmp_path}"])
+    assert next_task(spec)[0] == task
+    assert not {"distill.teacher", "distill.bindings"} & {problem.where for problem in plan(spec).problems}
+
+
+@pytest.mark.parametrize(
+    ("fields", "task"),
+    [
+        (["dataset.num_classes=3"], "train"),
+        (["model.task=detection"], "train"),
+        ([], "distill"),
+        (["dataset.num_classes=3", TEACHER], "distill"),
+        ([QAT, "dataset.num_classes=3"], "train"),  # there is nothing to quantize yet
+    ],
+)
+def test_what_a_spec_is_for(fields, task, tmp_path):
+    assert next_task(load_spec(None, [f"results_dir={tmp_path}", *fields]))[0] == task
+
+
+@pytest.fixture
+def student(tmp_path) -> Path:
+    torch.manual_seed(0)
+    made = Student(StudentArchitecture("test_vit", img_size=64))
+    (tmp_path / "student").mkdir()
+    save_student(made, made.state_dict(), tmp_path / "student")
+    return tmp_path / "student"
+
+
+def test_qat_is_planned_from_what_it_quantizes(student, tmp_path):
+    fields = [
+        f"results_dir={tmp_path}", QAT, f"quantize.checkpoint={student}", "quantize.qat.max_steps=7", "train.damp=0.1",
+        "train.precision=fp16", "dataset.num_classes=3", "model.backbone.type=resnet18", "dataset.img_size=64",
+    ]  # fmt: skip
+    spec = load_spec(None, fields)
+    task, why = next_task(spec)
+    assert task == "quantize" and str(student) in why
+    changed, run, notes = trained_by(spec, task)
+    assert (run, changed.train.pretrained_model_path, changed.train.max_steps) == ("train", str(student), 7)
+    assert len(notes) == 1 and "train.damp" in notes[0]
+    found = plan(spec)
+    assert found.facts["task"] == why and notes[0] in found.warnings
+    assert [m.parameters for m in found.models] != [m.parameters for m in plan(spec, "train").models]
+
+
+def test_qat_that_cannot_be_is_said(student, tmp_path):
+    spec = load_spec(None, [f"results_dir={tmp_path / 'none'}", QAT, "dataset.num_classes=3"])
+    with pytest.raises(EngineError, match="quantize.checkpoint"):
+        trained_by(spec, "quantize")
+    (problem,) = plan(spec, "quantize").problems
+    assert problem.where == "quantize.checkpoint"
+    with pytest.raises(SpecError, match="quantize.mode"):
+        trained_by(load_spec(None, [f"quantize.checkpoint={student}"]), "quantize")
+
+
+def test_the_command_line_names_a_task(tmp_path, capsys):
+    line = ["plan", "-e", str(SPECS / "detection.yaml"), f"results_dir={tmp_path}"]
+    assert cli.main(line) == 1 and "at least one teacher" not in "".join(capsys.readouterr())
+    assert cli.main([*line, "--task", "distill"]) == 1 and "at least one teacher" in "".join(capsys.readouterr())
+    with pytest.raises(SystemExit):
+        cli.main([*line, "--task", "evaluate"])
+    assert "distill" in capsys.readouterr().err and TASKS == ("distill", "train", "quantize")

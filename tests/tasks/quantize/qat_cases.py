@@ -1,0 +1,156 @@
+"""A student with quantizers, taught by its float self, at every ZeRO stage; started as a script one of two workers."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from radioplat.common.collectives import agree
+from radioplat.models.quantized.architecture import LayerFormats, Quantization
+from radioplat.models.quantized.layers import can_be_quantized
+from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.train import OptimConfig
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.deepspeed_engine import arithmetic
+
+_ZERO_CASES = Path(__file__).parents[2] / "training" / "engine" / "zero_cases.py"
+_spec = importlib.util.spec_from_file_location("zero_cases", _ZERO_CASES)
+zero = importlib.util.module_from_spec(_spec)
+sys.modules["zero_cases"] = zero  # dataclasses look there
+_spec.loader.exec_module(zero)
+
+MICRO, STEPS, HALF = 2, 8, zero.HALF
+PLAIN = StudentArchitecture(
+    "radio_vit_tiny_patch8",
+    {"embed_dim": 32, "depth": 2, "num_heads": 2},
+    img_size=16,
+    heads=(HeadArchitecture("t", summary_dim=12, spatial_dim=10, hidden=16),),
+)
+FP32 = [zero.Case("fp32", stage) for stage in range(4)]
+BF16 = [zero.Case("bf16", stage) for stage in (1, 3)]
+LAMB = [zero.Case("fp32", 3, optimizer="lamb")]
+AWAY = [zero.Case("fp32", 2, offload=True)]
+MATRIX = [*FP32, *BF16, *LAMB, *AWAY]
+
+
+def quantized_student() -> Student:
+    """Its plain weights, with the ranges of weights as they are, and activations clipped far below what comes."""
+    torch.manual_seed(0)
+    plain = Student(PLAIN)
+    layers = {n: LayerFormats("int4", "int8") for n, m in plain.named_modules() if can_be_quantized(m)}
+    layers = {n: f for n, f in layers.items() if n.startswith("backbone.")}
+    student = Student(StudentArchitecture(**{**vars(PLAIN), "quantized": Quantization(layers)}))
+    student.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        for name, quantizer in quantizers(student).items():
+            if name.endswith(".weight_quantizer"):
+                layer = student.get_submodule(name.rpartition(".")[0])
+                quantizer.set_amax(layer.weight.flatten(1).abs().amax(1))
+            else:
+                quantizer.scale.fill_(0.3 / 127)
+    return student
+
+
+class Module(nn.Module):
+    """A student whose map is pulled towards that of its float self."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = quantized_student()
+        torch.manual_seed(0)
+        self.__dict__["teacher"] = Student(PLAIN).eval()  # no part of the module: no optimizer sees it
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Mean squared distance, a scalar in fp32."""
+        wanted = frozenset({"summary", "spatial"})
+        with torch.no_grad():
+            theirs = self.teacher.head("t", self.teacher(images, wanted))
+        mine = self.student.head("t", self.student(images, wanted))
+        return sum(
+            (a.float() - b.float()).square().mean()
+            for a, b in ((mine.spatial, theirs.spatial), (mine.summary, theirs.summary))
+        )
+
+
+def images(place: int) -> torch.Tensor:
+    """A micro-batch, the same at each step, float32 ``[4, 3, 16, 16]`` in [0, 1]."""
+    return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(place))
+
+
+def start(case: Any, begin: dict[str, torch.Tensor] | None) -> Any:
+    """A run that is about to take its first step, or the one after those of ``begin``."""
+    module = Module().eval()  # position crops are draws
+    optim = OptimConfig(lr=0.003, weight_decay=0.1)
+    begin = begin and {**dict(module.named_buffers()), **begin}
+    return zero.Run(case, module, MICRO // dist.get_world_size(), 0.0, optim, begin)
+
+
+def train(case: Any, begin: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:
+    """As :func:`zero_cases.train`."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    spec = load_spec(None, [f"train.precision={case.precision}"])
+    run, losses, half = start(case, begin), [], begin
+    for step in range(HALF if begin else 0, STEPS):
+        total = 0.0
+        for place in range(rank, MICRO, world):
+            with arithmetic(spec, torch.device("cpu")):
+                total += run.backward(images(place), place + world >= MICRO)
+        run.ema.step({})
+        losses.append(total)
+        if step + 1 == HALF:
+            half = run.state()
+    mean = torch.tensor(losses, dtype=torch.float64) / MICRO
+    dist.all_reduce(mean)
+    return {"losses": mean, "half": half, "end": run.state()}
+
+
+def work(folder: Path) -> None:
+    """One of two workers: all cases."""
+    torch.set_num_threads(1)
+    deepspeed_compat.init_distributed("gloo")
+    gc.freeze()
+    found = {str(case): train(case) for case in MATRIX}
+    if dist.get_rank() == 0:
+        torch.save(found, folder / "2.pt")
+    agree(None)
+
+
+def start_two(folder: Path) -> dict[str, Any]:
+    """What two workers find."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    workers = []
+    for rank in range(2):
+        place = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        environment = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment["OMP_NUM_THREADS"] = "1"
+        command = [sys.executable, __file__, str(folder)]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    said = []
+    for worker in workers:
+        try:
+            said.append(worker.communicate(timeout=200)[0].decode())
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            said.append(worker.communicate()[0].decode() + "\ntoo slow")
+    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-3000:] for text in said)
+    return torch.load(folder / "2.pt")
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

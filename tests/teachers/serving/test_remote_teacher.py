@@ -1,0 +1,257 @@
+"""Pools on a real Ray: whoever asks, dies or hangs, each micro-batch gets its features."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import ray
+import torch
+from safetensors.torch import save_file
+
+from radioplat.errors import PlacementError, SpecError, TeacherSilent
+from radioplat.teachers.serving.client import Held, InlineTeacher
+from radioplat.teachers.serving.named_pools import pool_statuses, stop_pools
+from radioplat.teachers.serving.remote_teacher import await_pool, start_pool, stop_pool
+from radioplat.teachers.serving.replica_health import pulse_of
+from radioplat.teachers.serving.transport import to_host
+
+pytestmark = pytest.mark.timeout(400)
+GRID = (2, 2)
+
+SLOW = """
+import os, time
+import torch
+from torch import nn
+from radioplat.models.features import Features
+
+class Slow(nn.Module):
+    stride = 8
+
+    def __init__(self, hang="", seconds=0.0):
+        super().__init__()
+        self.conv, self.hang, self.seconds = nn.Conv2d(3, 4, 8, 8), hang, seconds
+
+    def forward(self, images, wanted):
+        if not images.is_meta:
+            time.sleep(self.seconds)
+            if self.hang and os.path.exists(self.hang):
+                if not os.path.exists(self.hang + ".always"):
+                    os.remove(self.hang)
+                time.sleep(600)
+        x = self.conv(images)
+        return Features(x.mean((2, 3)), x.permute(0, 2, 3, 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A real Ray of four logical CPUs, whose processes can import ``slow_teacher``."""
+    before, folder = dict(os.environ), tmp_path_factory.mktemp("own")
+    (folder / "slow_teacher.py").write_text(SLOW)
+    sys.path.insert(0, str(folder))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+    sys.path.remove(str(folder))
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def slow(resolve, tmp_path):
+    """slow(service, **kwargs) -> a teacher of the class above."""
+
+    def make(service: dict, **kwargs):
+        import slow_teacher
+
+        torch.manual_seed(0)
+        path = tmp_path / "slow.safetensors"
+        save_file(slow_teacher.Slow().state_dict(), path)
+        entry = {"model": {"backbone": {"type": "slow_teacher:Slow", "kwargs": kwargs}}, "input_size": 32}
+        entry |= {"pretrained_teacher_model_path": str(path), "mode": "combo", "loss_type": "MSE"}
+        return resolve(service={"num_cpus": 1, **service}, **entry)
+
+    return make
+
+
+@pytest.fixture
+def pool(cluster):
+    """pool(teacher) -> its pool, ready; ended with the test."""
+    opened = []
+
+    def start(teacher):
+        opened.append(start_pool(teacher, GRID, 0))
+        await_pool(opened[-1])
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        stop_pool(each)
+
+
+def images(seed: int, side: int = 32) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (4, 3, side, side), dtype=np.uint8)
+
+
+def ask(pool, seeds, side: int = 32):
+    return [pool.submit(pool.share(images(seed, side)), seed) for seed in seeds]
+
+
+def same(packed, other) -> bool:
+    packed, other = to_host(packed), to_host(other)
+    return np.array_equal(packed.summary, other.summary) and np.array_equal(packed.spatial, other.spatial)
+
+
+def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
+    plain, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": 8, "num_cpus": 0.5})
+
+    def teacher(**service):
+        return dataclasses.replace(plain, service=dataclasses.replace(plain.service, **service))
+
+    shared, own = pool(teacher(pool="lab", replicas=2)), InlineTeacher(teacher(), GRID, "cpu")
+    other = pool(teacher(pool="lab", num_cpus=3))  # as large as whoever started it said
+    try:
+        assert shared.keeper == other.keeper
+        mine, theirs = ask(shared, range(12), 64), ask(other, range(100, 112), 64)
+        for seed, answer in zip((*range(12), *range(100, 112)), (*mine, *theirs), strict=True):
+            assert same(answer(), own.submit(images(seed, 64), seed)())
+        assert shared.held() == other.held() == Held(2, 0, 0.5)
+        pulses = [pulse_of(replica) for replica in shared.replicas()]
+        assert {shape for pulse in pulses for shape in pulse.shapes} == {(8, 3, 64, 64)}
+        assert all(pulse.forwards for pulse in pulses) and sum(p.forwards for p in pulses) <= 24
+        (line,) = pool_statuses()
+        assert (line.name, line.status.replicas, line.status.waiting) == ("lab", 2, 0)
+        with pytest.raises(SpecError, match=r"max_batch: 8 there, 4 here.*") as caught:
+            start_pool(teacher(pool="lab", max_batch=4), GRID, 0)
+        assert "teachers.t.pool" in str(caught.value)
+        stop_pool(other)
+        assert same(ask(shared, [3], 64)[0](), own.submit(images(3, 64), 3)()), "a named pool outlives a run"
+    finally:
+        assert stop_pools(["lab"]) == ["lab/t"]
+    assert pool_statuses() == []
+
+
+@pytest.mark.proof
+def test_an_upsampled_teacher_is_served_and_another_upsampler_is_not(pool, upsampled, save_featsharp):
+    teacher = upsampled(service={"max_batch": 4, "num_cpus": 0.5, "pool": "sharp"})
+    shared, own = pool(teacher), InlineTeacher(teacher, GRID, "cpu")
+    try:
+        assert same(ask(shared, [1], 128)[0](), own.submit(images(1, 128), 1)())
+        assert pulse_of(shared.replicas()[0]).shapes == {(4, 3, 128, 128)}
+        drawn = dataclasses.replace(teacher, sizes=((64, 1.0),))
+        plain = dataclasses.replace(teacher, upsample_factor=1, upsampler_checkpoint=None)
+        for other, said in ((drawn, "for 64 px here"), (plain, "none here")):
+            with pytest.raises(SpecError, match=said) as caught:
+                start_pool(other, GRID, 0)
+            assert "upsampler: featsharp 1" in str(caught.value)
+        save_featsharp(seed=1)  # a rerun of train_upsampler replaces the file that the pool has loaded
+        with pytest.raises(SpecError, match="upsampler: featsharp 1"):
+            start_pool(teacher, GRID, 0)
+        save_featsharp(seed=0)
+        assert start_pool(teacher, GRID, 0).keeper == shared.keeper
+    finally:
+        stop_pools(["sharp"])
+
+
+def test_a_replica_that_is_killed_at_work_costs_no_answer(pool, slow):
+    teacher = slow({"replicas": 2}, seconds=0.2)
+    asked, own = pool(teacher), InlineTeacher(slow({}), GRID, "cpu")
+    answers = ask(asked, range(20))
+    before = [pulse_of(replica).process for replica in asked.replicas()]
+    assert sum(pulse_of(replica).waiting for replica in asked.replicas()) > 2
+    for process in before:
+        os.kill(process, signal.SIGKILL)
+    for seed, answer in enumerate(answers):
+        assert same(answer(), own.submit(images(seed), seed)())
+    assert not set(before) & {pulse_of(replica).process for replica in asked.replicas()}
+
+
+class Asker:
+    """What a training worker does; Ray moves tensors between actors only."""
+
+    def __init__(self, pool) -> None:
+        pool.choose_transport("cpu", cached=False)
+        assert pool.direct
+        self.pool = pool
+
+    def ask(self, seeds: list[int], kill: int = 0) -> list:
+        answers = ask(self.pool, seeds)
+        if kill:
+            os.kill(kill, signal.SIGKILL)
+        return [to_host(answer()) for answer in answers for _ in range(2)]  # asked for again they come again
+
+
+def test_tensors_from_device_to_device_survive_a_killed_replica(pool, slow):
+    asked, own = pool(slow({"transport": "nixl"}, seconds=0.1)), InlineTeacher(slow({}), GRID, "cpu")
+    asker = ray.remote(num_cpus=0)(Asker).remote(asked)
+    try:
+        for kill in (0, pulse_of(asked.replicas()[0]).process, 0):
+            for i, found in enumerate(ray.get(asker.ask.remote([1, 2, 3, 4], kill))):
+                assert same(found, own.submit(images(1 + i // 2), i)())
+        assert pulse_of(asked.replicas()[0]).process != kill
+    finally:
+        ray.kill(asker)
+
+
+def test_without_nixl_features_go_through_the_object_store(pool, slow):
+    def choose(pool) -> bool:
+        sys.modules["nixl"] = None  # as if it were not installed
+        pool.choose_transport("cpu", cached=False)
+        return pool.direct
+
+    chooses, asked = ray.remote(num_cpus=0)(choose), pool(slow({}))
+    assert not ray.get(chooses.remote(asked))
+    named = dataclasses.replace(asked, service=slow({"transport": "nixl"}).service)
+    with pytest.raises(PlacementError, match="the training worker of teacher t cannot load NIXL") as caught:
+        ray.get(chooses.remote(named))
+    assert "teachers.t.transport" in str(caught.value)
+
+
+@pytest.mark.proof
+def test_a_forward_that_hangs_is_run_again(pool, slow, tmp_path):
+    hang = tmp_path / "hang"
+    asked, own = pool(slow({"timeout_s": 4}, hang=str(hang))), InlineTeacher(slow({}), GRID, "cpu")
+    asked.say = (said := []).append
+    hang.touch()
+    assert same(ask(asked, [1])[0](), own.submit(images(1), 1)())
+    assert any("restarted" in line and "teacher t" in line for line in said) and not hang.exists()
+
+
+def test_a_forward_that_hangs_again_is_given_up(pool, slow, tmp_path):
+    hang = tmp_path / "hang"
+    asked = pool(slow({"timeout_s": 4}, hang=str(hang)))
+    asked.say = (said := []).append
+    (tmp_path / "hang.always").touch()
+    hang.touch()
+    with pytest.raises(TeacherSilent, match="teacher t gave no answer within 4 s, nor after a restart") as caught:
+        ask(asked, [2])[0]()
+    assert "teachers.t.timeout_s" in str(caught.value) and sum("restarted" in line for line in said) == 1
+
+
+@pytest.mark.proof
+def test_replicas_come_where_requests_queue_up_and_go_where_none_do(pool, slow):
+    asked = pool(slow({"replicas": [1, 2]}, seconds=0.3))
+    assert len(asked.replicas()) == asked.held().replicas == 1
+    deadline, answers, seed = time.monotonic() + 90, [], 0
+    while len(ray.get(asked.keeper.replicas.remote())) < 2 and time.monotonic() < deadline:
+        answers += ask(asked, range(seed, seed + 4))
+        seed += 4
+        answers[-4]()
+    assert len(ray.get(asked.keeper.replicas.remote())) == 2
+    asked.look_again()
+    assert len(asked.replicas()) == asked.held().replicas == 2
+    for answer in answers:
+        answer()
+    while len(ray.get(asked.keeper.replicas.remote())) > 1 and time.monotonic() < deadline + 60:
+        time.sleep(0.5)
+    assert len(ray.get(asked.keeper.replicas.remote())) == 1
+    asked.look_again()
+    ask(asked, [0])[0]()

@@ -1,0 +1,133 @@
+"""A frozen backbone in a checkpoint of two workers: whole and unrounded, at every ZeRO stage and in bf16.
+
+Run as a script this file is one of the workers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from radioplat.design.run import Run
+from radioplat.design.student import equip
+from radioplat.models.student.checkpoint import read_tensors
+from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.objectives.loss_state import LossState
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.root import Spec
+from radioplat.training.checkpoints.persistence import Persistence
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.deepspeed_engine import build_engine
+
+# An attention of more than 100,000 weights: fewer are never cut up at stage 3.
+ARCHITECTURE = StudentArchitecture(
+    "radio_vit_tiny_patch16",
+    {"embed_dim": 192, "depth": 1, "num_heads": 3},
+    img_size=32,
+    heads=(HeadArchitecture("t", spatial_dim=8, hidden=16),),
+)
+CASES = {
+    "backbone": {"train.precision": "fp32", "train.zero_stage": 3, "model.backbone.freeze_backbone": True},
+    "norm": {"train.precision": "fp32", "train.zero_stage": 3, "model.backbone.freeze_norm": True},
+    "bf16": {"train.precision": "bf16", "train.zero_stage": 1, "model.backbone.freeze_backbone": True},
+}
+
+
+class Module(nn.Module):
+    """A student whose map is pulled towards 1."""
+
+    def __init__(self, student: Student) -> None:
+        super().__init__()
+        self.student = student
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scalar, fp32."""
+        features = self.student(images, frozenset({"summary", "spatial"}))
+        return (self.student.heads["t"](features, raw=False).spatial.float() - 1).square().mean()
+
+
+def spec_of(case: str) -> Spec:
+    return load_spec({"dataset": {"batch_size": 2}}, [f"{k}={v}" for k, v in CASES[case].items()])
+
+
+def fresh(spec: Spec) -> Student:
+    torch.manual_seed(0)
+    return equip(Student(ARCHITECTURE), spec, "train")
+
+
+def work(folder: Path) -> None:
+    """One worker: a step and a checkpoint of each case."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    deepspeed_compat.init_distributed("gloo")
+    for case in CASES:
+        print(case, flush=True)
+        spec, at = spec_of(case), folder / case
+        run = Run(spec, "distill", at, [], {}, {}, ARCHITECTURE, (), "32", 1, 1, {"seed": "0"})
+        if rank == 0:
+            at.mkdir()
+        torch.distributed.barrier()
+        persistence = Persistence(run, rank, world)
+        module = Module(fresh(spec)).train()
+        losses = LossState(module)
+        persistence.restore_weights(module, losses)
+        engine = build_engine(module, spec, 1)
+        images = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(rank))
+        engine.backward(engine(images.to(torch.uint8)))
+        engine.step()
+        persistence.state.global_step = 1
+        persistence.save(engine, module, persistence.state, {}, losses.tensors())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    found = tmp_path_factory.mktemp("frozen")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    workers = []
+    for rank in range(2):
+        place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
+        place |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS=1)
+        environment = {**os.environ, **{k: str(v) for k, v in place.items()}}
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        command = [sys.executable, __file__, str(found)]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    said = []
+    for worker in workers:
+        try:
+            said.append(worker.communicate(timeout=120)[0].decode())
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            said.append(worker.communicate()[0].decode() + "\ntoo slow")
+    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-3000:] for text in said)
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_frozen_is_saved_as_it_was(folder, case):
+    before = fresh(spec_of(case))
+    (path,) = (p for p in (folder / case).glob("model_epoch_*") if not p.is_symlink())
+    after = read_tensors(path)
+    assert after.keys() == before.state_dict().keys()
+    moved, frozen = [], [name for name, p in before.named_parameters() if not p.requires_grad]
+    for name, value in before.named_parameters():
+        assert after[name].shape == value.shape, name
+        if name in frozen:
+            assert torch.equal(after[name], value), name
+        elif not torch.equal(after[name], value):
+            moved.append(name)
+    assert "heads.t.spatial.fc1.weight" in moved
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

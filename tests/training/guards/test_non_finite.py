@@ -1,0 +1,138 @@
+"""What a NaN in a loss leads to, by policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.errors import TrainingError
+from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.objectives.distill import ClassifyModule, DistillModule
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.spec.schema.train import NonFinitePolicy, TrainConfig
+from radioplat.training.guards.non_finite import NonFiniteGuard
+
+SPEC = load_spec({"distill": {"loss_type": "CS", "teacher": [{"name": "a"}, {"name": "b"}]}})
+ARCHITECTURE = StudentArchitecture("test_resnet", heads=(HeadArchitecture("a", 4), HeadArchitecture("b", 4)))
+
+
+@pytest.fixture(scope="module")
+def student() -> Student:
+    return Student(ARCHITECTURE)
+
+
+@pytest.fixture
+def guard(student):
+    """guard(policy, limit=20) -> a guard over a module of teachers a and b."""
+
+    def make(policy: str = "skip_step", limit: int = 20) -> NonFiniteGuard:
+        config = TrainConfig(non_finite=NonFinitePolicy(policy), max_non_finite_steps=limit)
+        return NonFiniteGuard(config, DistillModule(student, resolve_teachers(SPEC), "224"), 0)
+
+    return make
+
+
+def batch(*ids: int) -> Batch:
+    ids = np.array(ids, dtype=np.int64)
+    return Batch(0, {}, ids, ids, np.ones(len(ids), np.float32), -np.ones(len(ids), np.int64))
+
+
+def losses(a: float = 1.0, b: float = 1.0) -> dict[str, torch.Tensor]:
+    terms = {"loss/a/summary": torch.tensor(a), "loss/b/summary": torch.tensor(b)}
+    return {"loss": sum(terms.values()), **terms}
+
+
+def test_finite_losses_pass(guard):
+    it = guard("fail")
+    it.begin_step()
+    assert it.check(0, batch(1, 2), losses(1e30)) and not it.tripped and it.events == []
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_it_trips_and_remembers_the_samples(guard, bad):
+    it = guard()
+    it.begin_step()
+    assert it.check(7, batch(1, 2), losses())
+    assert not it.check(7, batch(3, 4), losses(a=bad)) and it.tripped
+    assert (7, "loss/a/summary", [3, 4]) in it.events and (7, "loss", [3, 4]) in it.events
+    assert not any(term == "loss/b/summary" for _, term, _ in it.events)
+    it.begin_step()
+    assert not it.tripped
+
+
+def trip(it: NonFiniteGuard, step: int, **values: float) -> None:
+    it.begin_step()
+    it.check(step, batch(5), losses(**values))
+    it.decide(step)
+
+
+NAN = float("nan")
+
+
+def test_skip_step_goes_on_until_too_many_in_a_row(guard):
+    it = guard("skip_step", limit=3)
+    trip(it, 0, a=NAN)
+    trip(it, 1, a=NAN)
+    it.passed()
+    trip(it, 3, a=NAN)
+    trip(it, 4, a=NAN)
+    with pytest.raises(TrainingError, match="3 steps in a row.*step 5.*loss/a/summary") as caught:
+        trip(it, 5, a=NAN)
+    assert caught.value.problems[0].where == "train.max_non_finite_steps"
+
+
+def test_gradients_that_overflow_end_the_run_when_it_does_not_stop(guard):
+    it = guard("skip_step", limit=3)
+    it.overflowed(0)
+    it.overflowed(1)
+    it.passed()
+    it.overflowed(3)
+    it.overflowed(4)
+    with pytest.raises(TrainingError, match="gradients of 3 steps in a row.*step 5") as caught:
+        it.overflowed(5)
+    assert caught.value.problems[0].where == "train.max_non_finite_steps"
+
+
+def test_fail_names_step_and_term(guard):
+    with pytest.raises(TrainingError, match="step 4.*loss/b/summary") as caught:
+        trip(guard("fail"), 4, b=NAN)
+    assert caught.value.problems[0].where == "train.non_finite"
+
+
+def test_quarantine_takes_the_teacher_out_and_ends_with_the_last(guard):
+    it = guard("quarantine_teacher")
+    module = it._module
+    trip(it, 0, a=NAN)
+    assert module.quarantined == {"a"}
+    with pytest.raises(TrainingError, match="no teacher is left"):
+        trip(it, 1, b=NAN)
+
+
+@pytest.mark.parametrize("policy", ["skip_step", "quarantine_teacher"])
+def test_training_on_labels_has_no_teacher_to_take_out(policy, student):
+    guard = NonFiniteGuard(TrainConfig(non_finite=NonFinitePolicy(policy)), ClassifyModule(student, "224"), 0)
+    guard.begin_step()
+    assert not guard.check(0, batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)})
+    guard.decide(0)
+
+
+def test_a_penalty_is_no_teacher(guard):
+    it = guard("quarantine_teacher")
+    it.begin_step()
+    assert not it.check(0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
+    it.decide(0)
+    assert it._module.quarantined == {"b"}
+
+
+def test_weight_of_any_micro_batch_counts_for_the_step(guard):
+    it, ids = guard(), np.arange(2)
+    empty = Batch(0, {}, ids, ids, np.zeros(2, np.float32), ids)
+    it.begin_step()
+    assert it.check(0, empty, losses()) and not it.has_weight
+    assert it.check(0, batch(1, 2), losses()) and it.check(0, empty, losses()) and it.has_weight
+    it.begin_step()
+    assert not it.has_weight

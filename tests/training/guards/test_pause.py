@@ -1,0 +1,51 @@
+"""All ranks learn at one step that one of them was asked to pause."""
+
+from __future__ import annotations
+
+import pickle
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from radioplat.training.guards.pause import Paused, Pauses, ask_to_pause
+
+
+def test_alone():
+    pauses = Pauses()
+    pauses.begin_step()
+    assert pauses.asked() is None
+    ask_to_pause("resized", "more room")  # nobody else has to hear of it first
+    assert pauses.asked().cause == "resized"
+    ask_to_pause("drained", "a notice")
+    ask_to_pause("resized", "late")
+    pauses.begin_step()
+    found = pauses.asked()
+    assert (found.cause, found.detail) == ("drained", "a notice")
+    assert Pauses().asked() is None, "a new attempt was not asked"
+
+
+def test_it_travels():
+    found = pickle.loads(pickle.dumps(Paused("drained", "a notice")))
+    assert (found.cause, found.detail) == ("drained", "a notice")
+
+
+def rank(number: int, file: str, results) -> None:
+    """Rank 1 is asked during step 2."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=number, world_size=2)
+    pauses = Pauses()
+    for step in range(5):
+        pauses.begin_step()
+        if number == 1 and step == 2:
+            ask_to_pause("resized", "more room")
+        found = pauses.asked()
+        if found:
+            results.put((number, step, found.cause))
+            break
+    dist.destroy_process_group()
+
+
+def test_two_ranks_stop_at_one_step(tmp_path):
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    mp.spawn(rank, (str(tmp_path / "store"), results), nprocs=2)
+    assert sorted(results.get() for _ in range(2)) == [(0, 3, "resized"), (1, 3, "resized")]
