@@ -12,6 +12,7 @@ from radioplat.design.student import build_on_meta, student_problems
 from radioplat.design.views import mosaic_problems, where_sized
 from radioplat.errors import Problem, SpecError
 from radioplat.exporting.weights.export import format_problems
+from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.pretrained.start import known_architecture
 from radioplat.models.probe import probe
 from radioplat.models.quantized.architecture import Quantization
@@ -25,7 +26,6 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.teacher import TeacherInfo, describe
-from radioplat.training.targets.transforms import FORMS
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from radioplat.common import collectives
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
+from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.losses.target_transforms.moments import Moments
 from radioplat.losses.target_transforms.phi_s import phi_s
 from radioplat.losses.target_transforms.transform import Transform
@@ -27,14 +28,6 @@ from radioplat.teachers.serving.transport import unpack
 
 Key = tuple[str, str]  # a teacher's name, and summary or spatial
 
-FORMS = {
-    TargetNormType.none: SCALAR,
-    TargetNormType.standardize: SCALAR,
-    TargetNormType.standardize_channels: CHANNELS,
-    TargetNormType.phi_s: MATRIX,
-    TargetNormType.zca: MATRIX,
-    TargetNormType.pca: MATRIX,
-}
 _MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Transform]] = {
     TargetNormType.phi_s: phi_s,
     TargetNormType.zca: lambda covariance, _: zca(covariance),

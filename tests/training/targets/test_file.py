@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.data.batch import Batch
 from radioplat.errors import SpecError
+from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
 from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -17,7 +18,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormType
 from radioplat.teachers.serving.transport import pack
 from radioplat.training.targets.file import problems, share_moments, shared_moments
-from radioplat.training.targets.transforms import FORMS, fit_target_norm, set_transforms
+from radioplat.training.targets.transforms import fit_target_norm, set_transforms
 
 WIDTHS = {("t", "summary"): 5, ("t", "spatial"): 7}
 

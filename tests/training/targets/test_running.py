@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
 from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -16,7 +17,6 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit, TargetNormType
 from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.targets.running import RunningNorm, saved_state
-from radioplat.training.targets.transforms import FORMS
 
 CPU = torch.device("cpu")
 

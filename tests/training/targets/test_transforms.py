@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
+from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
 from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -22,7 +23,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import TargetNormType
 from radioplat.teachers.serving.transport import pack
-from radioplat.training.targets.transforms import FORMS, fit_target_norm
+from radioplat.training.targets.transforms import fit_target_norm
 
 
 def teachers(kind: str = "standardize", **more):
