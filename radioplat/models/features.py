@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+KINDS = ("summary", "spatial")
+
 
 @dataclass
 class Features:

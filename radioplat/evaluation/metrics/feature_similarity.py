@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from radioplat.evaluation.metrics.fidelity import FidelityMeter, FidelityResult, TeacherMean
-from radioplat.evaluation.models.evaluated_model import KINDS
 from radioplat.losses.base.reduce import to_grid
-from radioplat.models.features import Features
+from radioplat.models.features import KINDS, Features
 
 
 class Likeness:

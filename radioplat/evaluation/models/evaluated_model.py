@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from radioplat.evaluation.models.encoder import Encoder
-from radioplat.models.features import Features
+from radioplat.models.features import KINDS, Features
 from radioplat.models.student.fold_target_norm import fold_heads
 from radioplat.models.student.student import Student
-
-KINDS = ("summary", "spatial")
 
 
 class Heads(Protocol):

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from radioplat.errors import EngineError
-from radioplat.evaluation.models.evaluated_model import KINDS
 from radioplat.exporting.onnx.flat_detector import BOXES
 from radioplat.exporting.onnx.flat_student import LOGITS
-from radioplat.models.features import Features
+from radioplat.models.features import KINDS, Features
 
 _HINT = "Export the student by `radioplat export`."
 
