@@ -12,11 +12,11 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from radioplat.common.hashing import file_hash
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint
@@ -45,12 +45,6 @@ def weights_hash(teacher: ResolvedTeacher) -> str:
         return own
     both = [own, _path_hash(Path(teacher.upsampler_checkpoint), field_of(teacher))]
     return hashlib.sha256(json.dumps(both).encode()).hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """sha256 (hex) of the file at ``path``; read once a process for each version of it."""
-    found = path.stat()
-    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
 
 
 def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str, weights: str) -> bytes:
@@ -148,9 +142,3 @@ def _path_hash(path: Path, where: str) -> str:
         return file_hash(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror}", where=where) from None
-
-
-@lru_cache(maxsize=256)
-def _hashed(path: str, size: int, mtime_ns: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

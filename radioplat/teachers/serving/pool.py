@@ -43,7 +43,7 @@ def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
 def _upsampler(teacher: ResolvedTeacher) -> str:
     if not (path := teacher.upsampler_checkpoint):
         return "none"
-    from radioplat.teachers.cache.key import file_hash  # here: these two import torch, which training workers have
+    from radioplat.common.hashing import file_hash  # here: these two import torch, which training workers have
     from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
 
     with contextlib.suppress(OSError):
