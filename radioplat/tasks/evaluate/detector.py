@@ -9,10 +9,8 @@ from pathlib import Path
 
 import torch
 
-from radioplat.common.cpu_threads import decode_threads, torch_beside
-from radioplat.data.detection.split import read_split
-from radioplat.evaluation.detection.find import DetectionResult, judge
-from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.evaluation.detection.find import DetectionResult
+from radioplat.evaluation.detection.judge import judge_checkpoint
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.report.page import Table, write_report
@@ -39,31 +37,6 @@ class DetectorReport:
         """Images that could not be decoded, by reason, in words."""
         found = sorted(self.result.unreadable.items())
         return ", ".join(f"{count} {reason}" for reason, count in found) or "none"
-
-
-def judge_checkpoint(
-    spec: Spec, checkpoint: Path, ema: bool | None = None, device: str = "cpu"
-) -> tuple[DetectionResult, str]:
-    """The detector of ``checkpoint`` on ``dataset.val_dataset``, and the faults of its annotations.
-
-    Raises:
-        DataError: the split cannot be read, or has other classes than the detector.
-        WeightsError: the checkpoint cannot be read.
-    """
-    detector = load_detector(checkpoint, "evaluate.checkpoint", ema).to(device)
-    form, dataset = detector.architecture, spec.dataset
-    names = form.class_names or dataset.classes
-    split = read_split(dataset.val_dataset, names, "dataset.val_dataset")
-    if spec.evaluate.max_images is not None:
-        split = dataclasses.replace(split, pictures=split.pictures[: spec.evaluate.max_images])
-    size = dataset.val_img_size or form.student.img_size
-    batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
-    threads = decode_threads(dataset.workers)
-    with torch_beside(threads):
-        found = judge(
-            lambda images: detector.detect(images.to(device)), split, size, batch, threads, dataset.max_pixels
-        )
-    return found, str(split.faults)
 
 
 def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:

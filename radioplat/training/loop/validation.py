@@ -14,6 +14,7 @@ from pathlib import Path
 from radioplat.common.cpu_threads import torch_beside
 from radioplat.design.run import Run
 from radioplat.errors import WeightsError
+from radioplat.evaluation.detection.judge import judge_checkpoint
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.measure.measure import Findings, measure
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
@@ -26,7 +27,6 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
 from radioplat.spec.schema.cluster import FeatureCacheConfig
 from radioplat.spec.schema.evaluate import CorrespondenceConfig, LinearProbeConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.evaluate.detector import judge_checkpoint
 
 STUDENT, CONVERTED = "student", "converted"
 IMAGES = 512  # of each split that judge a quantized student, where nothing says how many
