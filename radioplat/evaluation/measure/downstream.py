@@ -13,7 +13,7 @@ from radioplat.errors import DataError
 from radioplat.evaluation.masks.segmentation import MapOf, Probe, change_result, segment
 from radioplat.evaluation.masks.sources import find_samples, left_out
 from radioplat.evaluation.masks.views import Masked, MaskReader
-from radioplat.evaluation.measure.measure import Findings
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.models.evaluated_model import Subject
 from radioplat.spec.schema.evaluate import MaskedConfig
 from radioplat.spec.schema.root import Spec

@@ -17,7 +17,7 @@ from radioplat.models.features import Features
 from radioplat.spec.schema.tasks import EvaluateConfig
 
 if TYPE_CHECKING:
-    from radioplat.evaluation.measure.measure import Findings
+    from radioplat.evaluation.measure.findings import Findings
     from radioplat.evaluation.models.open_models import Subject
 
 BACKBONE = "backbone"

@@ -14,8 +14,9 @@ import torch
 from radioplat.common.cpu_threads import torch_beside, torch_callers
 from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.measure.downstream import decode_maps
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
-from radioplat.evaluation.measure.measure import Findings, Texts, measure
+from radioplat.evaluation.measure.measure import Texts, measure
 from radioplat.evaluation.measure.processes import Processes
 from radioplat.evaluation.metrics.fidelity import FidelityResult
 from radioplat.evaluation.metrics.knn import KnnResult

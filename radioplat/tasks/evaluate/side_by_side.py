@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from radioplat.evaluation.measure.measure import Findings
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.models.checkpoints import Model
 from radioplat.tracking.report.page import Table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from radioplat.evaluation.measure.measure import Findings
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.pictures.masks import answers_panel
 from radioplat.evaluation.pictures.pca import pca_panel
 from radioplat.spec.loading.load import to_yaml

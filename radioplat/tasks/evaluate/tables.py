@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from radioplat.evaluation.masks.segmentation import SegmentationResult
-from radioplat.evaluation.measure.measure import Findings
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.metrics.fidelity import FidelityResult
 from radioplat.evaluation.metrics.knn import KnnResult
 from radioplat.evaluation.metrics.zero_shot import ZeroShotResult

@@ -15,8 +15,9 @@ from radioplat.common.cpu_threads import torch_beside
 from radioplat.design.run import Run
 from radioplat.errors import WeightsError
 from radioplat.evaluation.detection.judge import judge_checkpoint
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
-from radioplat.evaluation.measure.measure import Findings, measure
+from radioplat.evaluation.measure.measure import measure
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
 from radioplat.evaluation.models.encoder import student_encoder
