@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.teachers.check_result import CheckResult, TeacherFindings
 from radioplat.teachers.base.teacher import FrozenTeacher, describe, oddities
 
 IMAGES, SHOWN = 200, 4
@@ -27,34 +27,6 @@ NORMS = {
 # Standard deviation of the map's features, as published beside PHI-S; a name that holds the key is compared.
 KNOWN_SCALES = {"siglip": 1.84, "dinov2": 1.35, "sam": 5.47, "dfn": 0.029}
 _DEAD, _SURE = 1e-4, 3.0
-
-
-@dataclass
-class TeacherFindings:
-    """What 200 images said of one teacher.
-
-    Attributes:
-        facts: measure to value.
-        flags: what looks wrong, in sentences.
-        agreement: normalisation -> how well each image is told from the others when it is mirrored.
-        shown, maps: images uint8 ``[N, 3, H, W]`` and their features ``[N, h, w, D]``, for the pictures.
-    """
-
-    name: str
-    needs: str
-    facts: dict[str, float] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=list)
-    agreement: dict[str, float] = field(default_factory=dict)
-    shown: np.ndarray | None = None
-    maps: torch.Tensor | None = None
-
-
-@dataclass
-class CheckResult:
-    """All teachers, and the page that shows them."""
-
-    teachers: list[TeacherFindings]
-    report: Path | None = None
 
 
 def check_teachers(

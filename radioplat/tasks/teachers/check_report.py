@@ -8,7 +8,7 @@ from radioplat.common import terminal
 from radioplat.evaluation.pictures.pca import pca_panel
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.teachers.check import CheckResult
+from radioplat.tasks.teachers.check_result import CheckResult
 from radioplat.tracking.report.page import Table, write_report
 from radioplat.tracking.results import TaskFolder
 
