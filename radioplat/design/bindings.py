@@ -12,7 +12,7 @@ from radioplat.models.capture import as_features, captured, find_module
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 
 def with_projections(

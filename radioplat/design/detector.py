@@ -22,7 +22,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import DistillConfig
 from radioplat.spec.schema.model import DetectorConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 # What of a detector is its decoder: layers, the heads that choose its queries, and its view of the encoder's maps.
 _DECODER = re.compile(

@@ -16,7 +16,7 @@ from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.adapters.adapter import Wants
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 _PEERS = ("timm", "clip", "dino", "radio", "radioplat")  # adapters whose models are plain modules to train
 

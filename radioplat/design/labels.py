@@ -15,7 +15,7 @@ from radioplat.spec.resolved.labels import label_weight
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import LabelForm
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 _LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."
 

@@ -25,7 +25,8 @@ from radioplat.spec.resolved.normalisation import normalisation_problems, studen
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.base.teacher import TeacherInfo, describe
+from radioplat.teachers.base.info import TeacherInfo
+from radioplat.teachers.base.teacher import describe
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.teacher import ResolvedTeacher, average_view, student_view
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 
 @dataclass(frozen=True)

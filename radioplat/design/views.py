@@ -22,7 +22,7 @@ from radioplat.spec.resolved.partitions import counts
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher, student_view
 from radioplat.spec.schema.distill import AverageView, PartitionConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 
 def run_views(

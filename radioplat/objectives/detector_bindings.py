@@ -19,7 +19,7 @@ from radioplat.models.capture import captured, find_module
 from radioplat.models.detectors.registry import AnyDetector
 from radioplat.spec.resolved.teacher import MODULE, QUERY_MODULES, Bound, ResolvedTeacher, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
-from radioplat.teachers.base.teacher import TeacherInfo
+from radioplat.teachers.base.info import TeacherInfo
 
 Widths = dict[str, tuple[int, int]]  # of the student's and the teacher's features, by teacher and binding
 

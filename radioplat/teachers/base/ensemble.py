@@ -19,7 +19,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import weights_field
 
 if TYPE_CHECKING:
-    from radioplat.teachers.base.teacher import TeacherInfo
+    from radioplat.teachers.base.info import TeacherInfo
 
 _ALIKE = ("adapter", "summary_dim", "spatial_dim", "logits_dim", "stride", "grid", "named", "class_names")
 

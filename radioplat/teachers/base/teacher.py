@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -19,9 +18,10 @@ from radioplat.models.probe import probe
 from radioplat.spec.resolved.normalisation import normalisation_problems
 from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
 from radioplat.spec.schema.cluster import TeacherPrecision
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, weights_field
 from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.base.ensemble import in_common, mean_of
+from radioplat.teachers.base.info import TeacherInfo, _numbers
 from radioplat.teachers.upsamplers.checkpoint import field_of, load_upsampler, upsampler_of
 from radioplat.teachers.upsamplers.featsharp import FeatSharp
 
@@ -32,45 +32,6 @@ class Teacher(Protocol):
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
         """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``."""
         ...
-
-
-@dataclass(frozen=True)
-class TeacherInfo:
-    """What is known of a teacher without its weights.
-
-    Attributes:
-        stride: pixels, of what its backbone sees, that a position of its map covers; less where it is upsampled.
-        grid: rows and columns of its map at the size it is fed.
-        logits_dim: classes of its classifier, 0 for none.
-        parameters: how many; of an ensemble, those of all members.
-        adapter: which kind of model it is, see ``teachers.adapters.registry``.
-        wants: the normalisation and size it was trained with, as far as they are known.
-        named: shapes, for one image, of the module outputs that bindings want.
-        class_names: of its classifier, in their order; empty where they are not known.
-    """
-
-    name: str
-    summary_dim: int
-    spatial_dim: int
-    logits_dim: int
-    stride: float
-    grid: tuple[int, int]
-    parameters: int
-    adapter: str = ""
-    wants: Wants = Wants()
-    named: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    class_names: tuple[str, ...] = ()
-
-    @property
-    def needs(self) -> str:
-        """Adapter, native size, stride, widths and normalisation, in one line."""
-        wants = self.wants
-        size = f"{wants.size} px" if wants.size else "any size"
-        norm = f"mean {_numbers(wants.mean)} std {_numbers(wants.std)}" if wants.mean and wants.std else "unknown"
-        return (
-            f"{self.adapter}, native {size}, stride {self.stride:g}, summary {self.summary_dim} ({wants.summary}), "
-            f"spatial {self.spatial_dim}, normalisation {norm}"
-        )
 
 
 def oddities(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
@@ -86,10 +47,6 @@ def oddities(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
     if wants.size and not 0.5 <= teacher.input_size / wants.size <= 2:
         found.append(f"it sees {teacher.input_size} px and was trained at {wants.size}")
     return found
-
-
-def _numbers(values: tuple[float, ...] | None) -> str:
-    return "/".join(f"{v:.3g}" for v in values or ())
 
 
 def describe(teacher: ResolvedTeacher) -> TeacherInfo:
