@@ -13,7 +13,8 @@ import torch
 
 import radioplat
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.tasks.quantize.quantize import QuantizeReport, quantize
+from radioplat.tasks.quantize.quantize import quantize
+from radioplat.tasks.quantize.report import QuantizeReport
 from radioplat.tracking.follow import StepEvent
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run

@@ -13,7 +13,7 @@ from radioplat.models.detectors.base import Detector
 from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.quantize.quantize import load_quantizable
+from radioplat.tasks.quantize.post_training import load_quantizable
 
 IMAGES = 32
 WANTED = frozenset({"summary", "spatial"})

@@ -19,7 +19,7 @@ from radioplat.spec.resolved.number_formats import formats_of
 from radioplat.spec.schema.quantize import Calibrator
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import onnx_file
-from radioplat.tasks.quantize.quantize import REPORT, LayerReport, QuantizeReport
+from radioplat.tasks.quantize.report import REPORT, LayerReport, QuantizeReport
 from radioplat.tracking.results import TaskFolder, write_atomic
 
 FILE = "student_quantized.onnx"

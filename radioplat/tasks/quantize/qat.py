@@ -23,7 +23,8 @@ from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint
-from radioplat.tasks.quantize.quantize import MODEL, REPORT, QuantizeReport, layer_reports, load_quantizable, post_train
+from radioplat.tasks.quantize.post_training import load_quantizable, post_train
+from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
 from radioplat.tracking.follow import Callback
 from radioplat.tracking.results import TaskFolder, write_atomic
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from radioplat.common import terminal
-from radioplat.tasks.quantize.quantize import LayerReport, QuantizeReport
+from radioplat.tasks.quantize.report import LayerReport, QuantizeReport
 
 MOST = 40  # rows shown of a long model
 

@@ -12,7 +12,7 @@ from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.exporting.onnx.modelopt import quantize_onnx
-from radioplat.tasks.quantize.quantize import LayerReport, QuantizeReport
+from radioplat.tasks.quantize.report import LayerReport, QuantizeReport
 from radioplat.tasks.quantize.show import show
 
 EXPORTED: list[Path] = []  # by the first test that wants it

@@ -13,7 +13,7 @@ from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, save_stude
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.quantize.qat import MADE_OF, _done, _made_of, training_spec
-from radioplat.tasks.quantize.quantize import REPORT
+from radioplat.tasks.quantize.report import REPORT
 
 PER_EPOCH = 50
 
