@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.common.terminal import note
-from radioplat.launch.driver import distill
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
 from radioplat.tasks.compress.compress import START, CompressReport, compress
 from radioplat.tasks.compress.record import Entry
 from radioplat.tasks.compress.stages import Outcome
+from radioplat.tasks.distill.distill import distill
 from radioplat.tracking.results import write_atomic
 
 STEPS, RETRAIN_STEPS = 200, 100  # of 16 images

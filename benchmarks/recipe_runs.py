@@ -13,10 +13,10 @@ from benchmarks.recipe_variants import OTHER, SIZE, VARIANTS, WITH_UNTRAINED, Fi
 from radioplat.common.atomic_files import written_aside
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.models.open_models import TRAINED, UNTRAINED
-from radioplat.launch.driver import distill
 from radioplat.quickstart.corpora import Corpora
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.distill.distill import distill
 from radioplat.tasks.evaluate.evaluate import EvaluateResult, evaluate
 
 STEPS_PER_EPOCH = 125  # as the quickstart's sources say

@@ -90,7 +90,7 @@ def main() -> None:
 
 def _student(folder: Path) -> Path:
     """The student that is quantized; distilled once."""
-    from radioplat.launch.driver import distill
+    from radioplat.tasks.distill.distill import distill
 
     ensure_inputs([f"results_dir={folder / 'inputs'}"])
     epochs = -(-BASE_STEPS // STEPS_PER_EPOCH)

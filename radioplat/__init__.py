@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 __all__ = ["distill", "train", "evaluate", "load_spec", "load_student"]
 
 _FUNCTIONS = {
-    "distill": ("radioplat.launch.driver", "distill"),
-    "train": ("radioplat.launch.driver", "train"),
+    "distill": ("radioplat.tasks.distill.distill", "distill"),
+    "train": ("radioplat.tasks.distill.distill", "train"),
     "evaluate": ("radioplat.tasks.evaluate.evaluate", "evaluate"),
     "load_spec": ("radioplat.spec.loading.load", "load_spec"),
     "load_student": ("radioplat.models.student.checkpoint", "load_student"),

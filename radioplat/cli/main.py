@@ -26,7 +26,7 @@ def radio(argv: Sequence[str] | None = None) -> int:
 
 def distill(args: argparse.Namespace) -> None:
     """Distil a student from the spec's teachers."""
-    from radioplat.launch.driver import distill as run
+    from radioplat.tasks.distill.distill import distill as run
     from radioplat.tasks.distill.show import show
 
     show(run(args.spec, args.overrides, progress=True))
@@ -34,7 +34,7 @@ def distill(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Fine-tune a backbone on labels."""
-    from radioplat.launch.driver import train as run
+    from radioplat.tasks.distill.distill import train as run
     from radioplat.tasks.distill.show import show
 
     show(run(args.spec, args.overrides, progress=True))

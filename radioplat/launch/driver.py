@@ -1,8 +1,7 @@
-"""``radioplat.distill(spec)`` and ``radioplat.train(spec)``: what the command line, the jobs and users call."""
+"""One run of ``distill`` or ``train`` as its driver sees it: the folder, the lease, the workers, the verdict."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from radioplat.launch.ray.scanning import scanner
 from radioplat.launch.storage_watch import StorageWatch
 from radioplat.models.pretrained.start import start_notes
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.driver_log import driver_log
@@ -55,49 +54,6 @@ class RunResult:
     then: dict[str, Any] = field(default_factory=dict)
     bill: Bill | None = None
     account: Goodput | None = None
-
-
-def distill(
-    spec: Spec | dict | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> RunResult:
-    """Distil a student from the spec's teachers; rerunning goes on from the newest checkpoint.
-
-    Args:
-        spec: a spec, a mapping, or a YAML file, which is only read.
-        overrides: ``key=value``, applied to it.
-        callbacks: called in this process, in order, with a ``StepEvent`` or ``CheckpointEvent``.
-        progress: draw progress on stderr.
-        say: called with each line for the user; default: print to stderr.
-
-    Raises:
-        RadioplatError: see ``radioplat.errors``; the results folder's ``status.json`` then ends with FAILURE.
-        Stopped: SIGTERM came to this process and what there was is saved; unless handled, it exits with status 75.
-    """
-    spec = load_spec(spec, overrides)
-    result = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
-    if not spec.distill.then:
-        return result
-    return replace(result, then=_then(spec))
-
-
-def train(
-    spec: Spec | dict | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> RunResult:
-    """Fine-tune ``model.backbone`` on labels; its checkpoint is a teacher or a student by path alone.
-
-    Arguments and errors as :func:`distill`.
-    """
-    return run_task(load_spec(spec, overrides), "train", None, callbacks, progress, say or _to_stderr)
 
 
 def run_task(
@@ -247,15 +203,3 @@ _ORDER_FIELDS = {
 def _differing(state: RunState, run: Run) -> str:
     names = [name for name, value in run.order_fields.items() if state.order_fields.get(name) != value]
     return ", ".join(_ORDER_FIELDS[name] for name in names)
-
-
-def _then(spec: Spec) -> dict[str, Any]:
-    from radioplat.tasks.evaluate.evaluate import evaluate
-    from radioplat.tasks.export.export import export, gen_trt_engine
-
-    tasks: dict[str, Callable[[Spec], Any]] = {"evaluate": evaluate, "export": export, "gen_trt_engine": gen_trt_engine}
-    return {name: tasks[name](spec) for name in spec.distill.then}
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

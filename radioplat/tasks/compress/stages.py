@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.compression.cost import cost_of
-from radioplat.launch.driver import distill, train
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector, load_detector
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, load_student
 from radioplat.spec.checks.tasks.compress import QUANTIZES
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.evaluate.detectors import DetectorsReport, side_tables
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.gate_metrics import metrics_of

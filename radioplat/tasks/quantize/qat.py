@@ -43,7 +43,7 @@ def quantize_and_train(
 
     Raises:
         RadioplatError: as :func:`radioplat.tasks.quantize.quantize.quantize` and
-            :func:`radioplat.launch.driver.distill`.
+            :func:`radioplat.tasks.distill.distill.distill`.
     """
     start, task = folder.path / MODEL, "distill" if spec.distill.teacher else "train"
     home = TaskFolder(spec.results_dir, "qat", spec.quantize.qat.results_dir)

@@ -30,7 +30,7 @@ def quantize(
     """Quantize ``quantize.checkpoint``, by default the latest student there is, and with mode qat train it.
 
     Args:
-        callbacks, progress, say: of that training, as :func:`radioplat.launch.driver.distill` takes them.
+        callbacks, progress, say: of that training, as :func:`radioplat.tasks.distill.distill.distill` takes them.
 
     Raises:
         SpecError: fields of ``quantize`` contradict each other or name no layer, or the student is quantized already.

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
-from radioplat.launch.driver import distill, train
 from radioplat.models.student.checkpoint import read_architecture
 from radioplat.spec.schema.retrain import RetrainConfig, RetrainMode
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Policy
+from radioplat.tasks.distill.distill import distill, train
 
 LOWER = 0.1  # of the rate of the run, for fine-tuning
 
@@ -28,7 +28,7 @@ def retrain(
         The run's last checkpoint.
 
     Raises:
-        RadioplatError: as :func:`radioplat.launch.driver.distill`.
+        RadioplatError: as :func:`radioplat.tasks.distill.distill.distill`.
     """
     # A student without heads was taught by labels.
     run = distill if spec.distill.teacher and read_architecture(start, "").heads else train

@@ -13,9 +13,9 @@ from typing import Any
 
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, Stopped
-from radioplat.launch.driver import distill, train
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.compress import compress
+from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
 from radioplat.tasks.quantize.quantize import quantize
