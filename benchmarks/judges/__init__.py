@@ -1,0 +1,1 @@
+"""Judges of issues: programs that import nothing of radioplat."""
