@@ -1,0 +1,49 @@
+"""The tree is as docs/architecture.md says, and no folder holds more than a reader can look over."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("folders", Path(__file__).with_name("folders.py"))
+folders = importlib.util.module_from_spec(_spec)
+import sys  # noqa: E402
+
+sys.modules["folders"] = folders  # dataclasses look there
+_spec.loader.exec_module(folders)
+MOST_FILES = 16
+TOLERANCE = 0.1  # of a folder's lines: the page need not change with every line
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in text.splitlines()[2:]]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_page_has_the_folders_that_there_are():
+    page = folders.PAGE.read_text(encoding="utf-8")
+    written = _rows(page.split(folders.BEGIN)[1].split(folders.END)[0])
+    real = _rows(folders.table())
+    assert written.keys() == real.keys(), "run `python tests/folders.py`"
+    for name, (files, lines, purpose, imports) in real.items():
+        said_files, said_lines, said_purpose, said_imports = written[name]
+        assert (said_files, said_purpose, said_imports) == (files, purpose, imports), f"{name}: python tests/folders.py"
+        assert abs(int(said_lines) - int(lines)) <= max(20, TOLERANCE * int(lines)), f"{name}: python tests/folders.py"
+
+
+@pytest.mark.parametrize("folder", folders.folders(), ids=lambda folder: folder.path or "radioplat")
+def test_a_folder_holds_no_more_files_than_a_reader_looks_over(folder):
+    assert folder.files <= MOST_FILES
+
+
+def test_imports_of_the_page_point_downwards():
+    """The order of pyproject.toml's import-linter contract, held against the imports that the tree has."""
+    layers = re.search(r"layers = \[(.*?)\]", (folders.ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.S)[1]
+    order = [name.strip() for line in re.findall(r'"(.*?)"', layers) for name in line.split(":")]
+    found = [folder for folder in folders.folders() if folder.path and "/" not in folder.path]
+    assert {folder.path for folder in found} | {"errors"} == set(order)
+    for folder in found:
+        assert all(order.index(name) > order.index(folder.path) for name in folder.imports), folder
