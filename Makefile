@@ -1,9 +1,10 @@
-# Two commands matter: `make quickstart` and `make test`. Each makes .venv first; the second time that costs nothing.
+# `make quickstart` shows it, `make check` is for while you work, `make test` is what CI runs. Each makes .venv first; the
+# second time that costs nothing.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: quickstart test lint proof clean distclean
+.PHONY: quickstart test check lint proof clean distclean
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -46,8 +47,16 @@ test: lint
 	cat $$failed
 	[[ ! -s $$failed ]]
 
+# While you work: lint, and the unit tests of what differs from main (SINCE=HEAD~1: from another commit).
+SINCE ?=
+check: lint
+	tests=$$($(VENV)/bin/python tests/changed.py $(SINCE))
+	[[ -z "$$tests" ]] || $(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadfile $$tests $(PYTEST_ARGS)
+
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
 
 # Long measurements and chaos tests, marked `proof`: each file in a process of its own, as above.
 proof: $(STAMP)
