@@ -86,7 +86,7 @@ def quantize_onnx(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         made = Path(folder) / path.name
         try:
-            with warnings.catch_warnings(), _silent():
+            with warnings.catch_warnings(), _silent(), _calibrators_kept():
                 warnings.simplefilter("ignore")
                 quantize(
                     str(source),
@@ -117,6 +117,24 @@ def layers_of(model: onnx.ModelProto) -> OnnxLayers:
     quantized = {layer.name: layer.node.op_type for layer in layers if layer.is_quantized}
     skipped = {layer.name: "ModelOpt left it" for layer in layers if not layer.is_quantized}
     return OnnxLayers(quantized, skipped)
+
+
+@contextlib.contextmanager
+def _calibrators_kept() -> Iterator[None]:
+    """Undo what ModelOpt changes in onnxruntime's calibration, which ``export.cpu`` uses in this process."""
+    from onnxruntime.quantization import base_quantizer, calibrate, qdq_quantizer
+
+    modules = (base_quantizer, calibrate, qdq_quantizer)
+    classes = [c for module in modules for c in vars(module).values() if isinstance(c, type)]
+    ours = [c for c in classes if c.__module__.startswith("onnxruntime.")]
+    kept = [(holder, dict(vars(holder))) for holder in (*modules, *ours)]
+    try:
+        yield
+    finally:
+        for holder, before in kept:
+            for name, value in before.items():
+                if vars(holder).get(name) is not value:
+                    setattr(holder, name, value)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,16 @@ def quantized_to(format, exported, images, folder):
         quantize_onnx(path, folder / "again.onnx", pixels)
 
 
+def test_onnxruntime_s_own_calibration_is_left_as_it_was(exported, images, tmp_path):
+    """ModelOpt replaces methods of onnxruntime's calibrators; ``export.cpu`` in the same process failed after it."""
+    from onnxruntime.quantization import calibrate
+
+    holders = (calibrate, calibrate.CalibraterBase, calibrate.MinMaxCalibrater, calibrate.HistogramCollector)
+    before = [dict(vars(holder)) for holder in holders]
+    quantized_to("int8", exported, images, tmp_path)
+    assert [dict(vars(holder)) for holder in holders] == before
+
+
 def test_what_it_does_not_take_is_named(exported, images, tmp_path):
     pixels = images.numpy().astype(np.float32) / 255
     with pytest.raises(
