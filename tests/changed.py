@@ -1,7 +1,7 @@
 """Prints the unit tests that belong to what was changed: since the commit given, by default ``main``'s fork point.
 
-A changed test belongs; so does every test that imports a changed module. End-to-end tests and tests that start Ray do not:
-``make test`` runs those.
+A changed test belongs; so does every test that imports a changed module. End-to-end tests and tests that start Ray do
+not: ``make test`` runs those.
 """
 
 from __future__ import annotations
