@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radioplat.optim.optimizer import MOMENTS
+from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.train import Precision, TrainConfig
-from radioplat.training.engine.deepspeed_engine import BUCKET, zero_stage
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.root import Spec
@@ -47,7 +48,6 @@ from radioplat.tasks.plan.scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.tasks.plan.teaching import moves_found, partitions_found, stages_found, target_norm_found
 from radioplat.teachers.base.teacher import check_weights, compute_dtype, oddities
 from radioplat.training.checkpoints.resume import blocked_by, unreachable
-from radioplat.training.engine.deepspeed_engine import zero_stage
 
 
 def plan(spec: Spec, task: str | None = None) -> Plan:

@@ -11,13 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer
+from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import Precision, TrainConfig
+from radioplat.spec.schema.train import Precision
 from radioplat.teachers.base.teacher import has_native_bf16
 from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.cpu_bf16 import CpuBf16
-
-BUCKET = 500_000_000  # DeepSpeed's default: gradients, as numbers, that travel together at most
 
 
 def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
@@ -76,11 +75,6 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         # DeepSpeed's own CPU Adam would be compiled at the start of each fresh machine, and is Adam alone.
         config["zero_force_ds_cpu_optimizer"] = False
     return config
-
-
-def zero_stage(train: TrainConfig) -> int:
-    """The stage that a run is in: 16 bits need one at least."""
-    return max(1, train.zero_stage) if train.precision is not Precision.fp32 else train.zero_stage
 
 
 def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
