@@ -24,10 +24,10 @@ from radioplat.data.batch import Batch
 from radioplat.data.loading.arrow_batch import batch_to_table, pack, table_to_batch, unpack
 from radioplat.data.loading.closeable import CloseableIterator, end_thread
 from radioplat.data.loading.padding import padding_batch
-from radioplat.data.loading.ray_blocks import read_blocks
 from radioplat.data.loading.reader import GrainReader
 from radioplat.data.loading.run_data import dataset_from_json, open_reader
 from radioplat.data.order.dealing import PADDING, Grains
+from radioplat.data.ray_blocks import read_blocks
 from radioplat.data.storage.outage import before_each_try, note_waits_in
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import ours_in

@@ -10,7 +10,7 @@ import pyarrow as pa
 import ray
 import ray.data
 
-from radioplat.data.loading.ray_blocks import read_blocks
+from radioplat.data.ray_blocks import read_blocks
 from radioplat.data.scan.scan import ScanBatch, ScanResult, scan_batch
 
 BATCHES_PER_TASK = 8
