@@ -131,7 +131,7 @@ def radio_student():
     """
     import torch
 
-    from radioplat.models.student.heads import HeadArchitecture
+    from radioplat.models.heads import HeadArchitecture
     from radioplat.models.student.student import Student, StudentArchitecture
 
     heads = (

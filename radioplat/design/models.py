@@ -13,10 +13,10 @@ from radioplat.design.views import mosaic_problems, where_sized
 from radioplat.errors import Problem, SpecError
 from radioplat.exporting.weights.export import format_problems
 from radioplat.losses.target_transforms.forms import FORMS
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.pretrained.start import known_architecture
 from radioplat.models.probe import probe
 from radioplat.models.quantized.architecture import Quantization
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.optim.parameter_groups import pattern_problems
 from radioplat.spec.checks.training.detection import detects

@@ -14,10 +14,10 @@ from radioplat.compression.pruning.prune import prune_student
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import sparsify
 from radioplat.errors import SpecError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.modifiers.low_rank import pair, splittable
 from radioplat.models.modifiers.spectral import materialise, reparametrize
 from radioplat.models.student.checkpoint import load_student, save_one_file
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.low_rank import LowRankConfig
 from radioplat.spec.schema.prune import PruneConfig, PrunePart, SparsityConfig, SparsityPattern

@@ -14,7 +14,7 @@ from radioplat.data.batch import Batch, View
 from radioplat.data.order.dealing import Grains
 from radioplat.design.partitions import Partitions
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import DistillModule, MicroBatch
 from radioplat.spec.loading.load import load_spec

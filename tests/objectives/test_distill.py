@@ -12,7 +12,7 @@ from radioplat.losses.base.grid import Overlap
 from radioplat.losses.base.reduce import to_grid
 from radioplat.losses.terms import feature
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import ClassifyModule, DistillModule, MicroBatch
 from radioplat.spec.loading.load import load_spec

@@ -13,7 +13,7 @@ from radioplat.losses.terms.angle import Angle, angle_between
 from radioplat.losses.terms.feature import mse
 from radioplat.losses.terms.logits import kl_hinton, kl_tao
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import DistillModule, MicroBatch
 from radioplat.objectives.loss_state import LossState

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from radioplat.errors import SpecError
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.optim.optimizer import MOMENTS, build_optimizer, learning_rate
 from radioplat.spec.schema.train import OptimConfig, OptimizerName, Policy

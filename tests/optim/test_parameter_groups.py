@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from radioplat.errors import SpecError
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.optim.optimizer import build_optimizer, learning_rate, set_rates
 from radioplat.optim.parameter_groups import parameter_groups, pattern_problems

@@ -14,7 +14,7 @@ from torch import nn
 from radioplat.compression.pruning.parts import attentions, blocks_of, part_of
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
-from radioplat.models.student.heads import AttentionHead
+from radioplat.models.heads import AttentionHead
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.prune import PruneConfig, PruneMode, PrunePart, PruneScope
 

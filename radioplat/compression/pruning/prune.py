@@ -13,9 +13,9 @@ from radioplat.compression.pruning.groups import Readers, chosen, groups_of, tra
 from radioplat.compression.pruning.parts import attentions
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
+from radioplat.models.heads import AttentionHead
 from radioplat.models.modifiers.reshaping import Reshaping, difference, keep_children
 from radioplat.models.modifiers.sparsity import Sparsity
-from radioplat.models.student.heads import AttentionHead
 from radioplat.models.student.student import Student, StudentArchitecture, build_backbone
 from radioplat.spec.schema.prune import PruneConfig, PrunePart, SparsityPattern
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from radioplat.models.heads import TeacherHead
 from radioplat.models.student.fold_target_norm import fold_head
-from radioplat.models.student.heads import TeacherHead
 from radioplat.models.student.student import Student
 
 LAST = "final.2"  # the last linear of an MLP2

@@ -20,7 +20,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.weights.plain_student import finer, folded, has_mlp, is_linear, plain_copy, silent_head
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.student.heads import AttentionHead, TeacherHead
+from radioplat.models.heads import AttentionHead, TeacherHead
 from radioplat.models.student.student import Student
 
 # timm's own architectures with a class token, by width; every argument is written beside the name all the same.

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.heads import HeadArchitecture, TeacherHead
 from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
 
 

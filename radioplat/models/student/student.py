@@ -15,12 +15,12 @@ from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
+from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.modifiers.low_rank import split_layers
 from radioplat.models.modifiers.reshaping import Reshaping, reshape
 from radioplat.models.modifiers.sparsity import Sparsity
 from radioplat.models.modifiers.spectral import materialise, reparametrize
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
-from radioplat.models.student.heads import HeadArchitecture, TeacherHead
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import nn
 from radioplat.errors import WeightsError
 from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.student.heads import ATTENTION_HEADS, MLP2, AttentionHead
+from radioplat.models.heads import ATTENTION_HEADS, MLP2, AttentionHead
 from radioplat.models.weights.read import Contents, read_checkpoint
 
 _BACKBONES = ("base_model.", "radio_model.model.")

@@ -11,7 +11,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
-from radioplat.models.student.heads import shuffle_up
+from radioplat.models.heads import shuffle_up
 from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
 from radioplat.models.weights.read import Contents, fit, read_checkpoint, require_finite

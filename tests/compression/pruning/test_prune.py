@@ -18,8 +18,8 @@ from radioplat.compression.pruning.schedule import gone, of_what_is_left
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import sparsify
 from radioplat.errors import SpecError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import load_student, save_one_file
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.prune import (
     PruneConfig,

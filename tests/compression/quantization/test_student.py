@@ -13,9 +13,9 @@ import radioplat
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.quantization.student import quantize_student
 from radioplat.errors import DataError, SpecError, WeightsError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import save_student
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.quantize import Calibrator, LayerRule, QuantizeConfig, QuantizeMode, TensorFormat
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radioplat.errors import EngineError
 from radioplat.exporting.onnx.dynamic_resolution import step_of, traced_size, tried_sizes
 from radioplat.exporting.onnx.export import export_onnx
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from radioplat.exporting.onnx.export import OnnxReport, export_onnx
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.quantized.residual_quantizer import has_identity_branch
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 
 SIZE = 32

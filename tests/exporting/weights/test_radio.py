@@ -13,7 +13,7 @@ import torch
 
 from radioplat.errors import EngineError
 from radioplat.exporting.weights.radio import radio_file, write_radio
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.weights.radio_layout import read_radio, take_apart
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.loading.load import load_spec

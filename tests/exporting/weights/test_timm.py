@@ -6,7 +6,7 @@ import timm
 import torch
 
 from radioplat.exporting.weights.timm import timm_file
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 
 
 def created(found) -> torch.nn.Module:

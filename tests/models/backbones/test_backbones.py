@@ -9,8 +9,8 @@ import torch
 from radioplat.errors import SpecError
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.probe import probe
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 
 BOTH = frozenset({"summary", "spatial"})

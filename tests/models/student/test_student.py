@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import (
     HEADS_FILE,
@@ -19,7 +20,6 @@ from radioplat.models.student.checkpoint import (
     read_tensors,
     save_student,
 )
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 

@@ -10,9 +10,9 @@ import torch
 
 from radioplat.exporting.onnx.flat_student import FlatStudent
 from radioplat.losses.target_transforms.phi_s import phi_s
+from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.student.checkpoint import load_student, save_student
 from radioplat.models.student.fold_target_norm import fold_head
-from radioplat.models.student.heads import HeadArchitecture, TeacherHead
 from radioplat.models.student.student import Student, StudentArchitecture
 
 FORMS = ["scalar", "channels", "matrix"]

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from radioplat.errors import EngineError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import save_student
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec

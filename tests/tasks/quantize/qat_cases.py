@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import nn
 
 from radioplat.common.collectives import agree
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.train import OptimConfig

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.student.heads import MLP2
+from radioplat.models.heads import MLP2
 from radioplat.models.weights.radio_layout import fold_spectral
 from radioplat.teachers.base.teacher import describe
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import save_student
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, compute_dtype, describe, has_native_bf16
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import radioplat
 from radioplat.errors import WeightsError
 from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import load_student
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.training.checkpoints import checkpoint
 from radioplat.training.checkpoints.checkpoint import (

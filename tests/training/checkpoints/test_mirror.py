@@ -9,8 +9,8 @@ import shutil
 import pytest
 import torch
 
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import load_student
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.training.checkpoints.checkpoint import (

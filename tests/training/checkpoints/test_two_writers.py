@@ -20,7 +20,7 @@ import torch
 from radioplat.training.checkpoints.checkpoint import RunState, snapshot
 from radioplat.training.checkpoints.mirror import Mirror
 from radioplat.training.checkpoints.writer import Shelf
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.train import TrainConfig
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.training.checkpoints.checkpoint import (

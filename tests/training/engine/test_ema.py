@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from radioplat.errors import WeightsError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import EMA_FILE, has_average, load_student, read_average
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec

@@ -17,8 +17,8 @@ from torch import nn
 
 from radioplat.design.run import Run
 from radioplat.design.student import equip
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import read_tensors
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.loss_state import LossState
 from radioplat.spec.loading.load import load_spec

@@ -8,7 +8,7 @@ import torch
 
 from radioplat.data.batch import Batch
 from radioplat.errors import TrainingError
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import ClassifyModule, DistillModule
 from radioplat.spec.loading.load import load_spec

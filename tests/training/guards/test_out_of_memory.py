@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from radioplat.errors import OutOfMemory, TrainingError
 from radioplat.losses.base.grid import Overlap
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import DistillModule, MicroBatch
 from radioplat.objectives.pieces import differs_in_pieces, in_pieces

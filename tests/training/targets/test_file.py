@@ -11,7 +11,7 @@ from radioplat.data.batch import Batch
 from radioplat.errors import SpecError
 from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers

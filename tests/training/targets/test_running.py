@@ -9,7 +9,7 @@ import torch
 
 from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import DistillModule, MicroBatch
 from radioplat.spec.loading.load import load_spec

@@ -17,7 +17,7 @@ from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
 from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
-from radioplat.models.student.heads import HeadArchitecture
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers

@@ -10,8 +10,8 @@ from timm.layers import Conv2dSame
 
 from radioplat.compression.quantization.student import quantize_student
 from radioplat.errors import SpecError
+from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.checks.tasks.quantize import quantize_problems
 from radioplat.spec.loading.load import load_spec

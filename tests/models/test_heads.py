@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
-from radioplat.models.student.heads import MLP2, HeadArchitecture, TeacherHead, shuffle_up
+from radioplat.models.heads import MLP2, HeadArchitecture, TeacherHead, shuffle_up
 
 
 def test_mlp2_without_inner_blocks():
