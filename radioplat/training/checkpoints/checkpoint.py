@@ -43,6 +43,7 @@ from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_w
 
 MANIFEST, OPTIMIZER = "manifest.json", "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
+TARGET_NORM = "target_norm"  # prefix, in the optimizer file, of a target normalization that runs along
 _FILES = {STATE, OPTIMIZER}
 _MODELS = ({STUDENT_FILE, HEADS_FILE}, {DETECTOR_FILE})  # one of them
 _KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE})
@@ -330,3 +331,8 @@ def _sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def target_norm_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What in a checkpoint's optimizer file is the state of a target normalization that runs along."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(f"{TARGET_NORM}.")}

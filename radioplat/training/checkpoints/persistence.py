@@ -23,13 +23,12 @@ from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.logs import begun
 from radioplat.tracking.lease import check_lease
 from radioplat.tracking.results import TaskFolder
-from radioplat.training.checkpoints.checkpoint import read_checkpoint, read_losses, snapshot
+from radioplat.training.checkpoints.checkpoint import read_checkpoint, read_losses, snapshot, target_norm_state
 from radioplat.training.checkpoints.resume import mirror_of, starting_point
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.writer import Outcome, Shelf
 from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.ema import Ema
-from radioplat.training.targets.running import saved_state
 
 
 class Persistence:
@@ -68,7 +67,7 @@ class Persistence:
         if self._path is not None:
             tensors, self._optimizer_state = read_checkpoint(self._path)
             load_into(module.student, tensors, self._path, "results_dir")
-            self.target_norm = saved_state(self._optimizer_state)
+            self.target_norm = target_norm_state(self._optimizer_state)
             self._weights = {**tensors, **restore_peers(module, self._optimizer_state)}
             losses.load(read_losses(self._path))
         # What does not learn is kept here as it is now: ZeRO-3 cuts frozen parameters up too, and a bf16 engine rounds

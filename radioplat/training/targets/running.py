@@ -15,9 +15,9 @@ from radioplat.models.features import Features
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit
+from radioplat.training.checkpoints.checkpoint import TARGET_NORM
 from radioplat.training.targets.transforms import Key, counting, empty_moments, set_transforms
 
-_PREFIX = "target_norm"
 _PARTS = ("count", "total", "outer")
 
 
@@ -46,7 +46,7 @@ class RunningNorm:
         self._bases: dict[Key, torch.Tensor] = {}
         self._frozen = start >= config.freeze_after
         for (name, kind), moments in self._known.items():
-            stem = f"{_PREFIX}.{name}.{kind}"
+            stem = f"{TARGET_NORM}.{name}.{kind}"
             if f"{stem}.count" in saved:
                 moments.merge(Moments(*(saved[f"{stem}.{part}"] for part in _PARTS)))
             if f"{stem}.basis" in saved:
@@ -81,18 +81,13 @@ class RunningNorm:
         """All of it, for a checkpoint; every rank calls this."""
         self._put_together()
         found = {
-            f"{_PREFIX}.{name}.{kind}.{part}": tensor.clone()
+            f"{TARGET_NORM}.{name}.{kind}.{part}": tensor.clone()
             for (name, kind), moments in self._known.items()
             for part, tensor in zip(_PARTS, moments.parts(), strict=True)
         }
-        return found | {f"{_PREFIX}.{name}.{kind}.basis": basis.clone() for (name, kind), basis in self._bases.items()}
+        return found | {f"{TARGET_NORM}.{name}.{kind}.basis": basis.clone() for (name, kind), basis in self._bases.items()}
 
     def _put_together(self) -> None:
         for key, moments in self._since.items():
             self._known[key].merge(moments.reduced(collectives.total))
             moments.clear()
-
-
-def saved_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What of a checkpoint's optimizer file is the state of a :class:`RunningNorm`."""
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(f"{_PREFIX}.")}

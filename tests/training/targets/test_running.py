@@ -15,8 +15,9 @@ from radioplat.objectives.distill import DistillModule, MicroBatch
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit, TargetNormType
+from radioplat.training.checkpoints.checkpoint import target_norm_state
 from radioplat.training.engine.deepspeed_engine import build_engine
-from radioplat.training.targets.running import RunningNorm, saved_state
+from radioplat.training.targets.running import RunningNorm
 
 CPU = torch.device("cpu")
 
@@ -96,7 +97,7 @@ def test_resumed_anywhere_and_cut_otherwise_it_is_the_quiet_run(kind):
         start = {2: 0, 4: 2, 7: 4, 10: 7}[stop]
         run(running, start, stop, cut=2)
         saved = {**running.state(), "student.weight.exp_avg": torch.ones(2)}
-        running = build(broken, saved_state(saved), stop, config)
+        running = build(broken, target_norm_state(saved), stop, config)
     for name, value in buffers(quiet).items():
         assert torch.allclose(buffers(broken)[name], value, rtol=1e-5, atol=1e-6), name
 
