@@ -32,7 +32,7 @@ from radioplat.models.detectors.registry import AnyDetector
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.peers import Peer
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.teacher import ResolvedTeacher, average_view, student_view

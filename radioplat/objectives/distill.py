@@ -18,14 +18,13 @@ from radioplat.losses.weighting.teacher_dropping import kept
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
-from radioplat.objectives.inner_teachers import answers_inside, with_answers
+from radioplat.objectives.inner_teachers import AskAverage, answers_inside, with_answers
 from radioplat.objectives.mesa import mesa_loss
 from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.peers import Peer
 from radioplat.spec.resolved.labels import label_weight
-from radioplat.spec.resolved.teacher import ResolvedTeacher, Term
-from radioplat.spec.schema.distill import DistillConfig, LabelForm, Source
-from radioplat.training.loop.average_student import AverageStudent
+from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher, Term
+from radioplat.spec.schema.distill import AverageView, DistillConfig, LabelForm, Source
 
 
 @dataclass
@@ -57,7 +56,7 @@ class DistillModule(nn.Module):
         peers: networks that train with the student, by name; see :mod:`radioplat.objectives.peers`.
 
     Attributes:
-        average: the student's moving average, where it teaches.
+        average: asks the student's moving average, where it teaches.
         step: the global step at hand, by which MESA begins.
         regularizer: a penalty on the weights, added to ``loss`` and given as ``loss/regularizer``.
     """
@@ -72,7 +71,7 @@ class DistillModule(nn.Module):
     ) -> None:
         super().__init__()
         self.peers = nn.ModuleDict(dict(peers or {}))
-        self.average: AverageStudent | None = None
+        self.average: AskAverage | None = None
         self.step = 0
         self.student, self.teachers, self.view = student, teachers, view
         self.config = config = DistillConfig() if config is None else config
@@ -103,6 +102,13 @@ class DistillModule(nn.Module):
         late = step is not None and step < mesa.start_step
         return bool(mesa.weight and not late) or any(t.source is Source.ema for t in self.teachers)
 
+    def _mesa_view(self) -> str:
+        """Name of the view that MESA compares at this step; "" where it does not count."""
+        mesa = self.config.mesa
+        if not mesa.weight or self.step < mesa.start_step:
+            return ""
+        return AVERAGE if mesa.view is AverageView.shifted else self.view
+
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
         images = batch.views[self.view]
@@ -112,7 +118,7 @@ class DistillModule(nn.Module):
         losses: dict[str, torch.Tensor] = {}
         parts: dict[str, list[_Part]] = {}
         listened = [teacher for teacher in self.teachers if teacher.name not in self.quarantined]
-        inside = answers_inside(self, listened, batch, outputs, grid)
+        inside = answers_inside(listened, batch, outputs, grid, self.peers, self.average, self._mesa_view())
         batch = with_answers(batch, listened, inside)
         active = [teacher for teacher in listened if teacher.terms]
         for teacher in active:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from radioplat.models.capture import as_features
 from radioplat.models.features import Features
-from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
-from radioplat.spec.schema.distill import AverageView, Source
+from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.distill import Source
 
-if TYPE_CHECKING:
-    from radioplat.objectives.distill import DistillModule
-    from radioplat.objectives.micro_batch import MicroBatch
+# What the student's moving average says of uint8 images [B, 3, H, W], of the kinds that are wanted; without a gradient.
+AskAverage = Callable[[torch.Tensor, frozenset[str]], Features]
 
 
 @dataclass
@@ -36,45 +36,51 @@ class Inside:
 
 
 def answers_inside(
-    module: DistillModule,
     teachers: Sequence[ResolvedTeacher],
     batch: MicroBatch,
     outputs: Mapping[str, torch.Tensor],
     grid: tuple[int, int],
+    peers: nn.ModuleDict,
+    average: AskAverage | None,
+    mesa_view: str = "",
 ) -> Inside:
-    """Ask those of ``teachers`` that live in ``module``.
+    """Ask those of ``teachers`` that live in the student's module.
 
     Args:
         outputs: what the student's modules gave, by name.
         grid: of the student's map, rows and columns.
+        peers: by the names of teachers.
+        average: the student's moving average, where it is asked.
+        mesa_view: name of the view whose map of the average MESA compares; "" where MESA does not count.
     """
     found = Inside()
-    _ask_average(module, teachers, batch, found)
+    if average is not None:
+        _ask_average(average, teachers, batch, mesa_view, found)
     for teacher in teachers:
         if teacher.source is Source.deeper:
             named = {b.key: as_features(outputs[b.teacher_module], grid).detach() for b in teacher.bindings}
             found.targets[teacher.name] = Features(named=named)
         elif teacher.source is Source.peer:
-            said = module.peers[teacher.name](batch.views[teacher.view], teacher.wanted)
-            found.peers[teacher.name] = said
-            found.targets[teacher.name] = said.map(torch.Tensor.detach)
+            answer = peers[teacher.name](batch.views[teacher.view], teacher.wanted)
+            found.peers[teacher.name] = answer
+            found.targets[teacher.name] = answer.map(torch.Tensor.detach)
     return found
 
 
-def _ask_average(module: DistillModule, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, found: Inside) -> None:
+def _ask_average(
+    average: AskAverage, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, mesa_view: str, found: Inside
+) -> None:
     """One forward for each view that is wanted of the average, whoever wants it."""
     mine = [teacher for teacher in teachers if teacher.source is Source.ema]
     wanted: dict[str, frozenset[str]] = {}
     for teacher in mine:
         wanted[teacher.view] = wanted.get(teacher.view, frozenset()) | teacher.wanted
-    mesa = module.config.mesa
-    if mesa.weight and module.step >= mesa.start_step:
-        found.average_view = AVERAGE if mesa.view is AverageView.shifted else module.view
-        wanted[found.average_view] = wanted.get(found.average_view, frozenset()) | {"spatial"}
-    said = {view: module.average(batch.views[view], kinds) for view, kinds in wanted.items() if module.average}
-    found.targets |= {teacher.name: said[teacher.view] for teacher in mine}
-    if found.average_view:
-        found.average = said[found.average_view].spatial
+    if mesa_view:
+        wanted[mesa_view] = wanted.get(mesa_view, frozenset()) | {"spatial"}
+    answers = {view: average(batch.views[view], kinds) for view, kinds in wanted.items()}
+    found.targets |= {teacher.name: answers[teacher.view] for teacher in mine}
+    if mesa_view:
+        found.average, found.average_view = answers[mesa_view].spatial, mesa_view
 
 
 def with_answers(batch: MicroBatch, teachers: Sequence[ResolvedTeacher], inside: Inside) -> MicroBatch:

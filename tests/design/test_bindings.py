@@ -11,7 +11,7 @@ from radioplat.design.models import design_models
 from radioplat.errors import SpecError
 from radioplat.models.student.student import Student
 from radioplat.objectives.distill import DistillModule, MicroBatch
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.teachers.base.teacher import FrozenTeacher
 

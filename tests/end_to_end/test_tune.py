@@ -15,7 +15,7 @@ import ray
 import yaml
 
 from radioplat.cli.main import main
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.tune.record import State, read_trials
 from radioplat.tasks.tune.show import show

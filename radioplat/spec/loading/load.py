@@ -32,7 +32,7 @@ def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.
         overrides: hydra-style ``a.b[0].c=value`` or ``a.b.0.c=value``; values are YAML.
 
     Returns:
-        A validated tree of dataclasses; what contradicts another field is for `radioplat.spec.checks.check`.
+        A validated tree of dataclasses; what contradicts another field is for `radioplat.spec.checks.tasks.run`.
 
     Raises:
         SpecError: with one problem for each unknown, missing or mistyped field, or for each number out of its range.

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from radioplat.errors import Problem, SpecError
 from radioplat.models.detectors.checkpoint import is_detector, read_detector_architecture
 from radioplat.models.student.checkpoint import read_architecture
-from radioplat.spec.checks.check import check
 from radioplat.spec.checks.tasks.compress import QUANTIZES
 from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, quantize_problems
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.engine import TensorRTConfig

@@ -31,8 +31,8 @@ from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.needs import masks_found, missing, not_asked
 from radioplat.models.detectors.registry import build_detector
 from radioplat.models.pretrained.start import start_notes
-from radioplat.spec.checks.check import check
 from radioplat.spec.checks.tasks.prune import prune_problems
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.teacher import ResolvedTeacher

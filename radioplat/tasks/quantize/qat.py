@@ -18,8 +18,8 @@ from radioplat.errors import Problem, SpecError
 from radioplat.launch.driver import RunResult, run_task
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector
 from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
-from radioplat.spec.checks.check import check
 from radioplat.spec.checks.tasks.quantize import calibration_split
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 from radioplat.cluster.ray_cluster import attached, teacher_gpus
 from radioplat.common import terminal
 from radioplat.errors import SpecError
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import asked_teachers
 

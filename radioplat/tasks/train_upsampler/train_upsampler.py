@@ -12,7 +12,7 @@ import torch
 
 from radioplat.common.cpu_threads import torch_beside
 from radioplat.errors import SpecError
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.root import Spec

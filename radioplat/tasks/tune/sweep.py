@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 
 from radioplat.cluster.ray_cluster import wants_ray
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.checks.check import check
 from radioplat.spec.checks.tasks.compress import compress_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import quantize_problems
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.resolved.teacher import asked_teachers
 from radioplat.spec.schema.cluster import ClusterMode, Placement

@@ -95,8 +95,9 @@ class Trainer:
         persistence.restore_weights(self.module, self.loss_state)
         if backbone.architecture.sparsity is not None:
             hold_zeros(backbone.backbone, backbone.architecture.sparsity)
+        self._average: AverageStudent | None = None
         if isinstance(self.module, DistillModule) and self.module.asks_average():
-            self.module.average = AverageStudent(student)
+            self._average = self.module.average = AverageStudent(student)
         self.running = RunningState(self.module)
         regularize(self.module, self.spec.train)
         config, start = self.spec.distill.target_norm, self.state.global_step
@@ -309,10 +310,10 @@ class Trainer:
     def _look_at_average(self, step: int) -> None:
         """Show the module the student's average as the previous step left it, where it teaches at ``step``."""
         module = self.module
-        if isinstance(module, DistillModule) and module.average is not None:
+        if isinstance(module, DistillModule) and self._average is not None:
             module.step = step
             if module.asks_average(step):
-                module.average.follow(self.ema, module.student)
+                self._average.follow(self.ema, module.student)
 
     def _counted(
         self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]], count: int

@@ -85,7 +85,8 @@ class RunningNorm:
             for (name, kind), moments in self._known.items()
             for part, tensor in zip(_PARTS, moments.parts(), strict=True)
         }
-        return found | {f"{TARGET_NORM}.{name}.{kind}.basis": basis.clone() for (name, kind), basis in self._bases.items()}
+        bases = {f"{TARGET_NORM}.{n}.{kind}.basis": basis.clone() for (n, kind), basis in self._bases.items()}
+        return found | bases
 
     def _put_together(self) -> None:
         for key, moments in self._since.items():

@@ -34,7 +34,7 @@ from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.models.student.checkpoint import load_student, save_student
 from radioplat.models.student.student import Student
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.evaluate.evaluate import evaluate

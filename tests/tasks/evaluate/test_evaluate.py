@@ -20,7 +20,7 @@ from radioplat.errors import SpecError
 from radioplat.evaluation.models.needs import missing
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import save_student
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.plan.plan import plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.schema.retrain import RetrainConfig, RetrainMode
 from radioplat.spec.schema.root import Spec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radioplat.errors import SpecError
-from radioplat.spec.checks.check import check
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.checkpoints import checkpoint_problems
 from radioplat.spec.loading.load import load_spec
 

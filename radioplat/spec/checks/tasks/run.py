@@ -1,4 +1,4 @@
-"""Contradictions inside a spec that can be found by reading it alone: no file is opened, no model built."""
+"""Contradictions in the spec of a run (distill, train, train_upsampler) that reading it alone shows."""
 
 from __future__ import annotations
 
