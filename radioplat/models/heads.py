@@ -10,7 +10,7 @@ from torch import nn
 
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
-from radioplat.models.student.target_space import SCALAR, TargetSpaces
+from radioplat.models.target_space import SCALAR, TargetSpaces
 
 ATTENTION_HEADS = 16  # of an `attn` head's two blocks (spec_fields, section 7)
 

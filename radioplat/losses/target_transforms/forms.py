@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 from radioplat.spec.schema.distill import TargetNormType
 
 FORMS = {

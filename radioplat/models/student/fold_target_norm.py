@@ -14,7 +14,7 @@ from torch import nn
 
 from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 
 
 def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:

@@ -1,7 +1,7 @@
 """Transforms of the teachers' targets: measured over batches of their features, and set into the heads.
 
 Formulas: ``radioplat.losses.target_transforms.phi_s`` and ``whitening``; where they are applied:
-``radioplat.models.student.target_space``.
+``radioplat.models.target_space``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from radioplat.losses.target_transforms.phi_s import phi_s
 from radioplat.losses.target_transforms.transform import Transform
 from radioplat.losses.target_transforms.whitening import channel_scales, global_scale, pca, zca
 from radioplat.models.student.student import Student
-from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 from radioplat.objectives.overlap import shown_positions
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import TargetNormType

@@ -14,7 +14,7 @@ from radioplat.models.pretrained.start import start_notes, start_student
 from radioplat.models.student.checkpoint import save_one_file
 from radioplat.models.student.fold_target_norm import fold_head, unfold_head
 from radioplat.models.student.student import Student
-from radioplat.models.student.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 from radioplat.spec.loading.load import load_spec
 
 FORMS = (SCALAR, CHANNELS, MATRIX)

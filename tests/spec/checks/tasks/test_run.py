@@ -11,7 +11,7 @@ from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.checkpoints import checkpoint_problems
 from radioplat.spec.loading.load import load_spec
 
-EXAMPLE = Path(__file__).parents[3] / "specs" / "radio_two_teachers.yaml"
+EXAMPLE = Path(__file__).parents[4] / "specs" / "radio_two_teachers.yaml"
 T = "distill.teacher[0]"
 
 
