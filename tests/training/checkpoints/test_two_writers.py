@@ -14,7 +14,7 @@ import pytest
 # new one starts there, and where it is busy saves and prunes; then the old one goes on to its end; then the new one
 # saves and prunes.
 PLAY = """
-import dataclasses, json, os, signal, sys
+import dataclasses, json, os, signal, sys, threading
 from pathlib import Path
 import torch
 from radioplat.training.checkpoints.checkpoint import RunState, snapshot
@@ -35,7 +35,7 @@ def look(event, arguments):
         if any(str(a).startswith(home) for a in arguments if isinstance(a, (str, os.PathLike))):
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops here, and so do all
 
 sys.addaudithook(look)
 
@@ -112,7 +112,9 @@ def play(folder: Path, new: str, points: str) -> tuple[list[str], list[str]]:
 
 def test_a_writer_that_was_thought_dead_takes_nothing_away(tmp_path):
     stopped, fates = play(tmp_path, "idle", "1,5,10,15,16,17,18,22,26")
-    assert len(stopped) == 9 and sum("has another writer by now: process" in fate for fate in fates) >= 4
+    assert len(stopped) == 9
+    # Before its last look it finds out: by the new one's name, or because what it wrote was cleared.
+    assert all(fates[:4]) and "has another writer by now: process" in fates[0], fates
 
 
 @pytest.mark.proof
@@ -120,4 +122,4 @@ def test_a_writer_that_was_thought_dead_takes_nothing_away(tmp_path):
 def test_at_every_single_operation(tmp_path, new):
     stopped, fates = play(tmp_path, new, ",".join(map(str, range(1, 100))))
     assert 12 < len(stopped) < 99, "it was stopped at every operation up to its end"
-    assert sum("has another writer by now: process" in fate for fate in fates) >= 12
+    assert sum(map(bool, fates)) >= 12, fates
