@@ -129,7 +129,7 @@ def read_radio(path: str | Path, where: str = "", shapes_only: bool = False) -> 
     path, args = Path(path), None
     if path.is_dir():
         config = path / "config.json"
-        args = json.loads(config.read_text()).get("args") if config.is_file() else None
+        args = _config_args(config, where) if config.is_file() else None
         path = path / "model.safetensors"
     if not path.is_file():
         return None
@@ -153,10 +153,11 @@ def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | 
     if not is_radio(contents.tensors):
         raise WeightsError(f"{path} is not a RADIO checkpoint with a ViT in it", where=where)
     args, groups = contents.args, _sort(fold_spectral(contents.tensors))
+    _require_form(args, path, where)
     groups["dropped"] += [k for k in groups["backbone"] if k in _REPLACED]
     # HF's spelling of gamma
     backbone = {k.replace(".grandma", ".gamma"): v for k, v in groups["backbone"].items() if k not in _REPLACED}
-    teachers = [t for t in args.get("teachers", []) if isinstance(t, dict)]
+    teachers = args.get("teachers") or []
     class_tokens, slots = _tokens(args, teachers, groups["other"].get("summary_idxs"))
     names = [t.get("name") for t in teachers]
     heads: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
@@ -183,6 +184,27 @@ def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | 
         dropped=groups["dropped"],
         origin=(path, where),
     )
+
+
+def _config_args(config: Path, where: str) -> dict[str, Any] | None:
+    try:
+        args = json.loads(config.read_text()).get("args")
+    except (ValueError, AttributeError) as error:
+        raise WeightsError(f"{config} is not a whole Hugging Face config: {error}", where=where) from None
+    if args is not None and not isinstance(args, dict):
+        raise WeightsError(f"{config}: args must be a mapping, not {type(args).__name__}", where=where)
+    return args
+
+
+def _require_form(args: dict[str, Any], path: str, where: str) -> None:
+    """Refuse a description of another form than NVlabs' loader reads."""
+    teachers = args.get("teachers") or []
+    if not isinstance(teachers, list) or not all(
+        isinstance(t, dict) and isinstance(t.get("name"), str) for t in teachers
+    ):
+        raise WeightsError(f"{path}: args.teachers must be a list of teachers, each with a name", where=where)
+    if not isinstance(args.get("model_kwargs") or {}, dict):
+        raise WeightsError(f"{path}: args.model_kwargs must be a mapping", where=where)
 
 
 def _sort(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -217,6 +217,25 @@ def test_an_argument_of_the_file_that_is_not_known_is_refused_by_name(radio_stud
         assert caught.value.problems[0].where == BACKBONE
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[:80], "not a whole Hugging Face config"),
+        (lambda text: text.replace('"name"', '"nome"'), "each with a name"),
+        (lambda text: json.dumps({**json.loads(text), "args": [1]}), "args must be a mapping"),
+        (lambda text: text.replace('"model_kwargs": {', '"model_kwargs": [1], "old": {'), "model_kwargs must be"),
+    ],
+    ids=["torn", "teachers", "args", "model_kwargs"],
+)
+def test_a_folder_whose_config_is_of_another_form(change, words, radio_student, tmp_path):
+    write_hf(radio_student(), tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(change(config.read_text()))
+    with pytest.raises(WeightsError, match=words) as caught:
+        architecture_of(str(tmp_path), BACKBONE)
+    assert caught.value.problems[0].where == BACKBONE
+
+
 def test_what_cannot_start_this_student(radio_student, tmp_path):
     student = radio_student()
     write_radio(student, tmp_path / "s.pth")
