@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from radioplat.compress.rehearsal import rehearse
-from radioplat.data.detection_split import read_split
 from radioplat.data.index import build_index
 from radioplat.data.remote import is_remote
 from radioplat.data.run_data import RunData
@@ -17,12 +16,12 @@ from radioplat.data.shard_index import ShardIndex
 from radioplat.distill.accepts import accepted_tasks
 from radioplat.distill.cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.distill.design import Models, design_models
-from radioplat.distill.detector_design import detector_architecture, detector_widths
 from radioplat.distill.device_fit import device_problems
 from radioplat.distill.engine import zero_stage
 from radioplat.distill.findings import ModelLine, Plan, SourceLine
 from radioplat.distill.labels import class_names, label_problems
 from radioplat.distill.mirror import unreachable
+from radioplat.distill.plan_detection import detector_found
 from radioplat.distill.plan_scheme import inside_lines, mesa_lines, scheme_found
 from radioplat.distill.plan_task import next_task, trained_by
 from radioplat.distill.plan_teaching import moves_found, partitions_found, stages_found, target_norm_found
@@ -32,11 +31,9 @@ from radioplat.distill.stages import total_steps
 from radioplat.distill.start_warnings import start_warnings
 from radioplat.distill.student_design import build_on_meta
 from radioplat.distill.student_memory import parameter_bytes
-from radioplat.distill.told import told_problems
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluate.held_out_labels import held_out_labels
 from radioplat.evaluate.needs import masks_found, missing, not_asked
-from radioplat.models.detectors import build_detector
 from radioplat.models.start import start_notes
 from radioplat.spec.check import check
 from radioplat.spec.check_detection import detects
@@ -76,7 +73,7 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
         told = ["kNN where there are labels, fidelity", *masks_found(spec), *not_asked(spec)]
         result.facts["evaluation"] = "; ".join(told)
-    detector = _detector(spec, models, result) if detects(spec) and models is not None else None
+    detector = detector_found(spec, models, result) if detects(spec) and models is not None else None
     if models is not None:
         result.tasks = accepted_tasks(models.architecture)
         moves_found(spec, models, result)
@@ -101,25 +98,6 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
     result.problems += unreachable(spec, task)
     result.problems = list(dict.fromkeys(result.problems))
     return result
-
-
-def _detector(spec: Spec, models: Models, result: Plan) -> int | None:
-    """Annotations, the detector, and what binds it to its teachers; returns its parameters, if it can be built."""
-    held_out = spec.dataset.val_dataset
-    try:
-        found = read_split(spec.dataset.train_dataset, spec.dataset.classes, "dataset.train_dataset")
-        result.facts["objects"] = str(found)
-        if held_out.images_dir or held_out.tar_data_sources:
-            split = read_split(held_out, found.classes, "dataset.val_dataset")
-            result.facts["held-out objects"] = str(split)
-        form = detector_architecture(spec, models.architecture, found.classes)
-        if models.teachers:
-            result.problems += told_problems(spec)
-        detector_widths(spec, form, models.teachers, models.infos)
-        return sum(parameter.numel() for parameter in build_detector(form).parameters())
-    except RadioplatError as error:
-        result.problems += error.problems
-    return None
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:
