@@ -71,6 +71,15 @@ def test_the_same_command_goes_on_bit_for_bit(report, asked, quiet_run):
         quantize(quiet_run.file, [*asked[0], "quantize.algorithm=percentile"], say=lambda line: None)
 
 
+def test_plan_plans_the_training_of_the_quantized_student(report, quiet_run, asked):
+    found = plan(load_spec(quiet_run.file, asked[0]))
+    assert not found.problems and found.facts["task"].startswith("quantize: quantize.mode is qat")
+    assert found.facts["quantized student"].startswith("18 quantizers")
+    assert f"{report.trained.global_step} steps in all" in found.facts["length"]
+    plain = plan(load_spec(quiet_run.file, asked[0]), "distill")
+    assert "quantized student" not in plain.facts and "task" not in plain.facts
+
+
 def test_plan_counts_quantizers(report, quiet_run, tmp_path):
     spec = load_spec(quiet_run.file, [f"train.pretrained_model_path={report.path}", f"results_dir={tmp_path}"])
     found = plan(spec)

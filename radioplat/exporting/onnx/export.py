@@ -20,6 +20,7 @@ from radioplat.exporting.onnx.flat_detector import FlatDetector, as_wanted, is_d
 from radioplat.exporting.onnx.flat_student import Exportable, FlatStudent, trace
 from radioplat.exporting.onnx.fold_resizes import fold_resizes
 from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
+from radioplat.exporting.onnx.opset import choose_opset
 from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
 from radioplat.exporting.qdq.insert import insert_pairs, remove_marks
 from radioplat.exporting.qdq.lint import lint
@@ -30,18 +31,14 @@ from radioplat.exporting.qdq.report import (
     QuantizedReport,
     check_half_scales,
     float_type,
-    least_opset,
     student_floats,
     student_weight_only,
     write_beside,
 )
 from radioplat.models.detectors.registry import AnyDetector
-from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import in_float
-from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, newest_opset, parse_version, unread_operators
+from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version, unread_operators
 
-# The lowest operator set that can be written, and the first in which ONNX defines convolutions in bf16.
-MIN_OPSET = {"fp32": LOWEST_OPSET, "fp16": LOWEST_OPSET, "bf16": 22}
 # An fp32 file that is further from torch than this, relative to the largest value, is wrong rather than rounded.
 TOLERANCE = 1e-3
 # Protobuf's limit is 2 GiB a file.
@@ -127,7 +124,7 @@ def export_onnx(
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
     if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
-    opset, notes = _choose_opset(opset, data_type, module.formats, tensorrt_version)
+    opset, notes = choose_opset(opset, data_type, module.formats, tensorrt_version)
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]
@@ -189,34 +186,6 @@ def _known(adaptors: Sequence[str], names: Sequence[str]) -> None:
         if name not in names:
             valid = f"Valid: {', '.join(names)}." if names else "This student has no heads."
             raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
-
-
-def _choose_opset(
-    asked: int | None, data_type: str, formats: Sequence[NumberFormat], tensorrt_version: str | None
-) -> tuple[int, list[str]]:
-    oldest, newest = least_opset(formats, data_type, MIN_OPSET[data_type]), onnx.defs.onnx_opset_version()
-    kinds = ", ".join([data_type, *(format.value for format in formats)])
-    if version := parse_version(tensorrt_version or ""):
-        read = newest_opset(version, NumberFormat.int4 in formats)
-        if oldest > read:
-            raise EngineError(
-                f"TensorRT {tensorrt_version} reads ONNX up to operator set {read}, and {kinds} needs {oldest}",
-                where="export.tensorrt_version",
-                hint="Take a newer TensorRT, or another export.data_type or quantization.",
-            )
-        newest = min(newest, read)
-    if asked is None:
-        return max(oldest, min(TRACED, newest)), []
-    if asked > newest:
-        who = f"TensorRT {tensorrt_version}" if version else f"onnx {onnx.__version__}"
-        raise EngineError(
-            f"operator set {asked} is unknown to {who}",
-            where="export.opset_version",
-            hint=f"Valid: {oldest} to {newest}.",
-        )
-    if asked < oldest:
-        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {kinds} here"]
-    return asked, []
 
 
 def _lower_opset(file: Path, tensorrt_version: str | None, one_file_bytes: int) -> None:

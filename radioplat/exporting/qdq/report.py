@@ -47,7 +47,8 @@ def write_beside(report: QuantizedReport, path: Path) -> None:
 
 def least_opset(formats: Iterable[NumberFormat], data_type: str, opset: int) -> int:
     """The lowest operator set, at least ``opset``, that holds these formats beside layers in ``data_type``."""
-    return max(opset, HALF_OPSET if data_type != "fp32" else 0, *(MIN_OPSET[format] for format in formats))
+    needed = [MIN_OPSET[format] for format in formats]
+    return max(opset, HALF_OPSET if needed and data_type != "fp32" else 0, *needed)
 
 
 def float_type(asked: str, formats: Sequence[NumberFormat]) -> str:

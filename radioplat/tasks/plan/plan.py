@@ -10,13 +10,10 @@ import numpy as np
 
 from radioplat.cluster.ray_cluster import Offer, demand_of, offer, shortages, wants_ray
 from radioplat.compression.pruning.dry_run import rehearse
-from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.storage.object_stores import is_remote
-from radioplat.design.detector import detector_architecture, detector_widths
-from radioplat.design.detector_teachers import told_problems
 from radioplat.design.device import device_problems
 from radioplat.design.labels import class_names, label_problems
 from radioplat.design.memory import parameter_bytes
@@ -29,7 +26,6 @@ from radioplat.design.student import build_on_meta
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.needs import masks_found, missing, not_asked
-from radioplat.models.detectors.registry import build_detector
 from radioplat.models.pretrained.start import start_notes
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.run import check
@@ -42,6 +38,7 @@ from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import task_folder
 from radioplat.tasks.plan.accepts import accepted_tasks
+from radioplat.tasks.plan.detection import detector_found
 from radioplat.tasks.plan.findings import ModelLine, Plan, SourceLine
 from radioplat.tasks.plan.planned_task import next_task, trained_by
 from radioplat.tasks.plan.scheme import inside_lines, mesa_lines, scheme_found
@@ -77,7 +74,7 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
         result.problems += missing(spec, architecture, data.index if data else None, held_out)
         told = ["kNN where there are labels, fidelity", *masks_found(spec), *not_asked(spec)]
         result.facts["evaluation"] = "; ".join(told)
-    detector = _detector(spec, models, result) if detects(spec) and models is not None else None
+    detector = detector_found(spec, models, result) if detects(spec) and models is not None else None
     if models is not None:
         result.tasks = accepted_tasks(models.architecture)
         moves_found(spec, models, result)
@@ -107,25 +104,6 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
         result.problems += blocking
     result.problems = list(dict.fromkeys(result.problems))
     return result
-
-
-def _detector(spec: Spec, models: Models, result: Plan) -> int | None:
-    """Annotations, the detector, and what binds it to its teachers; returns its parameters, if it can be built."""
-    held_out = spec.dataset.val_dataset
-    try:
-        found = read_split(spec.dataset.train_dataset, spec.dataset.classes, "dataset.train_dataset")
-        result.facts["objects"] = str(found)
-        if held_out.images_dir or held_out.tar_data_sources:
-            split = read_split(held_out, found.classes, "dataset.val_dataset")
-            result.facts["held-out objects"] = str(split)
-        form = detector_architecture(spec, models.architecture, found.classes)
-        if models.teachers:
-            result.problems += told_problems(spec)
-        detector_widths(spec, form, models.teachers, models.infos)
-        return sum(parameter.numel() for parameter in build_detector(form).parameters())
-    except RadioplatError as error:
-        result.problems += error.problems
-    return None
 
 
 def _models(spec: Spec, task: str, result: Plan) -> Models | None:

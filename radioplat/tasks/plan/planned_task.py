@@ -11,7 +11,7 @@ from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint, task_folder
 from radioplat.tasks.quantize.qat import training_spec
-from radioplat.tasks.quantize.quantize import MODEL
+from radioplat.tasks.quantize.report import MODEL
 
 TASKS = ("distill", "train", "quantize")
 

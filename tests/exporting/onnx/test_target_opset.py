@@ -67,6 +67,12 @@ def test_a_file_for_tensorrt_8_is_in_operator_set_17(name, version, folders, tmp
     assert ("LayerNormalization" in operators(report.path)) == (version == "8.6.1" and name in ("vit", "gelu"))
 
 
+def test_fp16_needs_no_newer_set_than_fp32(folders, tmp_path):
+    """Scales of Q/DQ do; here there are none."""
+    report = written(tmp_path, folders["vit"], "tensorrt_version=8.5.2", "data_type=fp16")
+    assert report.opset == opset_of(report.path) == 17 and report.data_type == "fp16"
+
+
 @pytest.mark.parametrize(("version", "opset"), [("9.3", 18), ("10.0", 18), ("10.3.1", 18), ("11", 18), (None, 18)])
 def test_a_newer_target_keeps_the_usual_set(version, opset, folders, tmp_path):
     report = written(tmp_path, folders["vit"], *([f"tensorrt_version={version}"] if version else []))

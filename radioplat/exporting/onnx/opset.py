@@ -1,0 +1,53 @@
+"""Which operator set an ONNX file is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from radioplat.errors import EngineError
+from radioplat.exporting.onnx.lower_opset import TRACED
+from radioplat.exporting.qdq.report import least_opset
+from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, newest_opset, parse_version
+
+# The lowest operator set that can be written, and the first in which ONNX defines convolutions in bf16.
+MIN_OPSET = {"fp32": LOWEST_OPSET, "fp16": LOWEST_OPSET, "bf16": 22}
+
+
+def choose_opset(
+    asked: int | None, data_type: str, formats: Sequence[NumberFormat], tensorrt_version: str | None
+) -> tuple[int, list[str]]:
+    """The operator set of a file in ``data_type`` with these ``formats`` of Q/DQ, and what differs from what was asked.
+
+    Args:
+        asked: None for the one that is usual, or needed and read.
+        tensorrt_version: that must read the file; None for the newest.
+
+    Raises:
+        EngineError: the target reads no operator set that holds the file, or does not read the one that is asked for.
+    """
+    oldest, newest = least_opset(formats, data_type, MIN_OPSET[data_type]), onnx.defs.onnx_opset_version()
+    kinds = ", ".join([data_type, *(format.value for format in formats)])
+    if version := parse_version(tensorrt_version or ""):
+        read = newest_opset(version, NumberFormat.int4 in formats)
+        if oldest > read:
+            raise EngineError(
+                f"TensorRT {tensorrt_version} reads ONNX up to operator set {read}, and {kinds} needs {oldest}",
+                where="export.tensorrt_version",
+                hint="Take a newer TensorRT, or another export.data_type or quantization.",
+            )
+        newest = min(newest, read)
+    if asked is None:
+        return max(oldest, min(TRACED, newest)), []
+    if asked > newest:
+        who = f"TensorRT {tensorrt_version}" if version else f"onnx {onnx.__version__}"
+        raise EngineError(
+            f"operator set {asked} is unknown to {who}",
+            where="export.opset_version",
+            hint=f"Valid: {oldest} to {newest}.",
+        )
+    if asked < oldest:
+        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {kinds} here"]
+    return asked, []
