@@ -23,7 +23,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.closeable import CloseableIterator, end_thread
 from radioplat.data.grains import PADDING, Grains
 from radioplat.data.padding import padding_batch
-from radioplat.data.ray_blocks import read_blocks
+from radioplat.data.ray_blocks import end_execution, read_blocks
 from radioplat.data.reader import GrainReader
 from radioplat.data.run_data import dataset_from_json, open_reader
 from radioplat.data.views import ViewSpec
@@ -148,7 +148,7 @@ def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
                 for i in range(block.num_rows):
                     yield from map(table_to_batch, unpack(block.slice(i, 1)))
 
-    return CloseableIterator(read(), wake=lambda: iterator._on_iteration_end(None))
+    return CloseableIterator(read(), wake=lambda: end_execution(iterator))
 
 
 def read_in_turn(
