@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import ray
 import ray.data
+
+if TYPE_CHECKING:
+    from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
 
 def read_blocks(iterator: ray.data.DataIterator) -> Generator[pa.Table, None, None]:
@@ -23,4 +27,14 @@ def read_blocks(iterator: ray.data.DataIterator) -> Generator[pa.Table, None, No
     finally:
         if isinstance(bundles, Generator):
             bundles.close()
+        end_execution(iterator, executor)
+
+
+def end_execution(iterator: ray.data.DataIterator, executor: StreamingExecutor | None = None) -> None:
+    """Have Ray Data stop, for this reader reads no more; where Ray is shut down, nothing is left to stop.
+
+    Args:
+        executor: of a dataset that is executed in this process.
+    """
+    if ray.is_initialized():
         iterator._on_iteration_end(executor)

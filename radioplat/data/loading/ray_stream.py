@@ -27,7 +27,7 @@ from radioplat.data.loading.padding import padding_batch
 from radioplat.data.loading.reader import GrainReader
 from radioplat.data.loading.run_data import dataset_from_json, open_reader
 from radioplat.data.order.dealing import PADDING, Grains
-from radioplat.data.ray_blocks import read_blocks
+from radioplat.data.ray_blocks import end_execution, read_blocks
 from radioplat.data.storage.outage import before_each_try, note_waits_in
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import ours_in
@@ -169,7 +169,7 @@ def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
                 for i in range(block.num_rows):
                     yield from map(table_to_batch, unpack(block.slice(i, 1)))
 
-    return CloseableIterator(read(), wake=lambda: iterator._on_iteration_end(None))
+    return CloseableIterator(read(), wake=lambda: end_execution(iterator))
 
 
 def read_in_turn(

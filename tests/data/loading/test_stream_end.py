@@ -134,8 +134,8 @@ def busy(count: int) -> Iterator[None]:
 @pytest.mark.timeout(1200)
 def test_starts_and_ends_beside_busy_processes(cluster, prepared):
     arguments, ids, _ = prepared
-    with busy(2 * (os.cpu_count() or 1)):
-        start_and_end(arguments, ids, 20, random.Random(2))
+    with busy(os.cpu_count() or 1):
+        start_and_end(arguments, ids, 10, random.Random(2))
 
 
 def test_a_feeder_that_waits_for_a_late_read_is_ended(cluster, tmp_path, prepare, slow_storage):
@@ -192,8 +192,13 @@ for _ in range(count):
     next(batches)
 print("reads", flush=True)
 sys.stdin.readline()
-batches.close()
-ray.shutdown()
+if sys.argv[2] == "closed first":
+    batches.close()
+    ray.shutdown()
+else:
+    ray.shutdown()
+    batches.close()
+assert not ray.is_initialized()
 print("ended", flush=True)
 sys.stdin.readline()
 """
@@ -201,14 +206,15 @@ sys.stdin.readline()
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare, slow_storage):
+@pytest.mark.parametrize("order", ["closed first", "shut down first"])
+def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare, slow_storage, order):
     """A read is late and the coordinator is stopped, so that whoever has asked it waits while Ray is shut down."""
     arguments, ids, paths = prepare(tmp_path)
-    for _ in range(4):
+    for _ in range(3):
         slow_storage.hold(paths[-1])
         before = processes(b"SplitCoordinator")
         child = subprocess.Popen(
-            [sys.executable, "-c", CYCLE, json.dumps([arguments, 24])],  # the late read is in the fourth block of eight
+            [sys.executable, "-c", CYCLE, json.dumps([arguments, 24]), order],  # the late read is in the fourth block
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert child.stdout.readline() == "reads\n"
@@ -228,3 +234,34 @@ def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare,
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
         assert coordinators and (child.returncode, said, output) == (0, "ended\n", "")
+
+
+MANY = """
+import json, sys
+import ray
+from radioplat.data.grains import Grains
+from radioplat.data.stream import open_stream, read_stream
+
+folder, dataset, views = json.loads(sys.argv[1])
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+opened = [open_stream((folder, dataset, tuple(map(tuple, views))), Grains(4, 1), 0, 8, tasks=1, cpus_per_task=0.1)
+          for _ in range(8)]
+streams = [read_stream(iterator) for (iterator,) in opened]
+for batches in streams:
+    next(batches)
+for batches in streams:
+    next(batches)
+    batches.close()
+ray.shutdown()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_a_process_that_read_many_streams_outlives_ray(prepared):
+    """Whatever a stream leaves behind may ask Ray at any moment of its shutdown: of eight, one or another will."""
+    for _ in range(4):
+        command = [sys.executable, "-c", MANY, json.dumps(prepared[0])]
+        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=120)
+        assert (child.returncode, child.stdout) == (0, "ended\n")
