@@ -21,12 +21,11 @@ from pathlib import Path, PurePosixPath
 
 from radioplat.data.storage.files import (
     FileState,
+    RangeFile,
     absolute,
     copy_file,
     list_files,
-    read_range,
     remove_file,
-    stat_file,
     write_file,
 )
 from radioplat.errors import TrainingError
@@ -297,4 +296,5 @@ def read_whole(path: str) -> bytes:
     Raises:
         OSError: it is missing or cannot be read.
     """
-    return read_range(path, 0, stat_file(path).size)
+    file = RangeFile(path)  # opened once: size and bytes are of one version, where it is replaced meanwhile
+    return file.read(0, file.state.size)
