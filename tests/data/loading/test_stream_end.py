@@ -239,8 +239,8 @@ def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare,
 MANY = """
 import json, sys
 import ray
-from radioplat.data.grains import Grains
-from radioplat.data.stream import open_stream, read_stream
+from radioplat.data.order.dealing import Grains
+from radioplat.data.loading.ray_stream import open_stream, read_stream
 
 folder, dataset, views = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
