@@ -27,8 +27,8 @@ from radioplat.exporting.onnx.export import export_onnx
 from radioplat.exporting.onnx.flat_student import FlatStudent
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.quickstart.photographs import PHOTOGRAPHS, crops
-from radioplat.spec.schema.cpu_export import CpuQuantization, CpuTarget
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
+from radioplat.spec.schema.export import CpuQuantization, CpuTarget
 from radioplat.spec.schema.quantize import QuantizeConfig
 
 Call = Callable[[Any], Any]

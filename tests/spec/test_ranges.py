@@ -169,7 +169,8 @@ def test_a_spec_is_refused_when_it_is_loaded(override, where, words):
     assert problem.where == where and words in problem.message
 
 
-def test_plan_names_the_file_and_the_field(tmp_path, capsys):
+def test_plan_names_the_file_and_the_field(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # the path of a test folder is long, and wrapped inside words
     (tmp_path / "spec.yaml").write_text("train: {seed: 18446744073709551616, optim: {weight_decay: .inf}}\n")
     assert main(["plan", "-e", str(tmp_path / "spec.yaml")]) == 1
     said = " ".join(capsys.readouterr().err.split())

@@ -14,7 +14,7 @@ from radioplat.evaluation.metrics.fidelity import FidelityMeter
 from radioplat.evaluation.metrics.resolution_agreement import AgreementMeter
 from radioplat.losses.base.reduce import to_grid
 from radioplat.models.features import Features
-from radioplat.spec.schema.tasks import EvaluateConfig
+from radioplat.spec.schema.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from radioplat.evaluation.measure.findings import Findings

@@ -23,7 +23,7 @@ from radioplat.evaluation.metrics.linear_probe import linear_probe
 from radioplat.evaluation.metrics.zero_shot import zero_shot_accuracy
 from radioplat.evaluation.models.evaluated_model import Subject
 from radioplat.models.features import Features
-from radioplat.spec.schema.tasks import EvaluateConfig
+from radioplat.spec.schema.evaluate import EvaluateConfig
 
 Encoded = Callable[[Iterator[Batch], dict[str, Subject]], Iterator[tuple[Batch, dict[str, Features]]]]
 

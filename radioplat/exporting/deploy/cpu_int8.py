@@ -27,7 +27,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.qdq.graph import Graph, read_graph
 from radioplat.exporting.qdq.layers import find_layers
 from radioplat.exporting.qdq.mark import module_of
-from radioplat.spec.schema.cpu_export import CpuQuantization, CpuTarget
+from radioplat.spec.schema.export import CpuQuantization, CpuTarget
 
 FIELD = "export.cpu"
 _HEADS = "heads."  # regressions: they stay float

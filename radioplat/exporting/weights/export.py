@@ -25,7 +25,7 @@ from radioplat.models.student.checkpoint import load_student, save_one_file
 from radioplat.models.student.student import Student
 from radioplat.models.weights.radio_layout import read_radio, take_apart
 from radioplat.models.weights.read import load_into
-from radioplat.spec.schema.tasks import ExportFormat
+from radioplat.spec.schema.export import ExportFormat
 
 TOLERANCE = 1e-4  # of what is read back, in fp32, relative to the largest value
 # Where each format is written in the task's folder.
@@ -43,7 +43,7 @@ class WeightsReport:
 
     Attributes:
         path: the file, or the folder of ``hf``.
-        format: see :class:`~radioplat.spec.schema.tasks.ExportFormat`.
+        format: see :class:`~radioplat.spec.schema.export.ExportFormat`.
         adaptors: heads in it, by teacher's name.
         bytes: size on disk.
         max_abs_error: of the backbone's features, read back from the file, against the student's, in fp32.

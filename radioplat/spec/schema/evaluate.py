@@ -1,4 +1,4 @@
-"""Spec sections of the metrics below ``evaluate`` that have fields of their own; each is off unless asked for."""
+"""Spec section ``evaluate``, and those of its metrics that have fields of their own; each is off unless asked for."""
 
 from __future__ import annotations
 
@@ -146,3 +146,34 @@ class ZeroShotConfig:
     teacher: str | None = None  # whose summary shares the text's space
     class_names: list[str] = field(default_factory=list)  # in the order of the labels; empty: the index's own names
     templates: list[str] = field(default_factory=lambda: ["a photo of a {}."])
+
+
+@dataclass
+class EvaluateConfig:
+    """Spec section ``evaluate``: what a trained student is worth on ``dataset.val_dataset``."""
+
+    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
+    # (+) several models side by side, instead of the checkpoint: the others are compared with the first. A mapping of
+    # names to paths will do
+    models: list[JudgedModel] = field(default_factory=list)
+    results_dir: str | None = None
+    batch_size: int | None = number(None, at_least=1)
+    # processes of this machine that encode, a GPU each; without one, each has its share of cores
+    num_gpus: int = number(1, at_least=1)
+    knn_k: int = number(20, at_least=1)
+    knn_temperature: float = number(0.07, above=0)
+    max_images: int | None = number(None, at_least=1)  # (+) per split; unset: all
+    # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
+    use_ema: bool | None = None
+    baseline: bool = True  # (+) evaluate the untrained student beside the trained one
+    # (+) images shown in the PCA pictures; of detectors with their boxes
+    pictures: int = number(4, at_least=0, hint="0: no pictures.")
+    # (+) vectors that linear CKA compares; 0: no CKA
+    cka_rows: int = number(1024, at_least=4, also=(0,), hint="0: no CKA.")
+    # (+) sizes in pixels at which the student is judged beside its own: fidelity, and whether its features agree
+    resolutions: list[int] = number(list, at_least=1, at_most=65_536)
+    linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
+    segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)
+    change: ChangeConfig = field(default_factory=ChangeConfig)  # (+)
+    correspondence: CorrespondenceConfig = field(default_factory=CorrespondenceConfig)  # (+)
+    zero_shot: ZeroShotConfig = field(default_factory=ZeroShotConfig)  # (+)

@@ -9,8 +9,8 @@ from radioplat.errors import Problem, SpecError
 from radioplat.exporting.engines.onnx_input import QUANTIZED
 from radioplat.exporting.onnx.export import OnnxReport, export_onnx
 from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.tasks import ExportFormat
 
 
 def export_detector(spec: Spec, checkpoint: Path, path: Path) -> OnnxReport:

@@ -14,8 +14,8 @@ from radioplat.models.detectors.checkpoint import is_detector
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.tasks import ExportFormat
 from radioplat.tasks.export.detector import export_detector, float_type_of
 from radioplat.tasks.export.side_files import find_needs, write_beside
 from radioplat.tracking.results import TaskFolder

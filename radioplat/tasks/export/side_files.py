@@ -19,7 +19,7 @@ from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student
 from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.resolved.tensorrt_version import FIRST_WITHOUT_CACHE, parse_version
-from radioplat.spec.schema.cpu_export import CpuTarget
+from radioplat.spec.schema.export import CpuTarget
 from radioplat.spec.schema.root import Spec
 
 _INT8 = {"int8"}

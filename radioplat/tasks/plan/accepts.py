@@ -16,7 +16,7 @@ from radioplat.models.modifiers.low_rank import splittable
 from radioplat.models.probe import probe
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.spec.schema.tasks import ExportFormat
+from radioplat.spec.schema.export import ExportFormat
 
 _WHERE = "model.backbone.type"
 

@@ -14,7 +14,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.deploy.cpu_int8 import quantize_for_cpu
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.student.student import Student
-from radioplat.spec.schema.cpu_export import CpuQuantization, CpuTarget
+from radioplat.spec.schema.export import CpuQuantization, CpuTarget
 
 from .conftest import CNN, SIZE
 

@@ -16,7 +16,7 @@ from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import is_checkpoint, save_student
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.schema.tasks import ExportFormat
+from radioplat.spec.schema.export import ExportFormat
 from radioplat.tasks.export.export import export
 
 FORMATS = [f for f in ExportFormat if f is not ExportFormat.onnx]

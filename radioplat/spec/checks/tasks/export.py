@@ -9,9 +9,8 @@ from radioplat.spec.checks.tasks.engine import engine_problems
 from radioplat.spec.checks.tasks.quantize import calibration_problems
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.resolved.tensorrt_version import FIRST_WITHOUT_CACHE, LOWEST_OPSET, newest_opset, parse_version
-from radioplat.spec.schema.cpu_export import CpuQuantization
+from radioplat.spec.schema.export import CpuQuantization, ExportConfig, ExportFormat
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.tasks import ExportConfig, ExportFormat
 
 
 def export_problems(spec: Spec) -> Iterator[Problem]:

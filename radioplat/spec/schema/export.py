@@ -1,4 +1,4 @@
-"""Spec sections of the tasks around training: ``evaluate``, ``inference``, ``export``."""
+"""Spec section ``export``."""
 
 from __future__ import annotations
 
@@ -6,56 +6,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from radioplat.spec.ranges import number
-from radioplat.spec.schema.cpu_export import CpuQuantization, CpuTarget
-from radioplat.spec.schema.evaluate import (
-    ChangeConfig,
-    CorrespondenceConfig,
-    JudgedModel,
-    LinearProbeConfig,
-    SegmentationConfig,
-    ZeroShotConfig,
-)
 
 
-@dataclass
-class EvaluateConfig:
-    """Spec section ``evaluate``: what a trained student is worth on ``dataset.val_dataset``."""
+class CpuQuantization(str, Enum):
+    """How a student becomes INT8 for onnxruntime on a CPU."""
 
-    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
-    # (+) several models side by side, instead of the checkpoint: the others are compared with the first. A mapping of
-    # names to paths will do
-    models: list[JudgedModel] = field(default_factory=list)
-    results_dir: str | None = None
-    batch_size: int | None = number(None, at_least=1)
-    # processes of this machine that encode, a GPU each; without one, each has its share of cores
-    num_gpus: int = number(1, at_least=1)
-    knn_k: int = number(20, at_least=1)
-    knn_temperature: float = number(0.07, above=0)
-    max_images: int | None = number(None, at_least=1)  # (+) per split; unset: all
-    # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
-    use_ema: bool | None = None
-    baseline: bool = True  # (+) evaluate the untrained student beside the trained one
-    # (+) images shown in the PCA pictures; of detectors with their boxes
-    pictures: int = number(4, at_least=0, hint="0: no pictures.")
-    # (+) vectors that linear CKA compares; 0: no CKA
-    cka_rows: int = number(1024, at_least=4, also=(0,), hint="0: no CKA.")
-    # (+) sizes in pixels at which the student is judged beside its own: fidelity, and whether its features agree
-    resolutions: list[int] = number(list, at_least=1, at_most=65_536)
-    linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
-    segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)
-    change: ChangeConfig = field(default_factory=ChangeConfig)  # (+)
-    correspondence: CorrespondenceConfig = field(default_factory=CorrespondenceConfig)  # (+)
-    zero_shot: ZeroShotConfig = field(default_factory=ZeroShotConfig)  # (+)
+    dynamic = "dynamic"  # weights; ranges of activations anew from each image. Linear layers alone
+    static = "static"  # weights and activations, with ranges from real images
 
 
-@dataclass
-class InferenceConfig:
-    """Spec section ``inference``: a folder of images to features."""
+class CpuTarget(str, Enum):
+    """The CPU that static INT8 is for."""
 
-    checkpoint: str | None = None
-    results_dir: str | None = None
-    batch_size: int | None = number(None, at_least=1)
-    images_dir: str | None = None
+    x86_vnni = "x86_vnni"  # unsigned activations, signed weights
+    x86 = "x86"  # without VNNI: the same with weights of 7 bits, so that 16-bit sums do not overflow
+    arm = "arm"  # both signed
 
 
 class ExportFormat(str, Enum):
