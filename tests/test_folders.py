@@ -19,7 +19,7 @@ TOLERANCE = 0.1  # of a folder's lines: the page need not change with every line
 
 
 def _rows(text: str) -> dict[str, list[str]]:
-    rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in text.splitlines()[2:]]
+    rows = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in text.splitlines()[2:]]
     return {row[0]: row[1:] for row in rows}
 
 

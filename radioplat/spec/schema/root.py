@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from radioplat.spec.ranges import number
 from radioplat.spec.schema.cluster import ClusterConfig, FeatureCacheConfig, TeacherServiceConfig
 from radioplat.spec.schema.compress import CompressConfig
 from radioplat.spec.schema.dataset import DatasetConfig
@@ -11,7 +12,6 @@ from radioplat.spec.schema.distill import DistillConfig
 from radioplat.spec.schema.engine import GenTrtEngineConfig
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.spec.schema.export import ExportConfig
-from radioplat.spec.schema.inference import InferenceConfig
 from radioplat.spec.schema.low_rank import LowRankConfig
 from radioplat.spec.schema.model import ModelConfig
 from radioplat.spec.schema.prune import PruneConfig
@@ -19,6 +19,16 @@ from radioplat.spec.schema.quantize import QuantizeConfig
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
 from radioplat.spec.schema.wandb import WandbConfig
+
+
+@dataclass
+class InferenceConfig:
+    """Spec section ``inference``: a folder of images to features."""
+
+    checkpoint: str | None = None
+    results_dir: str | None = None
+    batch_size: int | None = number(None, at_least=1)
+    images_dir: str | None = None
 
 
 @dataclass
