@@ -93,7 +93,7 @@ def test_what_a_process_that_was_killed_noted_is_no_wait_for_ever(watched, tmp_p
     code = f"""
 import time
 from pathlib import Path
-from radioplat.data import outage
+from radioplat.data.storage import outage
 outage.note_waits_in(Path({str(tmp_path)!r}))
 with outage.StorageWait("/corpus/1.tar", time.monotonic(), 60.0) as wait:
     outage.FIRST_PAUSE_S = 100

@@ -26,7 +26,7 @@ from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
 READER = """
 import sys, time, traceback
-from radioplat.data import outage, retry
+from radioplat.data.storage import outage, retry
 from radioplat.data.images.decode import BadSample
 from radioplat.data.loading.fetch import Fetcher
 from radioplat.data.index.shard_index import ShardIndex
