@@ -56,7 +56,6 @@ check: lint
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/mypy
 
 # Long measurements and chaos tests, marked `proof`: each file in a process of its own, as above.
 proof: $(STAMP)
