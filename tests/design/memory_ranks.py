@@ -1,4 +1,7 @@
-"""What an engine holds at each ZeRO stage; started as a script this file is one of two workers."""
+"""What an engine holds at each ZeRO stage, measured in a process of its own: this file as a script is one worker.
+
+``python memory_ranks.py OUT CASES``, with torch's variables of a process group; CASES is JSON, OUT gets a number each.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,6 @@ def _live() -> dict[int, int]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     deepspeed_compat.init_distributed("gloo")
-    found = [measure(case) for case in CASES]
+    found = [measure(tuple(case)) for case in json.loads(sys.argv[2])]
     if os.environ["RANK"] == "0":
         Path(sys.argv[1]).write_text(json.dumps(found))

@@ -30,32 +30,44 @@ def said(case, world: int) -> float:
     return parameter_bytes(ranks.config(*case), world).of(ranks.PARAMETERS) / ranks.PARAMETERS
 
 
-@named([("fp32", 0, "adamw", True), ("fp32", 1, "sgd", False), ("fp32", 3, "adamw", False), ("bf16", 2, "lamb", True)])
-def test_it_is_what_an_engine_of_one_worker_holds(case, process_group):
-    assert said(case, 1) == pytest.approx(ranks.measure(case), rel=0.02)
+ALONE = [("fp32", 0, "adamw", True), ("fp32", 1, "sgd", False), ("fp32", 3, "adamw", False), ("bf16", 2, "lamb", True)]
+
+
+def measured(folder: Path, world: int, cases: list[tuple]) -> dict[tuple, float]:
+    """Bytes a parameter on the first of ``world`` workers, by case."""
+    out = folder / "found.json"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(world)}
+    root = str(HERE.parents[1])
+    workers = [
+        subprocess.Popen(
+            [sys.executable, HERE / "memory_ranks.py", out, json.dumps(cases)],
+            env=os.environ | where | {"PYTHONPATH": root, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world)
+    ]
+    try:
+        assert [worker.wait(timeout=280) for worker in workers] == [0] * world
+    finally:
+        for worker in workers:
+            worker.kill()
+    return dict(zip(cases, json.loads(out.read_text()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def one_worker(tmp_path_factory) -> dict[tuple, float]:
+    return measured(tmp_path_factory.mktemp("one"), 1, ALONE)
 
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory) -> dict[tuple, float]:
-    """Bytes a parameter on the first of two workers, by case."""
-    out = tmp_path_factory.mktemp("memory") / "found.json"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-    root = str(HERE.parents[1])
-    both = [
-        subprocess.Popen(
-            [sys.executable, HERE / "memory_ranks.py", out],
-            env=os.environ | where | {"PYTHONPATH": root, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [worker.wait(timeout=280) for worker in both] == [0, 0]
-    finally:
-        for worker in both:
-            worker.kill()
-    return dict(zip(ranks.CASES, json.loads(out.read_text()), strict=True))
+    return measured(tmp_path_factory.mktemp("two"), 2, ranks.CASES)
+
+
+@named(ALONE)
+def test_it_is_what_an_engine_of_one_worker_holds(case, one_worker):
+    assert said(case, 1) == pytest.approx(one_worker[case], rel=0.02)
 
 
 @pytest.mark.proof
