@@ -53,4 +53,4 @@ def test_no_page_claims_what_was_not_seen(claim):
 def test_the_licence_is_the_canonical_text_and_belongs_to_the_package():
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["license"] == "Apache-2.0" and project["license-files"] == ["LICENSE"]
+    assert project["license"] == "Apache-2.0" and project["license-files"] == ["LICENSE", "NOTICE"]
