@@ -9,7 +9,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class CloseableIterator(Iterator[Item]):

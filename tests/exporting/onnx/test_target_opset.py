@@ -17,7 +17,7 @@ from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.export.export import export
 
-from .qdq.conftest import CNN, SIZE, VIT, quantized_student
+from ..qdq.conftest import CNN, SIZE, VIT, quantized_student
 
 NEWER = {"Gelu", "GroupNormalization", "Mish"}
 
