@@ -129,7 +129,8 @@ SpecMaker = Callable[..., dict[str, Any]]
 def make_spec(corpora, weights) -> SpecMaker:
     """make_spec(results_dir, {section: ...}) -> a spec: two corpora 2:1, two teachers, 2 epochs of 4 steps of 6."""
     kwargs = {"embed_dim": 48, "depth": 2, "num_heads": 3}
-    student = {"type": "c_radio_v3_vit_base_patch16_reg4_dinov2", "kwargs": kwargs}
+    # Positions for 2048 pixels, which this name has, would be most of so small a student.
+    student = {"type": "c_radio_v3_vit_base_patch16_reg4_dinov2", "kwargs": kwargs, "cpe_max_size": SIZE}
     base = {
         "model": {"backbone": student},
         "dataset": {

@@ -119,11 +119,14 @@ def test_plan_names_the_field(radioplat, spec_file, overrides, field, words):
 
 
 def test_every_problem_at_once(radioplat, spec_file):
-    wrong = ["dataset.img_size=70", "train.zero_stage=5", "dataset.val_dataset.tar_data_sources[0].root_dir=/nowhere"]
+    """Numbers outside their range come first, by themselves: what else is wrong may follow from them."""
+    wrong = ["dataset.img_size=70", "train.offload=true", "dataset.val_dataset.tar_data_sources[0].root_dir=/nowhere"]
     status, _, err = radioplat("plan", "-e", spec_file, *wrong)
     assert status == 1
-    for field in ("dataset.img_size", "train.zero_stage", "dataset.val_dataset.tar_data_sources[0].root_dir"):
+    for field in ("dataset.img_size", "train.offload", "dataset.val_dataset.tar_data_sources[0].root_dir"):
         assert field in err
+    status, _, err = radioplat("plan", "-e", spec_file, "train.zero_stage=5", "train.optim.lr=.nan")
+    assert status == 1 and "train.zero_stage" in err and "train.optim.lr" in err
 
 
 def test_a_run_refuses_what_plan_refuses(radioplat, spec_file, tmp_path):

@@ -127,7 +127,6 @@ def test_a_student_alone_with_its_average_trains_and_is_evaluated(with_teachers,
 
 def test_reverse_runs_as_offline_and_warns_of_a_large_teacher(with_teachers, make_spec, tmp_path):
     spec = with_teachers(tmp_path, "reverse")
-    spec["model"]["backbone"]["cpe_max_size"] = 64  # positions for 2048 pixels would be most of so small a student
     found = plan(load_spec(spec))
     assert not found.problems and "runs as offline does" in found.facts["scheme"]
     (warning,) = (warning for warning in found.warnings if "scheme reverse" in warning)
