@@ -56,6 +56,7 @@ check: lint
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
 
 # Long measurements and chaos tests, marked `proof`: each file in a process of its own, as above.
 proof: $(STAMP)
@@ -80,7 +81,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -92,6 +92,7 @@ class Stopped(SystemExit):
     """
 
     restart_cause = "stopped"
+    code: int
 
     def __init__(self) -> None:
         super().__init__(os.EX_TEMPFAIL)

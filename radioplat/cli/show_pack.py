@@ -11,12 +11,14 @@ class PackProgress:
     """A bar for each part of the work, on stderr. Use as a context manager and call it with the figures."""
 
     def __init__(self) -> None:
-        self._what, self._bar = "", None
+        self._what = ""
+        self._bar: StepProgress | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what != self._what:
             self.__exit__()
-            self._what, self._bar = what, StepProgress(total, label=what, unit="image").__enter__()
+            self._what = what
+            self._bar = StepProgress(total, label=what, unit="image").__enter__()
         if self._bar is not None:
             self._bar.update(done)
 

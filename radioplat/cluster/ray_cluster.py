@@ -92,15 +92,13 @@ def offer(spec: Spec) -> Offer:
     Raises:
         ClusterError: it cannot be joined.
     """
-    address = _address(spec)
-    if address is None and not _is_joined():
-        machine = Offer.this_machine()
-        return Offer(math.inf, machine.gpus)
+    address, ours = _address(spec), not _is_joined()
+    if ours:
+        if address is None:
+            return Offer(math.inf, Offer.this_machine().gpus)
+        _join(address, log_to_driver=False)
     import ray
 
-    ours = not ray.is_initialized()
-    if ours:
-        _join(address, log_to_driver=False)
     try:
         return _most()
     finally:
@@ -171,11 +169,10 @@ def attached(address: str | None) -> Iterator[bool]:
 
     found = address or _running()
     ours = not ray.is_initialized()
-    if ours and found is None:
-        raise ClusterError(
-            "no cluster runs here", where="cluster.address", hint="ray start --head, or set RAY_ADDRESS."
-        )
     if ours:
+        if found is None:
+            hint = "ray start --head, or set RAY_ADDRESS."
+            raise ClusterError("no cluster runs here", where="cluster.address", hint=hint)
         _join(found, log_to_driver=False)
     try:
         yield _most().gpus > 0

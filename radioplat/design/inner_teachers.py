@@ -48,6 +48,7 @@ def describe_inside(
         raise SpecError(*problems)
     with captured(backbone.target, sorted({b.teacher_module for t in mine for b in t.bindings})) as outputs:
         found = probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
+    assert found.spatial is not None and found.summary is not None  # both were asked for
     rows, columns, width = found.spatial.shape[1:]
     summary = found.summary.shape[-1]
     if isinstance(backbone, RadioViT):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from radioplat.design.bindings import with_projections
 from radioplat.design.inner_teachers import describe_inside, peer_problems
@@ -93,7 +94,7 @@ def design_models(spec: Spec, task: str) -> Models:
         problems += error.problems
     if problems:
         raise SpecError(*problems)
-    own = max(tuple(found.shape[1:3]) for found in maps)
+    own = max(tuple(found.shape[1:3]) for found in maps if found is not None)
     # Of a picture of several images all is sent; what is said of each is cut out of it.
     whole = {teacher.name for teacher in teachers if teacher.mosaic > 1}
     finer = {head.name: head.upsample for head in architecture.heads}
@@ -144,7 +145,7 @@ def _student_architecture(
     mean, std, where = student_normalisation(spec)
     if wrong := list(normalisation_problems(mean, std, where)):
         raise SpecError(*wrong)
-    normal = dict(
+    normal: dict[str, Any] = dict(
         mean=mean,
         std=std,
         drop_path=backbone.drop_path,

@@ -154,7 +154,8 @@ def prepare(
     limit = spec.dataset.max_pixels
     index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
     found = read_split(split, spec.dataset.classes, "dataset.train_dataset") if detects(spec) else None
-    data = RunData.create(index, split, spec.dataset.max_pixels, found and BoxTable.join(index, found.pictures))
+    boxes = None if found is None else BoxTable.join(index, found.pictures)
+    data = RunData.create(index, split, spec.dataset.max_pixels, boxes)
     data.order  # noqa: B018  an empty source must be found now
     classes = models.architecture.num_classes
     problems = list(label_problems(spec, models.teachers, models.infos, data, classes))

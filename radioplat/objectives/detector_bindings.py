@@ -129,7 +129,7 @@ def binding_widths(
             theirs = named[bound.key]
             if why := _unlike(bound, mine, theirs, outputs, named):
                 problems.append(Problem(why, bound.where, "Name maps on both sides, or the same of " + _LISTED))
-            else:
+            elif mine is not None:
                 width = mine.shape[1] if mine.ndim == 4 else mine.shape[-1]
                 found[f"{teacher.name}/{bound.name}"] = (width, theirs[-1])
     if problems:

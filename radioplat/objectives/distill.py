@@ -296,6 +296,8 @@ def _pair(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Student's and teacher's tensor for one term in fp32; maps on the common grid, with what both see of it."""
     if kind == "spatial":
+        assert mine.spatial is not None and theirs.spatial is not None
         return on_common_grid(mine.spatial.float(), theirs.spatial.float(), overlap)
     a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
+    assert a is not None and b is not None
     return a.float(), b.float(), None

@@ -66,7 +66,7 @@ def pack_corpora(folder: Path, per_photograph: int = 90) -> Corpora:
         DataError: a package that carries the images is not installed.
     """
     folder = Path(folder)
-    made_from = {"packing": PACKING, "per_photograph": per_photograph} | _versions()
+    made_from: dict[str, object] = {"packing": PACKING, "per_photograph": per_photograph, **_versions()}
     corpora = Corpora(*(folder / name for name in Corpora.__dataclass_fields__))
     if _whole(folder, made_from):
         return corpora

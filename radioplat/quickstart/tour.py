@@ -77,7 +77,9 @@ def _evaluate(spec: Spec) -> EvaluateResult:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=None, transient=True) as bar:
         task = bar.add_task("batches", total=None)
-        return evaluate(spec, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        result = evaluate(spec, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    assert isinstance(result, EvaluateResult)  # its student finds no boxes
+    return result
 
 
 def _show(spec: Spec, evaluated: EvaluateResult, engine: EngineReport) -> None:

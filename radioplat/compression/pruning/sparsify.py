@@ -43,6 +43,7 @@ def sparsify(student: Student, config: SparsityConfig) -> tuple[Student, Sparsif
     Raises:
         SpecError: a pattern names no layer, or no layer is left.
     """
+    assert config.type is not None
     small = copy.deepcopy(student)
     found, left_out = _layers(small.backbone, config), []
     if config.type is SparsityPattern.two_of_four:

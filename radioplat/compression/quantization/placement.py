@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from radioplat.errors import Problem, SpecError
-from radioplat.models.detectors.base import Detector
+from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
-from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.residual_quantizer import has_identity_branch
 from radioplat.models.student.student import Student
@@ -46,7 +45,8 @@ def place(student: Student | Detector, asked: QuantizeConfig, used: set[str]) ->
     skipped: dict[str, str] = {}
     detects = isinstance(student, Detector)
     last = _last_of_detector(student) if detects else _last_layers(student)
-    settled = "student." if detects and student.architecture.student.quantized is not None else "\0"
+    form = student.architecture
+    settled = "student." if isinstance(form, DetectorArchitecture) and form.student.quantized is not None else "\0"
     for name, layer in student.named_modules():
         if not isinstance(layer, KINDS) or name.startswith(settled):
             continue
@@ -82,7 +82,7 @@ def place(student: Student | Detector, asked: QuantizeConfig, used: set[str]) ->
 
 def _residuals(
     student: Student | Detector, asked: QuantizeConfig, layers: dict[str, LayerFormats]
-) -> Iterator[tuple[str, NumberFormat]]:
+) -> Iterator[tuple[str, str]]:
     """Blocks, and the format of their identity branch: that of the activations of the convolution it is added to."""
     for name, block in student.named_modules():
         if not has_identity_branch(block) or any(_meets(student, name, p) for p in asked.skip_names):

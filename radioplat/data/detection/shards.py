@@ -70,7 +70,9 @@ def _sidecars(path: str) -> dict[str, Any]:
     try:
         window = Window(path)
         for member in walk_tar(window):
-            key, extension = split_name(member.name) if isinstance(member, Member) else ("", "")
+            if not isinstance(member, Member):
+                continue
+            key, extension = split_name(member.name)
             if extension != "json" or member.kind != "file" or member.size > MAX_SIDECAR_BYTES:
                 continue
             try:

@@ -94,7 +94,7 @@ class IndexRows:
         """A numeric column."""
 
         def whole() -> np.ndarray:
-            values = [np.asarray(table[name].to_numpy(), dtype) for _, table in self.blocks([name])]
+            values: list[np.ndarray] = [np.asarray(table[name].to_numpy(), dtype) for _, table in self.blocks([name])]
             return np.concatenate([np.empty(0, dtype), *values])
 
         return Column(len(self), dtype, lambda rows: self._take(name, rows), whole)

@@ -131,7 +131,9 @@ class ShardIndex:
 
     def key(self, row: int) -> str:
         """Name of a sample inside its shard."""
-        return self.texts([row], "key")[0]
+        key = self.texts([row], "key")[0]
+        assert key is not None
+        return key
 
     def texts(self, rows: np.ndarray | list[int], column: str) -> list[str | None]:
         """``key``, ``hash``, ``format`` or ``label_name`` of ``rows``, in their order."""

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.data.batch import Batch
+from radioplat.data.index.columns import Column
 from radioplat.data.index.shard_index import ShardIndex
 
 CONSUMED_SCHEMA = pa.schema(
@@ -79,7 +80,9 @@ class Ledger:
                 parts.clear()
         self._rows = 0
 
-    def _add(self, book: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence) -> None:
+    def _add(
+        self, book: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence[str] | np.ndarray
+    ) -> None:
         count = len(columns[0])
         fixed = [np.full(count, value) for value in (self._attempt, step, rank)]
         arrays = [pa.array(c, f.type) for c, f in zip([*fixed, *columns], schema, strict=True)]
@@ -99,7 +102,7 @@ class Ledger:
 
 
 def write_rejects(
-    directory: str | Path, index: ShardIndex, reasons: np.ndarray, faults: pa.Table | None = None
+    directory: str | Path, index: ShardIndex, reasons: np.ndarray | Column, faults: pa.Table | None = None
 ) -> None:
     """Write ``rejects.parquet``: each row of the index that a filter rejected, and each fault of the scan, once.
 

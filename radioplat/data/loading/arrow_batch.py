@@ -118,7 +118,7 @@ def _blobs(arrays: list[np.ndarray | None], dtype: type) -> pa.Array:
 
 
 def _array(blob: pa.Scalar, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.frombuffer(blob.as_buffer(), dtype).reshape(shape)
+    array: np.ndarray = np.frombuffer(blob.as_buffer(), dtype).reshape(shape)
     array.flags.writeable = False  # as it is when it comes through Ray: local mode must not allow more
     return array
 

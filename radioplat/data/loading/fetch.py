@@ -217,22 +217,24 @@ def _within(seconds: float | None, action: Callable[[], Result]) -> Result:
     Raises:
         TimeoutError: it did.
     """
-    box: queue.SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+    results: list[Result] = []
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            box.put((action(), None))
+            results.append(action())
+            ended.put(None)
         except BaseException as error:
-            box.put((None, error))
+            ended.put(error)
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name="fetch", daemon=True).start()
     try:
-        found, error = box.get(timeout=seconds)
+        error = ended.get(timeout=seconds)
     except queue.Empty:
-        raise _late(seconds) from None
+        raise _late(seconds or 0.0) from None
     if error is not None:
         raise error
-    return found
+    return results[0]
 
 
 def _late(seconds: float) -> TimeoutError:

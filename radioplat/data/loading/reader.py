@@ -23,8 +23,10 @@ from radioplat.spec.schema.dataset import AugmentationConfig, DatasetConfig
 class Span(Protocol):
     """A piece of the order: int64 ``position`` and ``sample_id``, each ``[stop - start]``."""
 
-    position: np.ndarray
-    sample_id: np.ndarray
+    @property
+    def position(self) -> np.ndarray: ...
+    @property
+    def sample_id(self) -> np.ndarray: ...
 
 
 class Order(Protocol):

@@ -84,7 +84,8 @@ class RunData:
         index = ShardIndex.load(directory)
         if [len(array) for array in arrays] != [len(index), len(index), index.shards.num_rows]:
             raise DataError("the run's copy of the index is not whole: lengths differ", where=str(directory))
-        return cls(index, split, *arrays, BoxTable.load(directory))
+        codes, frequency, weights = arrays
+        return cls(index, split, codes, frequency, weights, BoxTable.load(directory))
 
     @property
     def weight(self) -> np.ndarray:

@@ -49,6 +49,7 @@ def load_batches(
                 if careful is None:
                     raise
                 waiting = is_waiting()
+        assert careful is not None
         pool.terminate()  # its threads may hang for good
         pool, read, patience = ThreadPool(max(1, threads)), careful, None
         ahead = deque((item, pool.apply_async(read, (item,))) for item, _ in ahead)

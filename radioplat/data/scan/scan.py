@@ -138,9 +138,9 @@ def canonical(column: pa.ChunkedArray) -> list[memoryview | bytes]:
     """The same bytes for the same values, however Arrow has cut or padded them."""
     if pa.types.is_integer(column.type):
         values = column.to_numpy()
-        return [memoryview(np.ascontiguousarray(values, values.dtype.newbyteorder("<"))).cast("B")]
+        return [np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data.cast("B")]
     lengths = pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), -1).to_numpy()
-    parts: list[memoryview | bytes] = [memoryview(np.ascontiguousarray(lengths, "<i8")).cast("B")]
+    parts: list[memoryview | bytes] = [np.ascontiguousarray(lengths, "<i8").data.cast("B")]
     for chunk in column.chunks:
         chunk = pa.concat_arrays([chunk.fill_null("")])  # a fresh array: offset 0, no bytes behind nulls
         data = chunk.buffers()[2]

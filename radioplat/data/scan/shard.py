@@ -216,7 +216,7 @@ class _TarScan:
         self.blame(key, reason, detail, member.header, member.offset + member.size - member.header)
 
 
-_scan_json = json.JSONDecoder().scan_once
+_scan_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # CPython has it, typeshed does not
 
 
 def _parse(data: bytes) -> Any:

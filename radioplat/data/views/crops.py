@@ -109,7 +109,7 @@ def plan_crops(
         chosen = (draws[:, 1] * len(rotate.angle_list)).astype(int)
         turned = draws[:, 0] < rotate.rotate_probability
         angles = [rotate.angle_list[c] if t else 0.0 for c, t in zip(chosen, turned, strict=True)]
-    return [Crop(b, *f, a) for b, f, a in zip(boxes, flips.tolist(), angles, strict=True)]
+    return [Crop(b, h, v, a) for b, (h, v), a in zip(boxes, flips.tolist(), angles, strict=True)]
 
 
 def _boxes(

@@ -83,8 +83,8 @@ def plan_photometry(
         filters = []
         if colour.enable:
             amounts = colour.brightness, colour.contrast, colour.saturation
-            factors = (max(0.0, 1 + (2 * u - 1) * a) for u, a in zip(colours, amounts, strict=False))
-            filters.append(colour_filter(*factors, (2 * colours[3] - 1) * colour.hue * 2 * math.pi))
+            bright, sharp, rich = (max(0.0, 1 + (2 * u - 1) * a) for u, a in zip(colours, amounts, strict=False))
+            filters.append(colour_filter(bright, sharp, rich, (2 * colours[3] - 1) * colour.hue * 2 * math.pi))
         if aug.enable:
             for which, strength in zip(ops[::2], ops[1::2], strict=True):
                 filters.append(_RAND_AUG[int(which * len(_RAND_AUG))]((2 * strength - 1) * AUG_STRENGTH))

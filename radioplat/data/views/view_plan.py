@@ -104,9 +104,10 @@ class Plan:
                 pixels = self._light[i](pixels)
             self._pixels[v][i] = pixels.transpose(2, 0, 1)
             if valid is not None:
-                if self._valid[v] is None:
-                    self._valid[v] = np.ones((len(self._pixels[v]), size, size), bool)
-                self._valid[v][i] = valid
+                mask = self._valid[v]
+                if mask is None:
+                    self._valid[v] = mask = np.ones((len(self._pixels[v]), size, size), bool)
+                mask[i] = valid
 
     def views(self, boxes: Sequence[Boxes] | None = None) -> dict[str, View]:
         """The views by name: uint8 pixels, float32 homographies, and masks where a pixel shows nothing.

@@ -6,6 +6,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ def coco_metrics(truth: Sequence[Boxes], found: Sequence[Detections], num_classe
 
 
 def _ground_truth(truth: Sequence[Boxes], num_classes: int) -> dict:
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for i, boxes in enumerate(truth):
         for (x0, y0, x1, y1), label, crowd, area in zip(
             boxes.xyxy.tolist(), boxes.labels.tolist(), boxes.crowd.tolist(), boxes.area.tolist(), strict=True

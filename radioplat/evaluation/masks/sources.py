@@ -101,7 +101,7 @@ def find_samples(config: MaskedConfig, where: str) -> Samples:
 
 def left_out(faults: Faults) -> str:
     """How often each fault was met, and the first of each by name."""
-    first = {}
+    first: dict[str, str] = {}
     for reason, what in faults.named:
         first.setdefault(reason, what)
     return "; ".join(f"{faults.counts[reason]} {reason} ({what})" for reason, what in sorted(first.items()))

@@ -18,7 +18,7 @@ from radioplat.spec.schema.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from radioplat.evaluation.measure.findings import Findings
-    from radioplat.evaluation.models.open_models import Subject
+    from radioplat.evaluation.models.evaluated_model import Subject
 
 BACKBONE = "backbone"
 

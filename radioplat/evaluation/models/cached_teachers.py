@@ -16,7 +16,8 @@ from radioplat.teachers.base.teacher import FrozenTeacher, compute_dtype
 from radioplat.teachers.cache.file import Row
 from radioplat.teachers.cache.key import feature_key, sample_digest, teacher_key, weights_hash
 from radioplat.teachers.cache.store import FeatureStore
-from radioplat.teachers.serving.transport import Packed, pack, to_host, unpack
+from radioplat.teachers.serving.packed_features import Packed
+from radioplat.teachers.serving.transport import pack, to_host, unpack
 
 _OWN_GRID = (0, 0)  # a map as the teacher has it, of whatever size
 _PURPOSE = b"evaluation: summary and spatial"  # beside a run's answers, which hold what its losses want

@@ -49,9 +49,10 @@ class EngineModel:
         self.kind = f"engine {record['library']} {record['data_type']}"
         self.bytes, self._record = path.stat().st_size, record
         self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
-        self.reason, self._runner = "", None
+        self.reason = ""
+        self._runner: EngineRunner | None = None
         try:
-            self._runner: EngineRunner | None = load_engine(path)
+            self._runner = load_engine(path)
         except EngineError as error:  # one for another GPU, or no driver
             self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
 

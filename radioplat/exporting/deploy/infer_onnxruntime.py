@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -56,7 +57,8 @@ def main() -> int:
             batch = np.concatenate([batch, np.zeros((fixed - count, *batch.shape[1:]), np.float32)])
         for name, values in zip(names, session.run(names, {entry["name"]: batch}), strict=True):
             found[name].append(values[:count])
-    np.savez(args.out, **{name: np.concatenate(parts) for name, parts in found.items()})
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in found.items()}
+    np.savez(args.out, **arrays)
     for name, parts in found.items():
         print(f"{name}: {[len(images), *parts[0].shape[1:]]}")
     return 0

@@ -116,7 +116,8 @@ def build_engine(
     request = BuildRequest(config, height, width, timing_cache, gpu_id, verbose)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
-        typed, notes = file, []
+        typed = file
+        notes: list[str] = []
         if config.layers_precision:
             typed, notes = set_precisions(file, config.layers_precision, Path(scratch))
         types = [*_types(file, data_type), *precisions_of(config.layers_precision)]

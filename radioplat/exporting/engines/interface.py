@@ -86,7 +86,7 @@ def close_shape(shape: list[int], request: BuildRequest) -> tuple[list[int], tup
             raise EngineError(f"the ONNX file leaves the {name} open", where=where, hint="Give it.")
         if side >= 0 and asked not in (None, side):
             raise EngineError(f"the ONNX file has {name} {side}, not {asked}", where=where)
-        closed.append(asked if side < 0 else side)
+        closed.append(asked if side < 0 and asked is not None else side)
     sizes = (config.min_batch_size, config.opt_batch_size, config.max_batch_size)
     return closed, sizes if batch < 0 else (batch,) * 3
 

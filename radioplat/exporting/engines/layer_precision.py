@@ -111,7 +111,8 @@ class _Retyper:
 
     def _retype(self, node: NodeProto, code: int) -> tuple[list[NodeProto], list[NodeProto]]:
         """Casts to put before and behind ``node``, which is changed in place."""
-        before, after = [], []
+        before: list[NodeProto] = []
+        after: list[NodeProto] = []
         fixed = ALWAYS_FLOAT.get(node.op_type, ())
         floats = [i for i, name in enumerate(node.input) if i not in fixed and self._types.get(name) in _NAMES]
         if all(self._types[node.input[i]] == code for i in floats):

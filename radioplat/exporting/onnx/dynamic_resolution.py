@@ -15,7 +15,8 @@ HEIGHT, WIDTH, ROWS, COLUMNS = "height", "width", "rows", "columns"
 
 
 class _Sized(typing.Protocol):
-    stride: int
+    @property
+    def stride(self) -> int: ...
 
 
 def step_of(student: _Sized) -> int:

@@ -118,9 +118,12 @@ def export_onnx(
             be written, or one that onnxruntime does not compute as torch does.
     """
     path = Path(path)
-    detects = is_detector_module(student)
-    _known(adaptors, [] if detects else student.head_names)
-    module = FlatDetector(student) if detects else FlatStudent(student, list(dict.fromkeys(adaptors)))
+    if is_detector_module(student):
+        _known(adaptors, [])
+        module: FlatStudent = FlatDetector(student)
+    else:
+        _known(adaptors, student.head_names)
+        module = FlatStudent(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
     if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
@@ -151,7 +154,8 @@ def export_onnx(
 
         def check(file: Path) -> Agreement:
             batches = (1, 3) if batch_size <= 0 else (batch_size,)
-            order = dict(noise=module.noise, as_wanted=as_wanted) if isinstance(module, FlatDetector) else {}
+            detects = isinstance(module, FlatDetector)
+            order: dict[str, Any] = dict(noise=module.noise, as_wanted=as_wanted) if detects else {}
             return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **order)
 
         agreement = check(written)

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 from unittest import mock
 
 import numpy as np
@@ -23,7 +23,7 @@ _THEIRS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("rt_d
 _CANDIDATES = 4  # images drawn for each that is taken
 
 
-def is_detector_module(module: Any) -> bool:
+def is_detector_module(module: Any) -> TypeGuard[AnyDetector]:
     """Whether ``module`` finds objects."""
     return isinstance(getattr(module, "architecture", None), DetectorArchitecture)
 

@@ -27,6 +27,11 @@ class Exportable(typing.Protocol):
     """What `export_onnx` asks of a student; it is an ``nn.Module`` as well."""
 
     @property
+    def stride(self) -> int:
+        """Pixels a position of its map."""
+        ...
+
+    @property
     def head_names(self) -> list[str]:
         """The teachers it has a head for."""
         ...

@@ -93,7 +93,7 @@ def lint(
         [layer.name for layer in layers if any(fnmatch.fnmatchcase(layer.name, p) for p in patterns)]
         for patterns in (allowed, weight_only)
     )
-    findings = []
+    findings: list[Finding] = []
     for layer in layers:
         findings += _layer(graph, layer, layer.name in free, layer.name in lighter)
     for node in graph.nodes:
@@ -278,9 +278,10 @@ def same_scale(graph: Graph, a: NodeProto, b: NodeProto) -> bool:
         if names[0] == names[1]:
             continue
         values = [graph.array(name) if name else np.zeros(1, np.float32) for name in names]
-        if values[0] is None or values[1] is None:
+        known = [value.astype(np.float32) for value in values if value is not None]
+        if len(known) < len(values):
             return False
-        first, second = (value.astype(np.float32) for value in values)
+        first, second = known
         if i == 1 and first.shape != second.shape and (first.size > 1 or second.size > 1):
             return False
         if not np.array_equal(

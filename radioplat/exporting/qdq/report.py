@@ -93,7 +93,7 @@ def _said(model: object) -> list[tuple[str, Quantization]]:
     """What says which layers are quantized, each with what its names lack; a detector's backbone says it itself."""
     form = getattr(model, "architecture", None)
     parts = [("", form), ("student.", getattr(form, "student", None))]
-    return [(prefix, part.quantized) for prefix, part in parts if getattr(part, "quantized", None) is not None]
+    return [(prefix, how) for prefix, part in parts if (how := getattr(part, "quantized", None)) is not None]
 
 
 def _uses(name: str) -> tuple[str, str]:

@@ -94,7 +94,7 @@ def export_weights(
         if form is ExportFormat.hf:
             target.mkdir()
         backbone, chosen, load, notes = write(student, target, path, (height, width), adaptors)
-        error = _difference(student, backbone, height, width)
+        difference = _difference(student, backbone, height, width)
         files = [file for file in (target.rglob("*") if target.is_dir() else [target]) if file.is_file()]
         size = sum(file.stat().st_size for file in files)
         if target.is_dir() and path.is_dir():
@@ -104,7 +104,7 @@ def export_weights(
         raise EngineError(f"cannot write: {error.strerror or error}", where=str(path)) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return WeightsReport(path, form, chosen, size, error, load, notes)
+    return WeightsReport(path, form, chosen, size, difference, load, notes)
 
 
 def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str]) -> list[Problem]:

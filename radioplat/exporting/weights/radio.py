@@ -157,7 +157,7 @@ def _beyond_their_attention(head: TeacherHead) -> str:
     """What NVlabs' loader cannot build of an ``attn`` head, or run; empty for nothing."""
     if head.architecture.upsample > 1:
         return "RADIO's loader cannot run an attn head whose map is made finer (fd_upsample_factor above 1)"
-    if len(head.spatial.mlp.blocks):
+    if head.spatial is not None and len(head.spatial.mlp.blocks):
         return "RADIO's attn heads have no inner blocks (spatial_num_inner above 0)"
     return ""
 

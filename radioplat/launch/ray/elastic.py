@@ -115,6 +115,9 @@ class GroupSize(ElasticScalingPolicy):
         told: a file that is there once the run is to stop.
     """
 
+    _latest_reserved_resources_query_time: float  # Ray's own, as is the next
+    _latest_monitor_time: float
+
     def __init__(self, scaling: ScalingConfig, folder: Path, others: Mapping[str, float], told: Path) -> None:
         super().__init__(scaling)
         self._folder, self._others, self._told = folder, dict(others), told

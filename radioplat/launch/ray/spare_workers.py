@@ -203,7 +203,7 @@ def _of_workers(device: str) -> tuple[str, ...]:
     Which GPUs will be its own a spare learns with its work, so nothing here may start CUDA: DeepSpeed, which asks for
     devices as it is imported, is left to the worker there.
     """
-    names = _MODULES
+    names: tuple[str, ...] = _MODULES
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # as ds_compat.init_distributed does
         names += _OF_DEEPSPEED

@@ -8,6 +8,7 @@ more than two thirds of the multiples of 4, up to 200 all but 188, and the width
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from scipy.linalg import toeplitz
@@ -119,7 +120,7 @@ def _williamson(w: int) -> np.ndarray:
     return np.block([[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]])
 
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[..., np.ndarray]] = {
     "trivial": _trivial,
     "kronecker": _kronecker,
     "paley_1": _paley_1,
@@ -141,7 +142,9 @@ def _prime_power(n: int) -> tuple[int, int] | None:
 
 def _jacobsthal(q: int) -> np.ndarray:
     """Q[i, j] = 1 where x_i - x_j is a square of GF(q) other than 0, -1 where it is none, 0 on the diagonal; int8."""
-    p, k = _prime_power(q)
+    power = _prime_power(q)
+    assert power is not None, q  # as the recipe says
+    p, k = power
     # Element number i is the polynomial with these coefficients.
     digits = np.arange(q)[:, None] // p ** np.arange(k) % p
     character = np.full(q, -1, np.int8)

@@ -65,7 +65,7 @@ class Pyramid(nn.Module):
             size = f"{images.shape[-1]} x {images.shape[-2]}"
             hint = f"Multiples of {last}."
             raise SpecError(f"a detector of stride {last} takes no images of {size} pixels", hint=hint)
-        if not self.plain:
+        if self.up is None or self.down is None:
             return self._intermediates(backbone, images)
         features = backbone(images, frozenset({"spatial"})).spatial.permute(0, 3, 1, 2)
         return [self.up(features), features, self.down(features)]

@@ -90,7 +90,7 @@ class RadioViT(nn.Module):
         """Tokens ``[B, prefix + h * w, D]`` through all blocks, most of them in windows of ``size`` (0: none)."""
         prefix, inside = self.patch_generator.num_prefix, False
         for i, block in enumerate(self.blocks):
-            windowed = bool(size) and i not in self.windows.global_layers
+            windowed = bool(size) and self.windows is not None and i not in self.windows.global_layers
             if windowed is not inside:
                 tokens = (enter if windowed else leave)(tokens, prefix, h, w, size)
                 inside = windowed

@@ -99,7 +99,7 @@ class TimmBackbone(nn.Module):
 
 def _stride(model: nn.Module, where: str) -> int:
     patch_embed = getattr(model, "patch_embed", None)
-    if isinstance(model, VisionTransformer) and hasattr(patch_embed, "feat_ratio"):
+    if isinstance(model, VisionTransformer) and patch_embed is not None and hasattr(patch_embed, "feat_ratio"):
         return int(patch_embed.feat_ratio())  # of a hybrid: the CNN's stride times the patch
     info = getattr(model, "feature_info", None)
     if info:

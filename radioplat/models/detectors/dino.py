@@ -156,7 +156,8 @@ class Dino(nn.Module):
         """Heights and widths that the encoder sees, of maps of these."""
         seen = list(shapes)
         while len(seen) < self.config.num_feature_levels:
-            seen.append(tuple((side + 1) // 2 for side in seen[-1]))
+            h, w = seen[-1]
+            seen.append(((h + 1) // 2, (w + 1) // 2))
         return seen
 
     def forward(self, maps: list[torch.Tensor], labels: list[dict[str, torch.Tensor]] | None = None):

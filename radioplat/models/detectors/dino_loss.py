@@ -42,7 +42,8 @@ class DinoLoss(nn.Module):
             noised: which of them are like which object, from transformers.
         """
         count = max(sum(len(of_image["class_labels"]) for of_image in labels), 1)
-        config, losses = self.config, {}
+        config = self.config
+        losses: dict[str, torch.Tensor] = {}
         for i, (logits, boxes) in enumerate(zip(*said, strict=True)):
             last = i == len(said[0]) - 1
             losses |= self._terms(logits, boxes, labels, count, suffix="" if last else f"_aux_{i}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from torch import nn
 
 from radioplat.errors import SpecError
 
-Splittable = nn.Linear | nn.Conv2d
+Splittable: TypeAlias = nn.Linear | nn.Conv2d
 
 
 def splittable(module: nn.Module) -> bool:

@@ -124,7 +124,9 @@ def _of_radio(parts: RadioParts) -> Donor:
         for name, kinds in parts.heads.items()
     }
     mean, std = (parts.conditioner.get(f"norm_{k}") for k in ("mean", "std"))
-    told = mean is not None and std is not None and not (mean.is_meta or std.is_meta)
+    normal = None
+    if mean is not None and std is not None and not (mean.is_meta or std.is_meta):
+        normal = tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
     ignored = ["its normalizer of the map"] if parts.normalizer else []
     return Donor(
         "RADIO (NVlabs)",
@@ -133,7 +135,7 @@ def _of_radio(parts: RadioParts) -> Donor:
         parts.teacher_slots,
         heads,
         arguments=parts.vit,
-        normal=(tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())) if told else None,
+        normal=normal,
         ignored=ignored,
     )
 

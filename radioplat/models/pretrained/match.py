@@ -52,8 +52,8 @@ def match_backbone(student: Student, donor: Donor, path: str, where: str) -> Mat
             hint="Leave model.backbone.type out: the file says what it is.",
         )
     # Another set of labels needs another classifier.
-    found = fit(backbone.model, donor.backbone, path, where, fresh=backbone.classifier_prefix)
-    return Match({f"backbone.model.{k}": v for k, v in found.items()}, _normalisation(student, donor))
+    taken = fit(backbone.model, donor.backbone, path, where, fresh=backbone.classifier_prefix)
+    return Match({f"backbone.model.{k}": v for k, v in taken.items()}, _normalisation(student, donor))
 
 
 def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, str]] = ()) -> Match:
@@ -76,7 +76,7 @@ def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, st
             if not group:
                 if theirs:
                     found.notes.append(f"head {name}.{kind} is left out: no loss wants it")
-            elif why := _unlike(group, theirs, f"{kind}."):
+            elif theirs is None or (why := _unlike(group, theirs, f"{kind}.")):
                 found.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, donor)}")
             else:
                 keeps = (name, kind) in moving and form_of(kind, theirs) == form_of(kind, group)

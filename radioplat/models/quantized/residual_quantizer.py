@@ -23,7 +23,7 @@ from radioplat.models.quantized.quantizer import Quantizer
 NAME = "residual_quantizer"
 
 
-class _QuantizedSkip:
+class _QuantizedSkip(nn.Module):
     """An inverted residual whose ``has_skip`` is off, and which adds the rounded input by itself."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

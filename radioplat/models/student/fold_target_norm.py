@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +29,8 @@ def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
         if getattr(head, kind) is None or not (mean or head.form(kind) == MATRIX):
             continue
         _fold(head, kind, mean)
-    now = {f"{kind}_norm": head.form(kind) for kind in ("summary", "spatial") if getattr(head, kind) is not None}
+    kinds = [kind for kind in ("summary", "spatial") if getattr(head, kind) is not None]
+    now: dict[str, Any] = {f"{kind}_norm": head.form(kind) for kind in kinds}
     head.architecture = replace(head.architecture, **now)
     return head.architecture
 

@@ -46,7 +46,7 @@ _OF_SUMMARIES = {SummaryLoss.cosine: LossType.CS}  # the others have one name ev
 _OF_MAPS = {SpatialLoss.mse: LossType.MSE, SpatialLoss.balanced: LossType.BALANCED, SpatialLoss.cosine: LossType.CS}
 
 
-_SPATIAL_NORM = {
+_SPATIAL_NORM: dict[SpatialNormType | None, TargetNormType] = {
     SpatialNormType.phi: TargetNormType.phi_s,
     SpatialNormType.zca: TargetNormType.zca,
     SpatialNormType.pca: TargetNormType.pca,

@@ -189,8 +189,8 @@ class _Chain:
         else:
             entry.metrics = entry.outcome.metrics
         if step.changes_student or left.suffix in (".onnx", ".engine"):
-            if start := entry.outcome.facts.get(UNTRAINED):  # PTQ beside QAT
-                at.inputs.models[f"{name}.{UNTRAINED}"] = Path(start)
+            if untrained := entry.outcome.facts.get(UNTRAINED):  # PTQ beside QAT
+                at.inputs.models[f"{name}.{UNTRAINED}"] = Path(untrained)
             at.inputs.models[name] = left
         return entry
 

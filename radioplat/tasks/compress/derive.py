@@ -7,12 +7,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from radioplat.errors import Problem, SpecError
+from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.models.detectors.checkpoint import is_detector, read_detector_architecture
 from radioplat.models.student.checkpoint import read_architecture
+from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.checks.tasks.compress import QUANTIZES
 from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
@@ -150,10 +153,12 @@ def _formats(student: Path | None) -> str:
     A layer with quantized weights alone multiplies in floats, and its file is built as one in floats; all but 4-bit
     weights, which stand under int8 (:func:`radioplat.exporting.engines.onnx_input.check_data_type`).
     """
-    forms = [read_architecture(student)] if student and not is_detector(student) else []
+    forms: list[StudentArchitecture | DetectorArchitecture] = []
     if student and is_detector(student):
         whole = read_detector_architecture(student)
         forms = [whole, whole.student]
+    elif student:
+        forms = [read_architecture(student)]
     layers = [layer for form in forms if form.quantized is not None for layer in form.quantized.layers.values()]
     formats = {layer.weights for layer in layers if layer.activations is not None or layer.weights == "int4"}
     return "fp8" if "fp8" in formats else "int8" if formats else ""
@@ -161,7 +166,8 @@ def _formats(student: Path | None) -> str:
 
 def depends_on(spec: Spec, stage: Stage) -> str:
     """YAML of what the stage's outcome depends on."""
-    tree = {name: OmegaConf.to_container(OmegaConf.structured(getattr(spec, name))) for name in SECTIONS[stage]}
+    sections = {name: OmegaConf.structured(getattr(spec, name)) for name in SECTIONS[stage]}
+    tree: dict[str, Any] = {name: OmegaConf.to_container(section) for name, section in sections.items()}
     for name, section in tree.items():
         section.pop("results_dir", None)
         if name == "dataset":

@@ -9,7 +9,7 @@ import torch
 
 from radioplat.compression.quantization.detector import BACKBONE, positions
 from radioplat.data.loading.sample_images import sample_images
-from radioplat.models.detectors.base import Detector
+from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.root import Spec
@@ -31,7 +31,7 @@ def most_sensitive(spec: Spec, checkpoint: Path) -> list[str]:
     """
     model = load_quantizable(checkpoint)
     detects = isinstance(model, Detector)
-    size = (model.architecture.student if detects else model.architecture).img_size
+    size = (model.student if isinstance(model, Detector) else model).architecture.img_size
     images = torch.from_numpy(sample_images(spec, {size}, IMAGES, whole=detects)[size])
     by_layer: dict[str, list[Quantizer]] = {}
     for name, quantizer in quantizers(model).items():
@@ -57,7 +57,7 @@ def _layers(model: Student | Detector) -> set[str]:
     form = model.architecture
     assert form.quantized is not None
     own = set(form.quantized.layers)
-    if isinstance(model, Detector) and form.student.quantized is not None:
+    if isinstance(form, DetectorArchitecture) and form.student.quantized is not None:
         own |= {f"{BACKBONE}{name}" for name in form.student.quantized.layers}
     return own
 

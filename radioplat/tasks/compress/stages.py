@@ -15,6 +15,7 @@ from radioplat.spec.checks.tasks.compress import QUANTIZES
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.distill.distill import distill, train
+from radioplat.tasks.evaluate.detector import DetectorReport
 from radioplat.tasks.evaluate.detectors import DetectorsReport, side_tables
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.gate_metrics import metrics_of
@@ -98,11 +99,11 @@ def _quantize(spec: Spec, say: Say) -> Outcome:
 
 def _evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
+    facts: dict[str, Any] = {}
+    if not isinstance(result, DetectorReport):
+        facts["models"] = [row.as_json() for row in result.models]
     if isinstance(result, DetectorsReport):
-        facts = {"models": [row.as_json() for row in result.models]}
         facts["tables"] = [asdict(table) for table in side_tables(result)]
-        return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
-    facts = {"models": [row.as_json() for row in result.models]}
     return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
 
 

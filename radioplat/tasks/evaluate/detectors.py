@@ -133,9 +133,8 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
         start = ran[0].figures()
         row.difference.update({k: 100 * (v - start[k]) for k, v in row.figures().items() if k in start})
     absent = _remembered(models, rows)
-    made = DetectorsReport(
-        rows, split.classes, ran[0].result.images, threshold, folder.report_path, str(split.faults), absent
-    )
+    images = next(each.images for each in results if each)
+    made = DetectorsReport(rows, split.classes, images, threshold, folder.report_path, str(split.faults), absent)
     _write(spec, folder, made)
     return made
 

@@ -15,11 +15,14 @@ from radioplat.tracking.report.page import show_cell
 def show(result: EvaluateResult | DetectorReport | DetectorsReport) -> None:
     """Print the tables of the report; of several models the one that has them side by side."""
     if isinstance(result, (DetectorReport, DetectorsReport)):
-        several = isinstance(result, DetectorsReport)
-        for table in side_tables(result) if several else tables(result.result):
+        if isinstance(result, DetectorsReport):
+            shown, lines = side_tables(result), remarks_on_detectors(result)
+        else:
+            shown, lines = tables(result.result), _left_out(result)
+        for table in shown:
             rows = [[show_cell(c) for c in row] for row in table.rows]
             terminal.show_table(table.title, list(table.columns), rows, table.note)
-        for line in remarks_on_detectors(result) if several else _left_out(result):
+        for line in lines:
             terminal.say(line)
         terminal.say(f"report: {result.report}")
         return

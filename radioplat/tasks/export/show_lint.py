@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -62,4 +63,4 @@ def _options(overrides: Sequence[str]) -> LintOptions:
     except OmegaConfBaseException as error:
         problem = str(error).splitlines()[0]
         raise SpecError(problem, where="lint", hint="Options: allow=[PATTERN,...], out=FILE.json.") from None
-    return OmegaConf.to_object(merged)
+    return cast(LintOptions, OmegaConf.to_object(merged))

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -86,11 +87,12 @@ def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number
         aim = Aim(first["sizes"], gone(number, spec.prune.rounds, spec.prune.schedule, spec.prune.amount))
     done = cut(spec, config, checkpoint, place, aim)
     amount = done.config.amount if done.config.cut else 0.0
-    facts = {"round": number, "checkpoint": str(checkpoint), "amount": amount, "sparse": done.sparse}
-    facts |= {"before": done.before, "after": done.after, "sizes": done.cuts.sizes if done.cuts else {}}
-    facts = {name: asdict(value) if dataclasses.is_dataclass(value) else value for name, value in facts.items()}
+    facts: dict[str, Any] = {"round": number, "checkpoint": str(checkpoint), "amount": amount}
+    facts |= {"sparse": asdict(done.sparse) if done.sparse is not None else None}
+    facts |= {"before": asdict(done.before), "after": asdict(done.after)}
+    facts |= {"sizes": done.cuts.sizes if done.cuts else {}}
     if spec.prune.retrain.mode is RetrainMode.weight_rewind and spec.prune.retrain.wanted:
-        source = Path(spec.prune.retrain.rewind_to) if number == 1 else folder / f"round_{number - 1}" / REWOUND
+        source = Path(spec.prune.retrain.rewind_to or "") if number == 1 else folder / f"round_{number - 1}" / REWOUND
         write_model(_rewound(source, checkpoint, done, number == 1), place / REWOUND, REPORT, facts)
     write_model(done.student, place / PRUNED, REPORT, facts)  # last: what is there says that the round was cut
 
@@ -112,6 +114,7 @@ def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:
         )
     if done.cuts is not None:
         early = cut_alike(early, done.config, done.cuts)
+    assert isinstance(done.student, Student)
     sparsity = done.student.architecture.sparsity
     with torch.no_grad():
         for name in sparsity.layers if sparsity else ():

@@ -21,7 +21,7 @@ from radioplat.models.student.student import Student
 from radioplat.objectives.distill import ClassifyModule, DistillModule
 from radioplat.objectives.loss_state import LossState
 from radioplat.spec.schema.distill import MesaConfig
-from radioplat.teachers.serving.client import InlineTeacher
+from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.training.accounting.reporter import StepRecord
 from radioplat.training.checkpoints.checkpoint import read_losses
 from radioplat.training.guards.non_finite import NonFiniteGuard
@@ -64,7 +64,9 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     guard, phases = NonFiniteGuard(run.spec.train, module, 0), Phases()
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
     made = MicroBatches(run, order, device, False, module, silent, guard, phases)
-    clients = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers}
+    clients: dict[str, TeacherClient] = {
+        t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers
+    }
     student.zero_grad()
     feeder = Feeder(first_batches(run, count), clients, teachers, 2, run.partitions)
     with contextlib.closing(feeder):

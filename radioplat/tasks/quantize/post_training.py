@@ -14,7 +14,7 @@ from radioplat.errors import SpecError
 from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import is_detector, load_detector
 from radioplat.models.student.checkpoint import load_student
-from radioplat.models.student.student import Student
+from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
@@ -84,8 +84,10 @@ def load_quantizable(path: Path, where: str = "") -> Student | Detector:
 def skipped_layers(model: Student | Detector) -> dict[str, str]:
     """Linear layers and convolutions of a quantized model that stay float, and why."""
     form = model.architecture
-    if isinstance(model, Student):
+    assert form.quantized is not None
+    if isinstance(form, StudentArchitecture):
         return form.quantized.skipped
+    assert form.student.quantized is not None
     return {f"{BACKBONE}{n}": why for n, why in form.student.quantized.skipped.items()} | form.quantized.skipped
 
 

@@ -47,12 +47,13 @@ def keep_plan(folder: Path, plan: Mapping[str, Any], where: str) -> dict[str, An
     Raises:
         SpecError: the folder was begun by another plan.
     """
-    path, plan = folder / PLAN, json.loads(json.dumps(plan))
+    path = folder / PLAN
+    now: dict[str, Any] = json.loads(json.dumps(plan))
     if not path.exists():
-        write_atomic(path, json.dumps(plan, indent=1))
-        return plan
+        write_atomic(path, json.dumps(now, indent=1))
+        return now
     before = json.loads(path.read_text(encoding="utf-8"))
-    names = [name for name in plan if name != "checkpoint" and before.get(name) != plan[name]]
+    names = [name for name in now if name != "checkpoint" and before.get(name) != now[name]]
     if names:
         raise SpecError(
             f"{folder} was begun with another {', '.join(names)}",

@@ -47,7 +47,9 @@ def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path
     if run.checkpoint_dir:
         run.checkpoint_dir = f"{run.checkpoint_dir}/{folder.parent.name}/{folder.name}"
     run.max_steps = config.steps
-    run.num_epochs = config.epochs or config.steps  # an epoch has a step at least
+    length = config.epochs or config.steps
+    assert length is not None  # who calls this wants a retraining
+    run.num_epochs = length  # an epoch has a step at least
     optim.head_warmup_epochs = 0.0
     before = optim.lr
     if config.mode is RetrainMode.finetune:

@@ -18,8 +18,8 @@ def drawn(space: TuneSpace, number: int, value_of: ValueOf) -> dict[str, Any]:
     """The values of trial ``number`` by path: a function of the space, its seed and the number alone."""
     rng = np.random.Generator(np.random.Philox(key=space.search.seed, counter=[0, 0, 0, number]))
     if space.search.algorithm is Algorithm.grid:
-        fixed = grid(space, value_of)
-        fixed = fixed[number % len(fixed)]
+        points = grid(space, value_of)
+        fixed = points[number % len(points)]
         return _walk(space.domains, value_of, lambda d: fixed[d.path] if d.listed else d.draw(rng))
     return _walk(space.domains, value_of, lambda d: d.draw(rng))
 

@@ -58,13 +58,14 @@ def draw(trials: Sequence[TrialRecord], modes: Mapping[str, str], chosen: TrialR
         def place(record: TrialRecord, other: str = other) -> tuple[float, float]:
             return (record.metrics.get(other, math.nan) if other else record.number, record.metrics[names[0]])
 
-        for group, style in ((done, {"color": "0.7"}), (best, {"color": "tab:blue"})):
-            axes.scatter([place(r)[0] for r in group], [place(r)[1] for r in group], s=36, **style)
+        for group, color in ((done, "0.7"), (best, "tab:blue")):
+            axes.scatter([place(r)[0] for r in group], [place(r)[1] for r in group], s=36, color=color)
         if len(names) == 2:
             line = sorted(map(place, best))
             axes.step(*zip(*line, strict=True), where="post", lw=1, color="tab:blue") if line else None
         if chosen is not None:
-            axes.scatter(*([v] for v in place(chosen)), s=130, facecolors="none", edgecolors="tab:red", label="chosen")
+            x, y = place(chosen)
+            axes.scatter([x], [y], s=130, facecolors="none", edgecolors="tab:red", label="chosen")
             axes.legend(loc="best", fontsize=8)
         for record in done:
             axes.annotate(str(record.number), place(record), xytext=(4, 4), textcoords="offset points", fontsize=8)

@@ -117,8 +117,11 @@ def claim(home: Path, values: dict[str, Any], owner: str, number: int | None = N
     found = found or (left if number is None else [r for r in known if r.number == number])
     record = found[0] if found else TrialRecord(_new_folder(home) if number is None else number, values)
     if not found and number is None and (same := [r for r in alike if r.state is State.done]):
-        known_by = {"metrics": same[0].metrics, "loss": same[0].loss, "student": same[0].student}
-        record = replace(record, state=State.done, reason=f"same values as {same[0].name}", **known_by)
+        done = same[0]
+        reason = f"same values as {done.name}"
+        record = replace(
+            record, state=State.done, reason=reason, metrics=done.metrics, loss=done.loss, student=done.student
+        )
     record.owner = owner
     record.write(home)
     return record

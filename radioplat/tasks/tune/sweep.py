@@ -107,6 +107,7 @@ class Plan:
         """What :meth:`write` left."""
         said = json.loads((home / FILE).read_text(encoding="utf-8"))
         tree = OmegaConf.to_container(OmegaConf.create(said["spec"]))
+        assert isinstance(tree, dict)
         return Plan(home, load_spec(tree), load_space(said["space"]), said["cwd"])
 
 

@@ -47,10 +47,10 @@ class CheckpointTeacher(Adapter):
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
         """See :class:`Adapter`."""
-        own = self.classifier is not None and "logits" in wanted
-        found = self.backbone(images, wanted - {"logits"} | {"summary"} if own else wanted)
+        classifier = self.classifier if "logits" in wanted else None
+        found = self.backbone(images, wanted - {"logits"} | {"summary"} if classifier is not None else wanted)
         named = {name: value for name, value in found.named.items() if name in wanted}
-        if own:
-            named["logits"] = self.classifier(found.summary)
+        if classifier is not None:
+            named["logits"] = classifier(found.summary)
         summary = taught_summary(found, self.slots) if "summary" in wanted else None
         return Features(summary, found.spatial if "spatial" in wanted else None, named)

@@ -88,6 +88,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         if bound.teacher_module not in outputs:
             where = f"{bound.where}.teacher_module_name"
             raise SpecError(f"the teacher does not run its module {bound.teacher_module!r}", where=where)
+    assert found.spatial is not None and found.summary is not None  # both were asked for
     rows, columns, width = found.spatial.shape[1:]
     factor, parameters = teacher.upsample_factor, sum(p.numel() for p in model.parameters())
     if config := upsampler_of(teacher, width):

@@ -15,7 +15,8 @@ from radioplat.teachers.cache.file import Row
 from radioplat.teachers.cache.key import feature_key, sample_digest
 from radioplat.teachers.cache.store import FeatureStore
 from radioplat.teachers.serving.client import Held, Pending, TeacherClient
-from radioplat.teachers.serving.transport import Packed, to_host
+from radioplat.teachers.serving.packed_features import Packed
+from radioplat.teachers.serving.transport import to_host
 
 _EXPONENT = 0x7F80  # of a bf16 number; all ones: infinite or not a number
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from radioplat.teachers.serving.transport import Packed
+from radioplat.teachers.serving.packed_features import Packed
 
 Forward = Callable[[np.ndarray, tuple[int, int], frozenset[str]], Packed]
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from radioplat.teachers.serving.batcher import Batcher
+    from radioplat.teachers.serving.packed_features import Packed
     from radioplat.teachers.serving.runner import TeacherRunner
-    from radioplat.teachers.serving.transport import Packed
 
 AT_ONCE = 64  # requests that a replica holds; more wait at their senders
 

@@ -11,7 +11,8 @@ from radioplat.losses.base.reduce import to_grid
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.base.teacher import FrozenTeacher
-from radioplat.teachers.serving.transport import Packed, joined, pack
+from radioplat.teachers.serving.packed_features import Packed
+from radioplat.teachers.serving.transport import joined, pack
 
 
 class TeacherRunner:
@@ -25,7 +26,8 @@ class TeacherRunner:
         self.model = FrozenTeacher(teacher, device)
         self.precision = str(self.model.dtype).removeprefix("torch.")
         self._on_gpu = torch.device(device).type == "cuda"
-        self.max_batch = teacher.service.max_batch
+        assert teacher.service.max_batch is not None  # a resolved teacher has it
+        self.max_batch: int = teacher.service.max_batch
         self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
 
     def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:

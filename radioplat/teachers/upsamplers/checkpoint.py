@@ -44,10 +44,10 @@ def read_config(path: str | Path, where: str) -> FeatSharpConfig:
         WeightsError: there is no such file, it is no upsampler, or of another version; the message names the field.
     """
     said = _said(path, read_checkpoint(path, where, shapes_only=True).metadata, where)
-    for field, wanted in (("kind", KIND), ("version", VERSION)):
-        if said.get(field) != wanted:
-            raise WeightsError(f"{path}: {field} is {said.get(field)!r}, not {wanted!r}", where=where, hint=_AGAIN)
-    found = {}
+    for key, wanted in (("kind", KIND), ("version", VERSION)):
+        if said.get(key) != wanted:
+            raise WeightsError(f"{path}: {key} is {said.get(key)!r}, not {wanted!r}", where=where, hint=_AGAIN)
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(FeatSharpConfig):
         if field.name not in said:
             raise WeightsError(f"{path}: {field.name} is missing from its metadata", where=where, hint=_AGAIN)

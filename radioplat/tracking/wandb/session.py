@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from radioplat.common.redact import redact, redact_tree
 from radioplat.spec.schema.wandb import WandbConfig
@@ -200,7 +200,7 @@ class WandbRun:
             id=run_id,
             resume="allow",  # offline, too: `wandb sync` then joins the parts of one id and overwrites none
             dir=str(run_dir),
-            mode=mode,
+            mode=cast(Any, mode),  # where WANDB_MODE names none that there is, wandb says so
             config=spec,
             save_code=config.save_code,
             # "create_new" leaves the runs of other tasks in this process alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from radioplat.spec.schema.cluster import ClusterConfig
 from radioplat.teachers.serving.client import TeacherClient
@@ -22,7 +23,7 @@ class CostMeter:
     """
 
     def __init__(
-        self, clients: Mapping[str, TeacherClient], cluster: ClusterConfig, counted: Mapping[str, Mapping[str, float]]
+        self, clients: Mapping[str, TeacherClient], cluster: ClusterConfig, counted: Mapping[str, Mapping[str, Any]]
     ) -> None:
         self._clients = clients
         teachers = {name: TeacherCost(**counted.get(name, {})) for name in clients}

@@ -12,7 +12,7 @@ import torch
 
 from radioplat.common import collectives
 from radioplat.design.run import Run
-from radioplat.teachers.serving.transport import Packed
+from radioplat.teachers.serving.packed_features import Packed
 from radioplat.tracking.report.curves import curves_from_status, draw_curves, group_curves
 from radioplat.tracking.status import StatusLog
 from radioplat.tracking.teacher_cost import Bill

@@ -82,8 +82,8 @@ def snapshot(
         average: the EMA of what in ``tensors`` has one, fp32.
     """
     form = student.architecture
-    of_model = detector_files if isinstance(form, DetectorArchitecture) else student_files
-    files = {**of_model(form, tensors), OPTIMIZER: (moments, {})}
+    model = detector_files(form, tensors) if isinstance(form, DetectorArchitecture) else student_files(form, tensors)
+    files = {**model, OPTIMIZER: (moments, {})}
     files |= {file: (held, {}) for file, held in ((LOSSES, losses), (EMA_FILE, average)) if held}
     return Snapshot(name, files, json.dumps(asdict(state), indent=1))
 
@@ -260,7 +260,7 @@ def survey(folder: Path) -> Survey:
     steps = {path: step_of(path) for path in folder.glob("model_epoch_*") if path.is_dir()}
     found = Survey()
     # Of those whose step cannot be told, none may be missed.
-    for path in sorted(steps, key=lambda path: math.inf if steps[path] is None else steps[path], reverse=True):
+    for path in sorted(steps, key=lambda path: step if (step := steps[path]) is not None else math.inf, reverse=True):
         state = examine(path)
         if isinstance(state, RunState):
             found.newest = path, state

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -143,7 +144,7 @@ class Mirror:
             if MANIFEST not in upload.files:
                 self._remove_folder(upload.folder)
 
-    def newer(self, least: int | None) -> tuple[list[tuple[int, str]], list[Unreadable]]:
+    def newer(self, least: int | None) -> tuple[list[tuple[int | None, str]], list[Unreadable]]:
         """What has more steps than ``least`` (None: all), as far as can be told without reading a tensor.
 
         Returns:
@@ -163,7 +164,9 @@ class Mirror:
                 unreadable.append(Unreadable(path, step, reason, torn=False))
             else:
                 candidates.append((step, path))
-        return sorted(candidates, key=lambda found: found[0], reverse=True), unreadable
+        # Of those whose step cannot be told, none may be missed.
+        candidates.sort(key=lambda found: math.inf if found[0] is None else found[0], reverse=True)
+        return candidates, unreadable
 
     def bring_newer(
         self, found: tuple[Path, RunState] | None, folder: Path
@@ -175,7 +178,9 @@ class Mirror:
         """
         candidates, unreadable = self.newer(None if found is None else found[1].global_step)
         for _, path in candidates:
-            target = folder / _UPLOAD.fullmatch(PurePosixPath(path).name)[1]
+            upload = _UPLOAD.fullmatch(PurePosixPath(path).name)
+            assert upload is not None  # as all that `newer` names
+            target = folder / upload[1]
             state = download(path, target)
             if isinstance(state, RunState):
                 return (target, state), unreadable

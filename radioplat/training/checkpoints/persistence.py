@@ -56,8 +56,13 @@ class Persistence:
 
     def warn_through(self, warn: Callable[[str], None]) -> None:
         """Have what goes wrong in the background told to ``warn`` and to the terminal."""
+
+        def warn_both(line: str) -> None:
+            note(line)
+            warn(line)
+
         if self._shelf is not None:
-            self._shelf.warn = lambda line: (note(line), warn(line))
+            self._shelf.warn = warn_both
 
     def restore_weights(self, module: nn.Module, losses: LossState) -> None:
         """Load the student's weights and buffers and the losses' statistics, if there is a checkpoint to begin from.

@@ -37,8 +37,8 @@ def doomed(found: Mapping[str, Standing], newest: int, train: TrainConfig) -> se
     mine = {name: standing for name, standing in found.items() if 0 <= standing.step <= newest}
     by_step = sorted(mine, key=lambda name: mine[name].step, reverse=True)
     # Of equal scores the later one.
-    scored = [name for name in by_step if mine[name].score is not None]
-    best = sorted(scored, key=lambda name: mine[name].score, reverse=True)[: train.keep_best]
+    scores = {name: score for name in by_step if (score := mine[name].score) is not None}
+    best = sorted(scores, key=lambda name: scores[name], reverse=True)[: train.keep_best]
     keep = {name for name in mine if mine[name].step == newest} | set(by_step[: train.keep_last]) | set(best)
     if train.keep_every is not None:
         keep |= {name for name in mine if mine[name].step % train.keep_every == 0}

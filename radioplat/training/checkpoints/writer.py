@@ -141,7 +141,7 @@ class Shelf:
             step, newest = self._outcome.step, self._outcome.newest
             there = frozenset() if self._mirror is None else frozenset(self._mirror.prune(step, self._train))
             # What has a copy elsewhere need not lie here as well, but for the one that is used.
-            prune(self._folder, step, self._train, there - {newest.name})
+            prune(self._folder, step, self._train, there - ({newest.name} if newest is not None else set()))
 
     def _failed(self, what: str, reason: str) -> None:
         outcome = self._outcome

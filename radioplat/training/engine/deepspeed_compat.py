@@ -32,9 +32,11 @@ def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     import deepspeed
 
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    comm: Any = importlib.import_module("deepspeed.comm.torch")
+    comm.build_shm_op = lambda: None
     # Stage 1 in bf16 prints memory reports whatever the log level, and collects garbage for each (0.7 s a time).
-    importlib.import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None
+    optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
+    optimizer.see_memory_usage = lambda *_, **__: None
     deepspeed.init_distributed(backend, verbose=False, timeout=timeout)
 
 

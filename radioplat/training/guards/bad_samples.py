@@ -62,7 +62,8 @@ class BadSamples:
             self._seen, self._bad = self._seen - seen, self._bad - bad
         if self._bad <= self._most * max(FEWEST, self._seen):
             return
-        reasons, named = Counter(), []
+        reasons: Counter[str] = Counter()
+        named: list[str] = []
         mine = sum((counts for _, _, counts in self._window), Counter())
         for counts, examples in collectives.gather((mine, self._names())):
             reasons += counts

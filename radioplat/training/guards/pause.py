@@ -20,7 +20,7 @@ from radioplat.common import collectives
 
 CAUSES = ("", "resized", "drained", "stopped")  # by the number that travels; the larger counts
 _LOOK_S = 1.0  # between two looks at Ray's notices
-_asked = [0, ""]  # of this process: the controller's calls come in another thread than the training
+_asked: tuple[int, str] = (0, "")  # of this process: the controller's calls come in another thread than the training
 _stepping = False  # whether the training of this process has come to its first step
 
 
@@ -39,8 +39,9 @@ class Paused(Exception):
 
 def ask_to_pause(cause: str, detail: str = "") -> None:
     """Ask the worker in this process to pause after its step; the first reason of the larger kind stays."""
+    global _asked
     if CAUSES.index(cause) > _asked[0]:
-        _asked[:] = [CAUSES.index(cause), detail]
+        _asked = CAUSES.index(cause), detail
 
 
 def ask_to_stop(detail: str = "") -> None:
@@ -57,8 +58,8 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        global _stepping
-        _asked[:], _stepping = [0, ""], False
+        global _asked, _stepping
+        _asked, _stepping = (0, ""), False
         self._channel = collectives.open_channel()
         self._number = torch.zeros(1, dtype=torch.int64)
         self._work: dist.Work | None = None

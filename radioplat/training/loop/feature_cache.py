@@ -32,16 +32,17 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
         SpecError, WeightsError: on every rank, where one cannot use the folder or read the weights.
     """
     config = run.spec.feature_cache
+    folder = config.dir
     # What is said of an image in a mosaic depends on those beside it.
-    cached = [t for t in run.asked if t.service.cache and t.mosaic == 1] if config.dir else []
-    if not cached:
+    cached = [t for t in run.asked if t.service.cache and t.mosaic == 1] if folder else []
+    if not folder or not cached:
         yield clients
         return
     # Weights may be gigabytes: one rank reads them for all.
     hashes = collectives.agree(_alike(lambda: {t.name: weights_hash(t) for t in cached} if rank == 0 else {}))
     keys = _alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
     places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
-    store = _alike(lambda: FeatureStore(config.dir, config.max_bytes, partial(_warn, run)))
+    store = _alike(lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run)))
     try:
         yield clients | {name: CachedTeacher(clients[name], key, store, places) for name, key in keys.items()}
     finally:
@@ -59,7 +60,7 @@ def _warn(run: Run, line: str) -> None:
 
 def _alike(action: Callable[[], Result]) -> Result:
     """What ``action`` gives on this rank; an error of one rank is raised on all."""
-    result, problem = None, None
+    problem: RadioplatError | None = None
     try:
         result = action()
     except RadioplatError as error:

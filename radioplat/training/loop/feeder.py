@@ -63,9 +63,10 @@ class Feeder:
 
     def _run(self) -> None:
         """The body of the thread."""
-        closing = contextlib.closing if hasattr(self._batches, "close") else contextlib.nullcontext
+        closes = hasattr(self._batches, "close")
+        batches: Any = self._batches
         try:
-            with closing(self._batches):
+            with contextlib.closing(batches) if closes else contextlib.nullcontext():
                 self._feed()
             self._put(_END)
         except BaseException as error:

@@ -19,7 +19,8 @@ from radioplat.objectives.overlap import overlap_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.client import Pending
-from radioplat.teachers.serving.transport import Packed, unpack
+from radioplat.teachers.serving.packed_features import Packed
+from radioplat.teachers.serving.transport import unpack
 from radioplat.training.accounting.reporter import StepRecord
 from radioplat.training.guards.non_finite import NonFiniteGuard
 from radioplat.training.targets.running import RunningNorm

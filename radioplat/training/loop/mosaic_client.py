@@ -11,7 +11,7 @@ from radioplat.data.batch import View
 from radioplat.data.views.mosaic import Mosaic, make_mosaic
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.serving.client import Pending, TeacherClient
-from radioplat.teachers.serving.transport import Array, Packed
+from radioplat.teachers.serving.packed_features import Array, Packed
 
 
 def ask_in_mosaic(client: TeacherClient, teacher: ResolvedTeacher, view: View, grain: int) -> Pending:

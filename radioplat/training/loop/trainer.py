@@ -18,6 +18,7 @@ from radioplat.design.detector import detect_module
 from radioplat.design.run import Run, build_peers, build_student
 from radioplat.design.stages import schedule_at
 from radioplat.errors import TrainingError
+from radioplat.models.detectors.base import Detector
 from radioplat.models.modifiers import spectral
 from radioplat.models.modifiers.sparsity import hold_zeros
 from radioplat.objectives.detect import DetectModule, count_boxes
@@ -81,7 +82,7 @@ class Trainer:
         config = self.spec.distill
         peers = build_peers(run)
         self.module: DistillModule | ClassifyModule | DetectModule
-        backbone = student.student if run.detector is not None else student
+        backbone = student.student if isinstance(student, Detector) else student
         if run.detector is not None:
             widths, seed = run.binding_widths, self.spec.train.seed
             self.module = detect_module(student, view, run.teachers, widths, config, seed)
@@ -100,9 +101,9 @@ class Trainer:
             self._average = self.module.average = AverageStudent(student)
         self.running = RunningState(self.module)
         regularize(self.module, self.spec.train)
-        config, start = self.spec.distill.target_norm, self.state.global_step
+        start = self.state.global_step
         saved = persistence.target_norm
-        self.targets = RunningNorm(student, run.teachers, config, seat.device, saved, start)
+        self.targets = RunningNorm(student, run.teachers, config.target_norm, seat.device, saved, start)
         self.module.quarantined = set(self.state.quarantined)
         self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)

@@ -109,8 +109,10 @@ def _measured(run: Run, subjects: dict[str, Subject], teachers: list[ResolvedTea
 
 def _lean(spec: Spec, quantized: bool) -> Spec:
     """Without the metrics that belong to the task ``evaluate``, on as many images as a validation may take."""
-    nothing = {"linear_probe": LinearProbeConfig(), "correspondence": CorrespondenceConfig()}
-    config = dataclasses.replace(spec.evaluate, pictures=0, cka_rows=0, resolutions=[], **nothing)
+    probe, pairs = LinearProbeConfig(), CorrespondenceConfig()
+    config = dataclasses.replace(
+        spec.evaluate, pictures=0, cka_rows=0, resolutions=[], linear_probe=probe, correspondence=pairs
+    )
     if spec.dataset.knn_max_train_batches:
         config = dataclasses.replace(config, max_images=spec.dataset.knn_max_train_batches * spec.dataset.batch_size)
     elif quantized and config.max_images is None:

@@ -80,8 +80,14 @@ def _run_worker(
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(targets.first_stop))
         books = (meter, accounts, phases, halvings)
-        worker: Trainer | None = Trainer(run, seat, persistence, *books)
-        stack.callback(lambda: worker and worker.close())
+        worker: Trainer | None = None
+
+        def close() -> None:
+            if worker is not None:
+                worker.close()
+
+        stack.callback(close)
+        worker = Trainer(run, seat, persistence, *books)
         feeder.without = worker.module.quarantined
         fed = targets.measure(worker.module.student, iter(feeder))
         worker.build_engine()

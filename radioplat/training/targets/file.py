@@ -118,10 +118,10 @@ def shared_moments(
             answer = (_read(path, teachers, widths), None)
         except RadioplatError as error:
             answer = (None, error)
-    found, error = collectives.agree(answer)
+    found, problem = collectives.agree(answer)
     with collectives.deciding():
-        if error is not None:
-            raise error
+        if problem is not None:
+            raise problem
     return found
 
 

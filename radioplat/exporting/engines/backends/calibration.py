@@ -110,7 +110,7 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
     class Calibrator(trt.IInt8EntropyCalibrator2):
         def __init__(self) -> None:
             trt.IInt8EntropyCalibrator2.__init__(self)
-            self.held = None
+            self.held: torch.Tensor | None = None
 
         def get_batch_size(self) -> int:
             return config.cal_batch_size
@@ -119,8 +119,8 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
             images = next(batches, None)
             if images is None:
                 return None
-            self.held = torch.from_numpy(images).cuda()
-            return [self.held.data_ptr()]
+            self.held = held = torch.from_numpy(images).cuda()
+            return [held.data_ptr()]
 
         def read_calibration_cache(self) -> bytes | None:
             return cache.read_bytes() if cache and cache.is_file() else None

@@ -84,7 +84,7 @@ def speaking(log: EngineLog, path: Path) -> Iterator[None]:
         raise failure("TensorRT failed", path, log.reasons() or [str(error)]) from error
 
 
-def make_logger(trt: ModuleType, log: EngineLog) -> Any:
+def make_logger(trt: Any, log: EngineLog) -> Any:
     """A logger of ``trt`` that writes into ``log``."""
 
     class Logger(trt.ILogger):

@@ -115,6 +115,7 @@ def _runner(trt, runtime, engine, device: str, path: Path) -> Run:
         stream.synchronize()
         return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 
-    run.on_device = on_device
-    run.runtime = runtime  # the engine must not outlive it
-    return run
+    runner: Any = run
+    runner.on_device = on_device
+    runner.runtime = runtime  # the engine must not outlive it
+    return runner

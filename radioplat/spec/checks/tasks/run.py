@@ -176,9 +176,11 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
 
 def _feature_cache(spec: Spec) -> Iterator[Problem]:
     cache = spec.feature_cache
-    if cache.dir is not None and not cache.dir.strip():
+    if cache.dir is None:
+        return
+    if not cache.dir.strip():
         yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
-    elif "://" in (cache.dir or "") and not cache.dir.startswith(("s3://", "gs://")):
+    elif "://" in cache.dir and not cache.dir.startswith(("s3://", "gs://")):
         hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
         yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
 

@@ -27,13 +27,14 @@ def _optimizer(spec: Spec) -> Iterator[Problem]:
 
 def _policy(spec: Spec) -> Iterator[Problem]:
     optim = spec.train.optim
-    valid: dict[str, Callable[[Any], str | None]] = {
+    forms: dict[Policy, dict[str, Callable[[Any], str | None]]] = {
         Policy.linear: {"min_lr": _number},
         Policy.cosine: {"min_lr": _number},
         Policy.step: {"step_size": _positive, "gamma": _number},
         Policy.multistep: {"milestones": _numbers, "gamma": _number},
         Policy.soft_start_annealing: {"soft_start": _share, "annealing": _share, "min_lr": _positive},
-    }[optim.policy]
+    }
+    valid = forms[optim.policy]
     wrong = False
     for key, value in sorted(optim.policy_params.items(), key=str):
         where = f"train.optim.policy_params.{key}"
