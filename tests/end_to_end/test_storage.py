@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,12 +15,22 @@ import yaml
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
+<<<<<<< HEAD
 from radioplat.data.ledger.ledger import read_rejected
 from radioplat.tasks.inspect.diagnose import diagnose
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import newest
+=======
+from radioplat.data.ledger import read_rejected
+from radioplat.training.checkpoints.checkpoint import newest
+from radioplat.tasks.inspect.diagnose import diagnose
+from radioplat.training.accounting.prove import prove_run
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.status import read_status
+>>>>>>> storage
 
 pytestmark = pytest.mark.timeout(300)
 JOB = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "radio_distill.py"), "-e"]
@@ -69,13 +78,13 @@ def inputs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def begin(tmp_path, inputs, failing_reads):
-    """begin(**dataset fields) -> the command of a local run, whose reads may be made to fail."""
+def begin(tmp_path, inputs, failing_reads, ray_environment):
+    """begin(mode, **dataset fields) -> the command of a run, whose reads may be made to fail."""
     begun: list[subprocess.Popen] = []
 
-    def run(**fields: float) -> subprocess.Popen:
-        spec = tiny_spec(inputs, tmp_path / "run", STEPS, (1, 1))
-        spec["cluster"]["mode"] = "local"
+    def run(mode: str = "local", **fields: float) -> subprocess.Popen:
+        spec = tiny_spec(inputs, tmp_path / "run", STEPS if mode == "local" else 20, (1, 1))
+        spec["cluster"]["mode"] = mode
         spec["dataset"] |= fields
         (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
         with open(tmp_path / "said", "w") as said:
@@ -85,7 +94,7 @@ def begin(tmp_path, inputs, failing_reads):
                     stdout=said,
                     stderr=said,
                     start_new_session=True,
-                    env=os.environ | failing_reads.environment,
+                    env=ray_environment | failing_reads.environment,
                 )
             )
         return begun[-1]
@@ -162,5 +171,28 @@ def test_sigterm_is_heeded_while_storage_is_waited_for(begin, tmp_path, failing_
     assert process.wait(25) == 75
     failing_reads.mend()
     assert begin().wait(120) == 0
+    proof = prove_run(folder)
+    assert proof.holds and not proof.unlearned
+
+
+@pytest.mark.proof
+def test_on_ray_the_driver_says_it_and_no_group_starts_again_to_wait_as_long(begin, tmp_path, failing_reads):
+    folder = tmp_path / "run" / "distill"
+    indexed = folder / "data" / "shards.parquet"
+    process = begin("ray", storage_timeout_s=15.0)
+    wait_for(indexed.exists)
+    failing_reads.fail("shards/")  # from the first read on: readers are far ahead of so small a student
+    assert process.wait(150) not in (0, 75)
+    said = (tmp_path / "said").read_text()
+    assert said.count("waiting for storage") == 1 and "storage can be read again" not in said
+    (failure,) = lines_of(folder, "distill failed")
+    assert "dataset.storage_timeout_s: " in failure and "Traceback" not in failure
+    assert [event.cause for event in Attempts(folder).read() if event.event == "end"] == ["storage"]
+
+    process = begin("ray")
+    wait_for(lambda: len(lines_of(folder, "waiting for storage")) == 2)
+    failing_reads.mend()
+    assert process.wait(200) == 0
+    assert len(lines_of(folder, "storage can be read again")) == 1
     proof = prove_run(folder)
     assert proof.holds and not proof.unlearned
