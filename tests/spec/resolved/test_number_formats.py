@@ -7,7 +7,6 @@ import sys
 import textwrap
 
 import ml_dtypes
-import numpy as np
 import onnx
 import pytest
 import torch
