@@ -33,7 +33,7 @@ def entropy_amax(seen: Magnitudes, format: NumberFormat) -> float:
 @functools.cache
 def levels(bins: int, format: NumberFormat) -> np.ndarray:
     """Int64 ``[bins]``: the level, numbered from 0, that each bin falls into where the last bin is the highest."""
-    if format is NumberFormat.fp8:
+    if format.row.is_float:
         centers = (torch.arange(bins) + 0.5) / bins * format.highest
         return torch.unique(round_to(centers, format), return_inverse=True)[1].numpy()
     return np.arange(bins) * (1 << (format.bits - 1)) // bins

@@ -16,8 +16,8 @@ from radioplat.data.index.scratch import scratch
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.scan.scan import Scanner, scan_in_processes
 from radioplat.data.scan.sources import holds_tars
-from radioplat.data.storage.object_stores import is_remote
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
 
 SIDES = (0, 64, 128, 224, 384, 512, 768, 1024, 2048)

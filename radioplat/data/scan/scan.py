@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA, scan_image, scan_tar
-from radioplat.data.storage.object_stores import is_remote
+from radioplat.spec.resolved.paths import is_remote
 
 IMAGES_PER_BATCH = 512  # image files that are scanned together; tars go one by one
 LITTLE_BYTES = 1 << 30  # of shards: less is scanned before other processes have started

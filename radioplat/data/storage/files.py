@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from radioplat.common.atomic_files import written_aside
-from radioplat.data.storage.object_stores import filesystem, is_remote, strip_scheme
+from radioplat.data.storage.object_stores import filesystem, strip_scheme
 from radioplat.data.storage.retry import retried
+from radioplat.spec.resolved.paths import is_remote
 
 _PIECE = 2**23  # bytes of a file that are copied at a time
 

@@ -7,16 +7,10 @@ from functools import lru_cache
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, GcsFileSystem, S3FileSystem, resolve_s3_region
 
-SCHEMES = ("s3://", "gs://")
 _REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT",
             "INVALID_CLIENT_TOKEN", "MISSING_AUTHENTICATION_TOKEN", "REQUEST_EXPIRED", "REQUEST_TIME_TOO_SKEWED",
             "HTTP status 400", "HTTP status 401", "HTTP status 403", "UNAUTHENTICATED", "PERMISSION_DENIED",
             "Permission denied")  # fmt: skip
-
-
-def is_remote(path: str) -> bool:
-    """Whether ``path`` names an object of a store rather than a file of this machine."""
-    return path.startswith(SCHEMES)
 
 
 def strip_scheme(path: str) -> str:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from radioplat.data.storage.object_stores import credentials_refused, is_remote, renew_clients
+from radioplat.data.storage.object_stores import credentials_refused, renew_clients
 from radioplat.errors import StorageError
+from radioplat.spec.resolved.paths import is_remote
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between two tries; each is twice as long as the one before
 FOLDER = "storage_waits"

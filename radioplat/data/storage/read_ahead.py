@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from radioplat.data.storage.files import RangeFile
-from radioplat.data.storage.object_stores import is_remote
+from radioplat.spec.resolved.paths import is_remote
 
 # Bytes read at once. A jump over an image costs one read either way; on an object store a request costs what hundreds
 # of kilobytes cost, so more of what may be needed comes along: sidecar, next header and next image header.

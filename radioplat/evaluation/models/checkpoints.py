@@ -18,14 +18,9 @@ from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, has_average, is_checkpoint, load_student
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.schema.evaluate import JudgedModel, JudgedPrecision
 from radioplat.spec.schema.root import Spec
-
-_DTYPES = {
-    JudgedPrecision.fp32: torch.float32,
-    JudgedPrecision.fp16: torch.float16,
-    JudgedPrecision.bf16: torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,7 @@ def _in_precision(student: Student, precision: JudgedPrecision) -> Student:
     """Weights cast; images are normalised before that, in fp32, and heads add means in fp32 after it."""
     for part in (student.backbone, student.heads, student.classifier):
         if part is not None:
-            part.to(_DTYPES[precision])
+            part.to(getattr(torch, DATA_TYPES[precision.value].torch_type))
     return student
 
 

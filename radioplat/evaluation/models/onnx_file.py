@@ -16,14 +16,11 @@ from radioplat.evaluation.models.file_interface import FileInterface
 from radioplat.exporting.onnx.flat_student import INPUT
 from radioplat.exporting.onnx.precision import stored_data_type
 from radioplat.models.features import Features
+from radioplat.spec.resolved.number_formats import DATA_TYPES, QUANTIZED
 
-_QUANTIZED = {
-    TensorProto.INT8: "int8",
-    TensorProto.UINT8: "uint8",
-    TensorProto.INT4: "int4",
-    TensorProto.UINT4: "uint4",
-    TensorProto.FLOAT8E4M3FN: "fp8",
-}
+# Unsigned integers are in the files of others.
+_QUANTIZED = {getattr(TensorProto, DATA_TYPES[name].onnx_type): name for name in QUANTIZED}
+_QUANTIZED |= {TensorProto.UINT8: "uint8", TensorProto.UINT4: "uint4"}
 
 
 class OnnxModel:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from radioplat.errors import EngineError
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.tensorrt_version import parse_version
 
 FIELD = "export.tensorrt_version"
@@ -71,13 +72,9 @@ def require_readable(version: str | None, data_type: str, formats: Sequence[str]
         EngineError: names the version that reads it.
     """
     major = ((parse_version(version) if version else None) or NEWEST)[0]
-    for needed, what, hint in (
-        (9, "fp8" in formats, "fp8"),
-        (10, "int4" in formats, "int4"),
-        (9, data_type == "bf16", "bf16"),
-    ):
-        if what and major < needed:
-            raise EngineError(f"TensorRT {version} knows no {hint}", where=FIELD, hint=f"It takes {needed} or newer.")
+    for name in (*sorted(formats), data_type):
+        if major < (needed := DATA_TYPES[name].first_tensorrt):
+            raise EngineError(f"TensorRT {version} knows no {name}", where=FIELD, hint=f"It takes {needed} or newer.")
     if formats and stored and major < FIRST_STORED:
         raise EngineError(
             f"the parser of TensorRT {version} takes no quantized weights",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from radioplat.exporting.engines.interface import Kernel
 from radioplat.exporting.engines.onnx_layers import WeightLayer
-
-_FLOATS = {"fp32", "fp16", "bf16"}
+from radioplat.spec.resolved.number_formats import FLOATS
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def coverage(layers: Sequence[WeightLayer], kernels: Sequence[Kernel] | None) ->
         eligible=len(layers),
         quantized=dict(Counter(layer.format for layer in layers if layer.format)),
         not_quantized=[layer.module for layer in layers if not layer.format],
-        in_float_kernels=None if types is None else [name for name, found in types if found & _FLOATS],
+        in_float_kernels=None if types is None else [name for name, found in types if found & set(FLOATS)],
         unseen=None if types is None else [name for name, found in types if not found],
         taken_only_by=None if types is None else dict(Counter(min(found) for _, found in types if len(found) == 1)),
     )

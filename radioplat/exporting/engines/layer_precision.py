@@ -17,12 +17,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from radioplat.errors import EngineError, Problem
 from radioplat.exporting.engines.interface import SECTION
 from radioplat.exporting.engines.onnx_input import OnnxInput, read_onnx
-from radioplat.exporting.onnx.precision import ALWAYS_FLOAT, DATA_TYPES, as_type
+from radioplat.exporting.onnx.precision import ALWAYS_FLOAT, FLOAT_CODES, as_type
 from radioplat.exporting.qdq.mark import module_of
 
 _WHERE = f"{SECTION}.tensorrt.layers_precision"
 _NOT_LAYERS = {"QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "If", "Loop", "Scan"}
-_NAMES = {code: name for name, code in DATA_TYPES.items()}
+_NAMES = {code: name for name, code in FLOAT_CODES.items()}
 _ONE_FILE_BYTES = 1_900_000_000
 
 
@@ -77,7 +77,7 @@ def _choose(graph: GraphProto, rules: Sequence[str], quantized: set[str]) -> dic
         elif all(name in quantized for name in found):
             hint = "Leave it out of quantize.layers and export again."
             problems.append(Problem(f"{pattern!r} fits quantized layers alone, which compute in 8 bits", where, hint))
-        wanted.update(dict.fromkeys(found, DATA_TYPES[precision]))
+        wanted.update(dict.fromkeys(found, FLOAT_CODES[precision]))
     if problems:
         raise EngineError(*problems)
     return wanted

@@ -16,9 +16,9 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import SECTION
 from radioplat.exporting.engines.onnx_layers import WeightLayer, weight_layers
 from radioplat.exporting.onnx.precision import stored_data_type
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS, engine_type
 
-DATA_TYPES = ("fp32", "fp16", "bf16", "int8", "fp8")
-QUANTIZED = ("int8", "fp8")
+ENGINE_TYPES = (*FLOATS, *ACTIVATIONS)
 _WHERE = f"{SECTION}.onnx_file"
 _AGAIN = "Name the file that `radioplat export` wrote, or export again."
 _TYPE = f"{SECTION}.tensorrt.data_type"
@@ -98,14 +98,14 @@ def read_onnx(path: Path) -> OnnxInput:
 
 
 def parse_engine_type(text: str) -> str:
-    """One of :data:`DATA_TYPES`, in any case (TAO writes ``FP16``).
+    """One of :data:`ENGINE_TYPES`, in any case (TAO writes ``FP16``).
 
     Raises:
         EngineError: for any other name.
     """
     name = text.strip().lower()
-    if name not in DATA_TYPES:
-        hint = f"Valid: {', '.join(DATA_TYPES)}."
+    if name not in ENGINE_TYPES:
+        hint = f"Valid: {', '.join(ENGINE_TYPES)}."
         raise EngineError(f"{text!r} is not a data type an engine can be built for", where=_TYPE, hint=hint)
     return name
 
@@ -120,9 +120,8 @@ def check_data_type(file: OnnxInput, data_type: str, calibrated: bool = False) -
         EngineError: it is not; says how to get one that is.
     """
     formats = file.formats
-    if data_type in QUANTIZED:
-        # 4-bit weights stand beside 8-bit activations, or beside floats.
-        held = data_type in formats or (data_type == "int8" and "int4" in formats)
+    if data_type in ACTIVATIONS:
+        held = data_type in map(engine_type, formats)  # 4-bit weights stand beside 8-bit activations, or beside floats
         if not held and not (calibrated and data_type == "int8"):
             found = f"its Q/DQ nodes hold {', '.join(formats)}" if formats else "it has no Q/DQ nodes around its layers"
             raise EngineError(

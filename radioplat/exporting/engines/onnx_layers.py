@@ -10,8 +10,9 @@ from radioplat.exporting.qdq.graph import Graph
 from radioplat.exporting.qdq.layers import Layer, find_layers
 from radioplat.exporting.qdq.lint import stored_type
 from radioplat.exporting.qdq.mark import module_of
+from radioplat.spec.resolved.number_formats import DATA_TYPES, QUANTIZED
 
-_FORMATS = {TensorProto.FLOAT8E4M3FN: "fp8"}
+_FORMATS = {DATA_TYPES[name].onnx_type: name for name in QUANTIZED}
 
 
 @dataclass(frozen=True)
@@ -44,4 +45,7 @@ def _format(graph: Graph, layer: Layer) -> str | None:
     if not layer.is_quantized or layer.weight is None:
         return None
     code = stored_type(graph, layer.weight)
-    return None if code is None else _FORMATS.get(code, TensorProto.DataType.Name(code).lower())
+    if code is None:
+        return None
+    name = TensorProto.DataType.Name(code)
+    return _FORMATS.get(name, name.lower())

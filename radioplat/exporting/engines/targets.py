@@ -8,11 +8,10 @@ from types import ModuleType
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import SECTION
+from radioplat.spec.resolved.number_formats import DATA_TYPES, DataType
 
 AUTO = ("SM86", "SM89", "SM120")
 WHERE = f"{SECTION}.tensorrt.compute_capabilities"
-# The first GPUs with arithmetic in a type; TensorRT for RTX refuses older ones.
-FIRST = {"fp8": 89, "bf16": 80}
 
 
 def number(name: str) -> int:
@@ -43,12 +42,12 @@ def choose_targets(known: Sequence[str], asked: Sequence[str], data_types: Seque
     chosen: list[str] = []
     for name in asked:
         if name.lower() == "auto":
-            chosen += [gpu for gpu in AUTO if gpu in known and not _lacks(gpu, data_types)]
+            chosen += [gpu for gpu in AUTO if gpu in known and not lacks(gpu, data_types)]
         elif name.upper() not in known:
             raise EngineError(f"{builder} builds for no GPU named {name!r}", where=WHERE, hint=hint)
-        elif lacks := _lacks(name.upper(), data_types):
+        elif lacking := lacks(name.upper(), data_types):
             raise EngineError(
-                f"{name.upper()} has no {lacks.upper()} arithmetic: {lacks.upper()} needs SM{FIRST[lacks]} or later",
+                f"{name.upper()} has no {lacking.name.upper()} arithmetic: {needs(lacking)}",
                 where=WHERE,
                 hint=f"Leave {name.upper()} out, or take another {SECTION}.tensorrt.data_type.",
             )
@@ -59,5 +58,12 @@ def choose_targets(known: Sequence[str], asked: Sequence[str], data_types: Seque
     return list(dict.fromkeys(chosen))
 
 
-def _lacks(gpu: str, data_types: Sequence[str]) -> str | None:
-    return next((name for name in data_types if number(gpu) < FIRST.get(name, 0)), None)
+def lacks(gpu: str, data_types: Sequence[str]) -> DataType | None:
+    """The first of ``data_types`` that ``gpu`` has no arithmetic in."""
+    known = [DATA_TYPES[name] for name in data_types if name in DATA_TYPES]
+    return next((row for row in known if number(gpu) < row.first_sm), None)
+
+
+def needs(row: DataType) -> str:
+    """Which GPUs compute in it, for messages."""
+    return f"{row.name.upper()} needs SM{row.first_sm} or later"

@@ -10,10 +10,8 @@ from radioplat.errors import EngineError
 from radioplat.exporting.onnx.lower_opset import TRACED
 from radioplat.exporting.qdq.report import least_opset
 from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, newest_opset, parse_version
-
-# The lowest operator set that can be written, and the first in which ONNX defines convolutions in bf16.
-MIN_OPSET = {"fp32": LOWEST_OPSET, "fp16": LOWEST_OPSET, "bf16": 22}
 
 
 def choose_opset(
@@ -28,10 +26,11 @@ def choose_opset(
     Raises:
         EngineError: the target reads no operator set that holds the file, or does not read the one that is asked for.
     """
-    oldest, newest = least_opset(formats, data_type, MIN_OPSET[data_type]), onnx.defs.onnx_opset_version()
+    lowest = max(LOWEST_OPSET, DATA_TYPES[data_type].least_opset)
+    oldest, newest = least_opset(formats, data_type, lowest), onnx.defs.onnx_opset_version()
     kinds = ", ".join([data_type, *(format.value for format in formats)])
     if version := parse_version(tensorrt_version or ""):
-        read = newest_opset(version, NumberFormat.int4 in formats)
+        read = newest_opset(version, [format.value for format in formats])
         if oldest > read:
             raise EngineError(
                 f"TensorRT {tensorrt_version} reads ONNX up to operator set {read}, and {kinds} needs {oldest}",

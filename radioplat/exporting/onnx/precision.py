@@ -17,12 +17,10 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from radioplat.errors import EngineError
+from radioplat.spec.resolved.number_formats import DATA_TYPES, FLOATS
 
-DATA_TYPES: dict[str, int] = {
-    "fp32": TensorProto.FLOAT,
-    "fp16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-}
+# ONNX's numbers of the types that a graph may compute in.
+FLOAT_CODES: dict[str, int] = {name: getattr(TensorProto, DATA_TYPES[name].onnx_type) for name in FLOATS}
 # Inputs that ONNX defines as float32 whatever the data: Resize's region and scales.
 ALWAYS_FLOAT = {"Resize": (1, 2)}
 
@@ -34,9 +32,9 @@ def parse_data_type(text: str, where: str) -> str:
         EngineError: for any other name; ``where`` is the field it came from.
     """
     name = text.strip().lower()
-    if name in DATA_TYPES:
+    if name in FLOATS:
         return name
-    hint = f"Valid: {', '.join(DATA_TYPES)}."
+    hint = f"Valid: {', '.join(FLOATS)}."
     if name == "int8":
         hint += " An int8 engine comes from an ONNX file that `quantize` wrote; give the data type of its other layers."
     raise EngineError(f"{text!r} is not a data type an engine can be built for", where=where, hint=hint)
@@ -48,7 +46,7 @@ def stored_data_type(model: ModelProto) -> str | None:
     Returns:
         ``fp32``, ``fp16``, ``bf16``, or None where the file has no float weights.
     """
-    names = {code: name for name, code in DATA_TYPES.items()}
+    names = {code: name for name, code in FLOAT_CODES.items()}
     sizes: Counter[str] = Counter()
     for tensor in _tensors(model.graph):
         if tensor.data_type in names:
@@ -61,7 +59,7 @@ def retype(model: ModelProto, data_type: str) -> None:
 
     So a client sees one interface at any precision (and bf16 has no numpy type to feed).
     """
-    code, graph = DATA_TYPES[data_type], model.graph
+    code, graph = FLOAT_CODES[data_type], model.graph
     if code == TensorProto.FLOAT:
         return
     outside = [value.name for value in list(graph.input) + list(graph.output)]
@@ -81,7 +79,7 @@ def simulate(file: Path, data_type: str) -> ModelProto:
     It runs where the real thing has no kernels (bf16 on a CPU), and tells what the precision costs. Sums inside a node
     stay fp32, as they do on a GPU.
     """
-    code, model = DATA_TYPES[data_type], onnx.load(str(file))
+    code, model = FLOAT_CODES[data_type], onnx.load(str(file))
     for tensor in _tensors(model.graph):
         if tensor.data_type == TensorProto.FLOAT:
             _replace(tensor, as_type(tensor, code).astype(np.float32))

@@ -13,15 +13,9 @@ from radioplat.exporting.qdq.layers import CONVOLUTIONS
 from radioplat.exporting.qdq.mark import DOMAIN, Mark, marks, module_of
 from radioplat.exporting.qdq.ranges import Range
 from radioplat.models.quantized.fake_quantize import NumberFormat
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, engine_type
 
-CODES = {
-    NumberFormat.int8: TensorProto.INT8,
-    NumberFormat.int4: TensorProto.INT4,
-    NumberFormat.fp8: TensorProto.FLOAT8E4M3FN,
-}
-# The first operator set whose Q/DQ knows the type; 19 is also the first whose scales may be fp16.
-MIN_OPSET = {NumberFormat.int8: 13, NumberFormat.fp8: 19, NumberFormat.int4: 21}
-HALF_OPSET = 19
+HALF_OPSET = 19  # the first operator set whose scales may be fp16
 
 
 def insert_pairs(model: ModelProto, stored: bool = True) -> list[Range]:
@@ -32,7 +26,7 @@ def insert_pairs(model: ModelProto, stored: bool = True) -> list[Range]:
             False: floats behind a pair, for TensorRT before 10, whose parser takes no quantized weights.
 
     Raises:
-        EngineError: 4-bit activations, which no engine computes with.
+        EngineError: activations in a format of weights alone (int4), which no engine computes with.
     """
     graph = Graph(model)
     uses: dict[str, int] = {}
@@ -92,17 +86,20 @@ class _Pair:
         axis, self._output = mark.axis, mark.node.output[0]
         if axis == -1:
             scale = scale.reshape(())
-        kind = CODES[mark.format]
+        row = mark.format.row
+        kind = getattr(TensorProto, row.onnx_type)
         self.range = Range(source, mark.format.value, scale, axis, mark.module, weight is not None)
         if weight is None:
-            if mark.format is NumberFormat.int4:
-                hint = "Quantize activations to int8 or fp8; weights may be int4."
-                raise EngineError(f"the input of {mark.layer} is rounded to int4", where="export.checkpoint", hint=hint)
+            if row.name not in ACTIVATIONS:
+                hint = f"Quantize activations to {' or '.join(ACTIVATIONS)}; weights may be {row.name}."
+                message = f"the input of {mark.layer} is rounded to {row.name}"
+                raise EngineError(message, where="export.checkpoint", hint=hint)
             self._add(source, None, scale, axis, kind)
             return
         takers = graph.takers(self._output)
-        if mark.format is NumberFormat.int4 and any(taker.op_type in CONVOLUTIONS for taker in takers):
-            kind = TensorProto.INT8  # no engine has 4-bit convolutions: the same numbers, a byte each
+        if row.name not in ACTIVATIONS and any(taker.op_type in CONVOLUTIONS for taker in takers):
+            # No engine has convolutions of weights in another format than their inputs: the same numbers, a byte each.
+            kind = getattr(TensorProto, DATA_TYPES[engine_type(row.name)].onnx_type)
         if len(takers) == 1 and takers[0].op_type == "Transpose" and weight.ndim == 2:
             # Turned here, where it costs nothing.
             self.transpose, self._output = takers[0], takers[0].output[0]
@@ -138,7 +135,7 @@ def quantized(
     if axis != -1:
         shape[axis] = -1
     v = np.clip(weight / scale.reshape(shape), -format.highest, format.highest)
-    v = v if format is NumberFormat.fp8 else np.rint(v)
+    v = v if format.row.is_float else np.rint(v)
     return numpy_helper.from_array(np.ascontiguousarray(v).astype(helper.tensor_dtype_to_np_dtype(kind)), name)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
-from radioplat.exporting.qdq.insert import HALF_OPSET, MIN_OPSET
+from radioplat.exporting.qdq.insert import HALF_OPSET
 from radioplat.exporting.qdq.lint import LintReport
 from radioplat.exporting.qdq.ranges import FILE, Range, write_ranges
 from radioplat.models.quantized.architecture import Quantization
@@ -47,7 +47,7 @@ def write_beside(report: QuantizedReport, path: Path) -> None:
 
 def least_opset(formats: Iterable[NumberFormat], data_type: str, opset: int) -> int:
     """The lowest operator set, at least ``opset``, that holds these formats beside layers in ``data_type``."""
-    needed = [MIN_OPSET[format] for format in formats]
+    needed = [format.row.least_opset for format in formats]
     return max(opset, HALF_OPSET if needed and data_type != "fp32" else 0, *needed)
 
 

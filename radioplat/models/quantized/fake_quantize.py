@@ -14,26 +14,32 @@ from enum import Enum
 
 import torch
 
+from radioplat.spec.resolved.number_formats import DATA_TYPES, DataType
+
 
 class NumberFormat(str, Enum):
     """What values are rounded to. All are symmetric around 0, with 0 among their values."""
 
     int8 = "int8"
     int4 = "int4"
-    fp8 = "fp8"  # E4M3 without infinities (torch.float8_e4m3fn)
+    fp8 = "fp8"
+
+    @property
+    def row(self) -> DataType:
+        """What is known of it."""
+        return DATA_TYPES[self.value]
 
     @property
     def highest(self) -> float:
         """The largest value that it holds; the lowest is its negative."""
-        return _HIGHEST[self]
+        return self.row.highest
 
     @property
     def bits(self) -> int:
         """Of one value."""
-        return 4 if self is NumberFormat.int4 else 8
+        return self.row.bits
 
 
-_HIGHEST = {NumberFormat.int8: 127.0, NumberFormat.int4: 7.0, NumberFormat.fp8: 448.0}
 # Below it a scale counts as this: a quotient stays finite whatever an optimizer makes of a scale.
 LEAST_SCALE = 1e-12
 
@@ -57,7 +63,7 @@ def fake_quantize(x: torch.Tensor, scale: torch.Tensor, axis: int, format: Numbe
 def round_to(v: torch.Tensor, format: NumberFormat) -> torch.Tensor:
     """fp32 ``v`` clipped to ``format`` and rounded to its nearest value."""
     clipped = v.clamp(-format.highest, format.highest)
-    return clipped.to(torch.float8_e4m3fn).float() if format is NumberFormat.fp8 else clipped.round()
+    return clipped.to(getattr(torch, format.row.torch_type)).float() if format.row.is_float else clipped.round()
 
 
 def effective_scale(scale: torch.Tensor) -> torch.Tensor:

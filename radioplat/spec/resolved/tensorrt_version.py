@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from radioplat.spec.resolved.number_formats import DATA_TYPES
+
 # The newest operator set that the ONNX parser of a version reads, from that version on, and operators of that set that
 # it does not read and an export can hold. From docs/operators.md of github.com/onnx/onnx-tensorrt, branches 8.0-GA to
 # 10.1-GA ("TensorRT 8.6 supports operators up to Opset 17"), of its release 10.15 for that, and from the notes of
@@ -17,8 +21,6 @@ _PARSERS: dict[tuple[int, int], tuple[int, frozenset[str]]] = {
     (11, 5): (25, frozenset()),
 }
 LOWEST_OPSET = 17  # that an export can be written in: see radioplat.exporting.onnx.lower_opset
-# The changelog of that repository has INT4 in the parser of 10.0, and ONNX has INT4 from set 21 on.
-_INT4 = (10, 0), 21
 
 # TensorRT 11 removed calibrators, calibration caches and the builder's precision flags.
 FIRST_WITHOUT_CACHE = 11
@@ -33,11 +35,13 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
     return major, minor, patch
 
 
-def newest_opset(version: tuple[int, int, int], int4: bool = False) -> int:
-    """The newest ONNX operator set that this TensorRT reads; of a file that holds ``int4`` the one it needs."""
-    newest = _parser(version)[0]
-    since, needed = _INT4
-    return max(newest, needed) if int4 and version[:2] >= since else newest
+def newest_opset(version: tuple[int, int, int], formats: Iterable[str] = ()) -> int:
+    """The newest ONNX operator set that this TensorRT reads: at least what each of ``formats`` needs that it knows.
+
+    The changelog of its parser has INT4 in version 10.0, which reads set 20, and ONNX has INT4 from set 21 on.
+    """
+    known = [row for row in map(DATA_TYPES.__getitem__, formats) if version[0] >= row.first_tensorrt]
+    return max([_parser(version)[0], *(row.least_opset for row in known)])
 
 
 def unread_operators(version: tuple[int, int, int]) -> frozenset[str]:

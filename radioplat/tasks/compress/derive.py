@@ -23,6 +23,7 @@ from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, quantize_problems
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, engine_type
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.evaluate import JudgedModel
@@ -148,7 +149,7 @@ def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs, said: str) -> S
 
 
 def _formats(student: Path | None) -> str:
-    """What an engine of a quantized student is typed: int8 or fp8; empty where it multiplies in floats.
+    """What an engine of a quantized student is typed, int8 or fp8; empty where it multiplies in floats.
 
     A layer with quantized weights alone multiplies in floats, and its file is built as one in floats; all but 4-bit
     weights, which stand under int8 (:func:`radioplat.exporting.engines.onnx_input.check_data_type`).
@@ -160,8 +161,12 @@ def _formats(student: Path | None) -> str:
     elif student:
         forms = [read_architecture(student)]
     layers = [layer for form in forms if form.quantized is not None for layer in form.quantized.layers.values()]
-    formats = {layer.weights for layer in layers if layer.activations is not None or layer.weights == "int4"}
-    return "fp8" if "fp8" in formats else "int8" if formats else ""
+    types = {
+        layer.activations or engine_type(layer.weights)
+        for layer in layers
+        if layer.activations is not None or layer.weights not in (None, *ACTIVATIONS)
+    }
+    return max(types, key=lambda name: DATA_TYPES[name].first_sm, default="")  # of several, what fewest GPUs compute in
 
 
 def depends_on(spec: Spec, stage: Stage) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from radioplat.errors import Problem, SpecError
-from radioplat.exporting.engines.onnx_input import QUANTIZED
 from radioplat.exporting.onnx.export import OnnxReport, export_onnx
 from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
 
@@ -47,7 +47,7 @@ def export_detector(spec: Spec, checkpoint: Path, path: Path) -> OnnxReport:
 def float_type_of(spec: Spec) -> str:
     """What layers compute in that are not quantized: ``export.data_type``, else the engine's."""
     data_type = spec.export.data_type or spec.gen_trt_engine.tensorrt.data_type
-    return "fp32" if spec.export.data_type is None and data_type.strip().lower() in QUANTIZED else data_type
+    return "fp32" if spec.export.data_type is None and data_type.strip().lower() in ACTIVATIONS else data_type
 
 
 def _problems(spec: Spec) -> Iterator[Problem]:

@@ -6,9 +6,9 @@ import textwrap
 
 from radioplat.common import terminal
 from radioplat.exporting.engines.build import EngineReport
-from radioplat.exporting.engines.onnx_input import QUANTIZED
 from radioplat.exporting.onnx.export import OnnxReport
 from radioplat.exporting.weights.export import WeightsReport
+from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.tasks.export.show_lint import show as show_lint
 from radioplat.tasks.export.side_files import Beside
 
@@ -89,7 +89,7 @@ def _kernel_lines(report: EngineReport) -> dict[str, str]:
         text = ", ".join([f"{share[0]} of {share[1]} convolution/GEMM in {wanted}", *rest])
     others = ", ".join(f"{count} {name}" for name, count in covered.others.items())
     lines = {"kernels": text + (f"; products of activations: {others}" if others else "")}
-    if wanted in QUANTIZED:
+    if wanted in ACTIVATIONS:
         quantized = sum(covered.quantized.values())
         lines["layers"] = f"{quantized} of {covered.eligible} quantized in the ONNX file"
         if covered.not_quantized:

@@ -13,7 +13,6 @@ from radioplat.compression.pruning.dry_run import rehearse
 from radioplat.data.index.build import build_index
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.run_data import RunData
-from radioplat.data.storage.object_stores import is_remote
 from radioplat.design.device import device_problems
 from radioplat.design.labels import class_names, label_problems
 from radioplat.design.memory import parameter_bytes
@@ -31,6 +30,7 @@ from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.image_sizes import without_teaching
+from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.cluster import TeacherServiceConfig

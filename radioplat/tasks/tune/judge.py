@@ -13,7 +13,6 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.gate_metrics import measure, measuring_spec
 
 JUDGED = ("fidelity", "knn", "top1")
-_BITS = {"int8": 8, "fp8": 8, "int4": 4}
 
 
 def judge(spec: Spec, checkpoint: Path, folder: Path, wanted: set[str]) -> dict[str, float]:
@@ -45,7 +44,7 @@ def weight_bytes(student: Student) -> int:
     """Of the backbone's weights and scales: 4 for a float, what its format takes for a quantized one."""
     names = {name.removeprefix("backbone."): q for name, q in quantizers(student).items()}
     bits = {
-        name.removesuffix("_quantizer").removesuffix(".weight") + ".weight": _BITS[quantizer.format.value]
+        name.removesuffix("_quantizer").removesuffix(".weight") + ".weight": quantizer.format.bits
         for name, quantizer in names.items()
         if name.endswith(".weight_quantizer")
     }

@@ -16,6 +16,7 @@ from radioplat.models.features import Features
 from radioplat.models.modifiers.fold_batchnorm import fold_batch_norm
 from radioplat.models.probe import probe
 from radioplat.spec.resolved.normalisation import normalisation_problems
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
 from radioplat.spec.schema.cluster import TeacherPrecision
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, weights_field
@@ -248,7 +249,7 @@ def _folded(model: Adapter, size: int) -> Adapter:
 def compute_dtype(precision: TeacherPrecision, device: torch.device) -> torch.dtype:
     """The dtype of a forward on ``device``; ``auto`` is bf16 where the hardware multiplies it, else fp32."""
     if precision is not TeacherPrecision.auto:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision.value]
+        return getattr(torch, DATA_TYPES[precision.value].torch_type)
     return torch.bfloat16 if has_native_bf16(device) else torch.float32
 
 

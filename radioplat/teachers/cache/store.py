@@ -20,8 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from radioplat.data.storage.files import HandlePool, absolute, list_files, remove_file, write_file
-from radioplat.data.storage.object_stores import is_remote
 from radioplat.errors import SpecError
+from radioplat.spec.resolved.paths import is_remote
 from radioplat.teachers.cache.file import SUFFIX, FeatureFile, Row, encode, layout
 
 WRITE_BYTES = 2**26  # of features are collected before a file is written

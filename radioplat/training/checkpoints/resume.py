@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 
 from radioplat.common.terminal import note
 from radioplat.data.storage.files import absolute, stat_file
-from radioplat.data.storage.object_stores import is_remote
 from radioplat.design.run import Run
 from radioplat.errors import Problem, RadioplatError, WeightsError
+from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.results import TaskFolder
 from radioplat.training.checkpoints.checkpoint import MANIFEST, clear_left_behind, examine, survey

@@ -13,10 +13,8 @@ from torch import nn
 from radioplat.common.optional_imports import needs
 from radioplat.compression.quantization.backends.float_twin import float_twin
 from radioplat.errors import SpecError
-from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import Quantizer, quantizers
 
-_BITS: dict[NumberFormat, Any] = {NumberFormat.int8: 8, NumberFormat.int4: 4, NumberFormat.fp8: (4, 3)}
 # What its histograms are asked for. Its "mse" chose 0.17 where values went to 2.6 (0.47.0): it is left out.
 HISTOGRAMS = ("percentile", "entropy")
 _STRIDE = 8  # of the bins that entropy tries as bounds: at every bin a tensor took 7 seconds
@@ -54,11 +52,13 @@ def modelopt_amax(
     for name, quantizer in own.items():
         weight = name.endswith("weight_quantizer")
         histogram = method in HISTOGRAMS and not weight
-        if histogram and quantizer.format is NumberFormat.fp8:
+        row = quantizer.format.row
+        if histogram and method not in row.toolkit_calibrators:
             hint = "Take quantize.algorithm: minmax, or backend: native."
-            raise SpecError(f"ModelOpt has no {method} calibration for FP8", where="quantize.algorithm", hint=hint)
+            message = f"ModelOpt has no {method} calibration for {row.name.upper()}"
+            raise SpecError(message, where="quantize.algorithm", hint=hint)
         config = {
-            "num_bits": _BITS[quantizer.format],
+            "num_bits": (row.exponent_bits, row.bits - 1 - row.exponent_bits) if row.is_float else row.bits,
             "axis": None if quantizer.axis == -1 else quantizer.axis,
             "calibrator": "histogram" if histogram else "max",
         }

@@ -11,7 +11,6 @@ from torch import nn
 
 from radioplat.common.optional_imports import needs
 from radioplat.errors import SpecError
-from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
 
 METHODS = ("minmax", "mse")
@@ -44,19 +43,20 @@ def torchao_amax(
 
     def observer(name: str, quantizer: Quantizer) -> nn.Module:
         """A symmetric observer of what ``quantizer`` is given."""
-        fp8 = quantizer.format is NumberFormat.fp8
+        row = quantizer.format.row
         by_error = method == "mse" and not name.endswith("weight_quantizer")
-        if by_error and fp8:
+        if by_error and method not in row.toolkit_calibrators:
             hint = "Take quantize.algorithm: minmax, or backend: native."
-            raise SpecError("torchao has no MSE calibration for FP8", where="quantize.algorithm", hint=hint)
+            message = f"torchao has no MSE calibration for {row.name.upper()}"
+            raise SpecError(message, where="quantize.algorithm", hint=hint)
         kind = AffineQuantizedMSEObserver if by_error else AffineQuantizedMinMaxObserver
-        highest = quantizer.format.highest
+        value = float if row.is_float else int
         return kind(
             MappingType.SYMMETRIC,
-            torch.float8_e4m3fn if fp8 else torch.int8,
+            getattr(torch, row.torch_type),
             PerTensor() if quantizer.axis == -1 else PerAxis(quantizer.axis),
-            quant_min=highest * -1 if fp8 else int(-highest),
-            quant_max=highest if fp8 else int(highest),
+            quant_min=value(-row.highest),
+            quant_max=value(row.highest),
             eps=torch.finfo(torch.float32).tiny,
             scale_dtype=torch.float32,
         )

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 
 from radioplat.exporting.engines.interface import Kernel
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 
 # A machine without a GPU adds these to every failure; they are never the reason, since a CPU build needs no driver.
 _NOISE = re.compile(r"cudaError 35|--- (Begin|End) node ---|^ModelImporter\.cpp:\d+: (While parsing|ERROR)")
@@ -15,7 +16,8 @@ _KERNEL = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<kind>\w+), Inputs: (
 _DATA_TYPE = re.compile(r"Datatype: (\w+)")
 _CONSTANT = re.compile(r"Dimensions: \[([-\d,]*)\][^{}]*?Datatype: (\w+)")
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
-_NAMES = {"Float": "fp32", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8", "FP8": "fp8", "FP4": "fp4"}
+# FP4 is in engines of others' files.
+_NAMES = {row.log_name: name for name, row in DATA_TYPES.items() if row.log_name} | {"FP4": "fp4"}
 
 
 class EngineLog:

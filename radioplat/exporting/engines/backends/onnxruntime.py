@@ -17,7 +17,7 @@ from onnx import ModelProto, helper
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine, Kernel, close_shape, refuse_unused
 from radioplat.exporting.engines.onnx_input import OnnxInput
-from radioplat.exporting.onnx.precision import DATA_TYPES
+from radioplat.exporting.onnx.precision import FLOAT_CODES
 
 _NOT_HERE = {
     "calibration": "It takes INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
@@ -116,7 +116,7 @@ def _refused(error: Exception, where: str) -> EngineError:
 
 def _kernels(model: ModelProto) -> list[Kernel] | None:
     """What the optimized graph multiplies in. Where a CPU has no kernel for a type, onnxruntime has put casts."""
-    names = {code: name for name, code in DATA_TYPES.items()}
+    names = {code: name for name, code in FLOAT_CODES.items()}
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     most = Counter(names[code] for code in types.values() if code in names).most_common(1)
     cast = {n.output[0]: helper.get_attribute_value(n.attribute[0]) for n in model.graph.node if n.op_type == "Cast"}

@@ -21,9 +21,9 @@ from radioplat.exporting.engines.backends.network import Build, finish_build, sp
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
 from radioplat.exporting.engines.library import TENSORRT, load_tensorrt
 from radioplat.exporting.engines.onnx_input import OnnxInput
-from radioplat.exporting.engines.targets import FIRST, WHERE, number
+from radioplat.exporting.engines.targets import WHERE, lacks, needs
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 
-_FLAGS = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8"}
 _INSTALL = "Install one: pip install tensorrt (NVIDIA's own index), or take gen_trt_engine.backend=tensorrt_rtx."
 
 
@@ -98,19 +98,16 @@ def _gpu(request: BuildRequest, data_types: list[str]) -> str:
             where=WHERE,
             hint=f"Leave the field out, or take {SECTION}.backend=tensorrt_rtx.",
         )
-    for name in data_types:
-        if number(here) < FIRST.get(name, 0):
-            raise EngineError(
-                f"this GPU is {here}: {name.upper()} needs SM{FIRST[name]} or later",
-                where=f"{SECTION}.tensorrt.data_type",
-            )
+    if lacking := lacks(here, data_types):
+        raise EngineError(f"this GPU is {here}: {needs(lacking)}", where=f"{SECTION}.tensorrt.data_type")
     return here
 
 
 def _allow(trt: ModuleType, build: Build, data_type: str) -> None:
-    if data_type not in _FLAGS:
+    row = DATA_TYPES.get(data_type)
+    if row is None or row.builder_flag is None:
         return
-    flag = getattr(trt.BuilderFlag, _FLAGS[data_type], None)
+    flag = getattr(trt.BuilderFlag, row.builder_flag, None)
     if flag is None:
         raise EngineError(
             f"TensorRT {trt.__version__} has no {data_type}",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.resolved.number_formats import FLOATS, QUANTIZED
 from radioplat.spec.schema.engine import CalibrationConfig, TensorRTConfig
 
 _SECTION = "gen_trt_engine.tensorrt"
-PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 def engine_problems(config: TensorRTConfig) -> Iterator[Problem]:
@@ -23,9 +23,9 @@ def engine_problems(config: TensorRTConfig) -> Iterator[Problem]:
         if not pattern.strip():
             message = f"a pattern and a precision as pattern:fp16 are needed, not {rule!r}"
             yield Problem(message, f"{_SECTION}.layers_precision[{i}]")
-        elif precision.strip().lower() not in PRECISIONS:
-            hint = f"Valid: {', '.join(PRECISIONS)}."
-            if precision.strip().lower() in ("int8", "fp8", "int4"):
+        elif precision.strip().lower() not in FLOATS:
+            hint = f"Valid: {', '.join(FLOATS)}."
+            if precision.strip().lower() in QUANTIZED:
                 hint += " Quantized layers need ranges: name them in quantize.layers and export again."
             yield Problem(f"{precision!r} is no precision of a layer", f"{_SECTION}.layers_precision[{i}]", hint)
 

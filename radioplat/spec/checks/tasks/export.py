@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.engine import engine_problems
 from radioplat.spec.checks.tasks.quantize import calibration_problems
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, QUANTIZED
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.resolved.tensorrt_version import FIRST_WITHOUT_CACHE, LOWEST_OPSET, newest_opset, parse_version
 from radioplat.spec.schema.export import CpuQuantization, ExportConfig, ExportFormat
@@ -42,7 +43,7 @@ def _deployment(spec: Spec) -> Iterator[Problem]:
     """Scales, caches, bundles and files for CPUs."""
     asked = spec.export
     floats = asked.data_type or spec.gen_trt_engine.tensorrt.data_type
-    is_fp32 = floats.strip().lower() in ("fp32", "int8", "fp8")  # beside an engine's quantized layers others are fp32
+    is_fp32 = floats.strip().lower() in ("fp32", *ACTIVATIONS)  # beside an engine's quantized layers others are fp32
     for name in ("force_ptq", "cpu"):
         if getattr(asked, name) and not is_fp32:
             yield Problem(f"starts from fp32, not {floats}", f"export.{name}", "Take export.data_type=fp32.")
@@ -69,7 +70,7 @@ def _deployment(spec: Spec) -> Iterator[Problem]:
 
 def _opset(asked: ExportConfig, version: tuple[int, int, int]) -> Iterator[Problem]:
     """An operator set that the TensorRT that is named does not read."""
-    newest = newest_opset(version, int4=True)  # whether the student is int4, the checkpoint says
+    newest = newest_opset(version, QUANTIZED)  # which of them the student holds, the checkpoint says
     reads = f"TensorRT {asked.tensorrt_version} reads ONNX up to operator set {newest}"
     if newest < LOWEST_OPSET:
         message = f"{reads}, and {LOWEST_OPSET} is the lowest that is written"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.training.detection import detects
-from radioplat.spec.resolved.number_formats import ACTIVATIONS, FORMATS, NATIVE, formats_of
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, NATIVE, SPELLINGS, formats_of
 from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.spec.schema.quantize import Calibrator, QatConfig, QuantizeConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
@@ -47,9 +47,11 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
     known = _ALGORITHMS.get(asked.backend)
     if known is None:
         return
-    fp8 = "fp8" in {part for rule in [None, *asked.layers] for part in formats_of(asked, rule)}
-    if asked.algorithm not in known or (fp8 and asked.algorithm not in (Calibrator.minmax, Calibrator.max)):
-        message = f"backend {asked.backend} does not find {'FP8 ' if fp8 else ''}ranges by {asked.algorithm.value}"
+    formats = {part for rule in [None, *asked.layers] for part in formats_of(asked, rule) if part is not None}
+    beyond = sorted(part for part in formats if asked.algorithm not in DATA_TYPES[part].toolkit_calibrators)
+    if asked.algorithm not in known or beyond:
+        whose = "".join(f"{part.upper()} " for part in beyond)
+        message = f"backend {asked.backend} does not find {whose}ranges by {asked.algorithm.value}"
         yield Problem(message, "quantize.algorithm", "Take minmax, or backend: native.")
 
 
@@ -97,12 +99,13 @@ def _formats(spec: Spec) -> Iterator[Problem]:
         if said in ("fp8_e5m2", "float8_e5m2"):
             wrong = True
             yield Problem("E5M2 is a format of gradients: engines compute in E4M3", where, "Take fp8_e4m3fn.")
-        elif said not in FORMATS:
+        elif said not in SPELLINGS:
             wrong = True
-            yield Problem(f"no format is called {said!r}", where, f"Any of {', '.join(FORMATS)}, {NATIVE}.")
-        elif "activation" in where and FORMATS[said] not in ACTIVATIONS:
+            yield Problem(f"no format is called {said!r}", where, f"Any of {', '.join(SPELLINGS)}, {NATIVE}.")
+        elif "activation" in where and SPELLINGS[said] not in ACTIVATIONS:
             wrong = True
-            yield Problem(f"activations cannot be {said}", where, "Take int8, fp8_e4m3fn or native.")
+            hint = f"Take {', '.join(DATA_TYPES[name].tao_name for name in ACTIVATIONS)} or {NATIVE}."
+            yield Problem(f"activations cannot be {said}", where, hint)
     if not wrong:
         yield from _pairs(spec)
         yield from _algorithm(spec)

@@ -22,6 +22,7 @@ from radioplat.spec.loading.job_paths import paths_in_copy
 from radioplat.spec.resolved.image_sizes import scale_chances
 from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.resolved.partitions import partition_problems
+from radioplat.spec.resolved.paths import storage_problems
 from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
 from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig
 from radioplat.spec.schema.distill import LossType, Source
@@ -180,9 +181,8 @@ def _feature_cache(spec: Spec) -> Iterator[Problem]:
         return
     if not cache.dir.strip():
         yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
-    elif "://" in cache.dir and not cache.dir.startswith(("s3://", "gs://")):
-        hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
-        yield Problem(f"{cache.dir} is of no storage that is known here", "feature_cache.dir", hint)
+    else:
+        yield from storage_problems(cache.dir, "feature_cache.dir")
 
 
 def _chain(spec: Spec) -> Iterator[Problem]:

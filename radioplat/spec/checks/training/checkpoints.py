@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.resolved.paths import storage_problems
 from radioplat.spec.schema.root import Spec
 
 
@@ -41,9 +42,7 @@ def _places(spec: Spec) -> Iterator[Problem]:
     if not folder.strip():
         yield Problem("an empty name is no folder", where, "Remove the line to keep checkpoints in results_dir alone.")
     elif "://" in folder:
-        if not folder.startswith(("s3://", "gs://")):
-            hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
-            yield Problem(f"{folder} is of no storage that is known here", where, hint)
+        yield from storage_problems(folder, where)
     elif os.path.abspath(folder) in (os.path.abspath(spec.results_dir), *_task_folders(spec)):
         yield Problem("it is where checkpoints are already", where, "Name another place, or remove the line.")
 
