@@ -6,7 +6,6 @@ function in ``radioplat/losses/terms``. Nothing else lists losses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,13 +61,10 @@ def _vector(name: LossType, mode: Mode, alias: str = "") -> LossDefinition:
     return LossDefinition(name, _ANY_VECTOR, mode, alias, by_position=True)
 
 
-def _by_name(definitions: Iterable[LossDefinition]) -> dict[LossType, LossDefinition]:
-    return {definition.name: definition for definition in definitions}
-
-
 # Messages list losses in this order.
-LOSSES: dict[LossType, LossDefinition] = _by_name(
-    (
+LOSSES: dict[LossType, LossDefinition] = {
+    definition.name: definition
+    for definition in (
         LossDefinition(LossType.KL, (Kind.logits, Kind.summary), Mode.logits),
         LossDefinition(LossType.CE, (Kind.logits, Kind.summary), Mode.logits),
         _vector(LossType.BALANCED, Mode.spatial, "balanced"),
@@ -93,7 +89,7 @@ LOSSES: dict[LossType, LossDefinition] = _by_name(
         LossDefinition(LossType.phi_s, (), keeps_statistics=True, binds=Binds.detector_maps),
         LossDefinition(LossType.IOU, (), binds=Binds.detector_maps, object_mask=True),
     )
-)
+}
 
 
 def loss_named(name: str) -> LossType:
