@@ -7,6 +7,7 @@ from functools import partial
 
 from radioplat.losses.base.criterion import BatchWise, Criterion, MapWise, Pair, Pointwise
 from radioplat.losses.base.focal import Focal
+from radioplat.losses.own_function import own_function
 from radioplat.losses.terms import feature, logits, relational, spatial
 from radioplat.losses.terms.angle import Angle
 from radioplat.losses.terms.phi_error import PhiError
@@ -24,7 +25,8 @@ def criterion(term: Term, width: int, config: DistillConfig) -> Criterion:
     Args:
         width: of the teacher's features that it compares.
     """
-    return CRITERIA[term.loss](term, width, config)
+    build = _pointwise(own_function(term.loss, term.field)) if term.loss.is_own else CRITERIA[term.loss]
+    return build(term, width, config)
 
 
 def _pointwise(function: Pair) -> Factory:

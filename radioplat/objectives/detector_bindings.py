@@ -17,7 +17,7 @@ from radioplat.losses.terms.queries import TAPS, Answers, compared, match_querie
 from radioplat.losses.weighting.iou_mask import object_mask
 from radioplat.models.capture import captured, find_module
 from radioplat.models.detectors.registry import AnyDetector
-from radioplat.spec.resolved.losses import LOSSES, Binds
+from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.teacher import MODULE, QUERY_MODULES, Bound, ResolvedTeacher, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
 from radioplat.teachers.base.info import TeacherInfo
@@ -77,7 +77,7 @@ class DetectorBindings(nn.Module):
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
         student, teacher, seen = on_common_grid(student, teacher, overlap)
-        if LOSSES[bound.loss].object_mask:
+        if definition_of(bound.loss).object_mask:
             at = (theirs[name] for name in ("pred_logits", "pred_boxes", "queries", "memory.0"))
             logits, boxes, queries, memory = at
             mask = object_mask(logits, boxes, queries, memory, truth)
@@ -156,7 +156,7 @@ def _unlike(
             return f"{bound.student_module} of the student against {bound.teacher_module} of the teacher"
         if outputs["pred_logits"].shape[-1] != named[f"{MODULE}pred_logits"][-1]:
             return f"{outputs['pred_logits'].shape[-1]} classes against {named[f'{MODULE}pred_logits'][-1]}"
-        any_modules = LOSSES[bound.loss].binds is Binds.any_modules
+        any_modules = definition_of(bound.loss).binds is Binds.any_modules
         return "" if any_modules else f"{bound.loss.value} looks at maps"
     if mine.ndim != 4 or len(theirs) != 3:
         return "a map [B, C, h, w] is needed on both sides"

@@ -92,6 +92,11 @@ LOSSES: dict[LossType, LossDefinition] = {
 }
 
 
+def definition_of(loss: LossType) -> LossDefinition:
+    """What is known of ``loss``; a user's own function compares any vectors, position by position."""
+    return LossDefinition(loss, tuple(Kind), by_position=True) if loss.is_own else LOSSES[loss]
+
+
 def loss_named(name: str) -> LossType:
     """The loss of a ``summary_loss_type`` or ``spatial_loss_type``."""
     return next((loss for loss, definition in LOSSES.items() if definition.alias == name), None) or LossType(name)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.resolved.image_sizes import sizes_seen_with, student_sizes, views_differ
-from radioplat.spec.resolved.losses import LOSSES, loss_named
+from radioplat.spec.resolved.losses import definition_of, loss_named
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import (
     AverageView,
@@ -58,7 +58,12 @@ class Term:
     @property
     def name(self) -> str:
         """See the class."""
-        return f"{self.kind}_{self.loss.value}" if self.extra else self.kind
+        return f"{self.kind}_{self.loss.value.rpartition(':')[2]}" if self.extra else self.kind
+
+    @property
+    def field(self) -> str:
+        """The field that names its loss."""
+        return f"{self.where}.type" if self.extra else self.where
 
 
 # Of a detector: what has a row for each query.
@@ -249,7 +254,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     loss = teacher.loss_type or common.loss_type
     mode = teacher.mode or common.mode
     if mode is Mode.auto:
-        mode = LOSSES[loss].default_mode
+        mode = definition_of(loss).default_mode
     match = teacher.match_student_resolution
     if match is None:
         match = teacher.input_size is None
@@ -321,7 +326,7 @@ def _bindings(distill: DistillConfig, teacher: str, detection: bool) -> tuple[Bo
 
 
 def _beside(binding: BindingConfig) -> tuple[str, ...]:
-    if LOSSES[binding.criterion].object_mask:
+    if definition_of(binding.criterion).object_mask:
         return ("memory.0", *QUERY_MODULES)
     return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
 

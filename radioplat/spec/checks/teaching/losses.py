@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.resolved.labels import label_weight
-from radioplat.spec.resolved.losses import LOSSES
+from radioplat.spec.resolved.losses import LOSSES, definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher, Term, resolve_teachers
 from radioplat.spec.schema.distill import Balance, KLForm, LabelForm, LossType, Source, TeacherConfig
 from radioplat.spec.schema.root import Spec
@@ -27,12 +27,11 @@ def loss_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def _term(term: Term, batch_size: int) -> Iterator[Problem]:
-    loss, known = term.loss.value, LOSSES[term.loss]
+    loss, known = term.loss.value, definition_of(term.loss)
     if term.kind not in known.fits:
         fitting = ", ".join(other.name.value for other in LOSSES.values() if term.kind in other.fits)
-        where = f"{term.where}.type" if term.extra else term.where
         message = f"loss {loss} does not compare {_NAMES[term.kind]}"
-        yield Problem(message, where, f"For {_NAMES[term.kind]} take {fitting}.")
+        yield Problem(message, term.field, f"For {_NAMES[term.kind]} take {fitting}.")
     if 1 <= batch_size < known.least_images:
         message = f"loss {loss} compares images of a micro-batch, which has {batch_size}"
         yield Problem(message, "dataset.batch_size", f"Take at least {known.least_images}.")
@@ -60,7 +59,7 @@ def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Proble
         config.spatial_focal_gamma,
         config.spatial_focal_max_weight,
     )
-    if weight and not any(LOSSES[term.loss].by_position for term in maps):
+    if weight and not any(definition_of(term.loss).by_position for term in maps):
         message = "no loss of this teacher compares maps position by position"
         yield Problem(message, f"{where}.spatial_focal_weight", hint)
     if not weight and (gamma, most) != (1.0, 4.0):
