@@ -7,10 +7,10 @@ import dataclasses
 import torch
 
 from radioplat.errors import Problem, SpecError
-from radioplat.losses.registry import OF_MAPS
 from radioplat.models.capture import as_features, captured, find_module
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.spec.resolved.losses import definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.base.info import TeacherInfo
 
@@ -53,7 +53,7 @@ def with_projections(
             kinds = {1: "a vector", 3: "a map"}
             message = f"{kinds[len(mine)]} of the student against {kinds[len(theirs)]} of the teacher"
             problems.append(Problem(message, binding.where, "Name modules that give the same kind of features."))
-        elif len(mine) == 1 and binding.loss in OF_MAPS:
+        elif len(mine) == 1 and definition_of(binding.loss).maps_only:
             message = f"{binding.loss.value} compares maps, and these modules give vectors"
             problems.append(Problem(message, f"{binding.where}.criterion", "Take another loss."))
         elif mine[-1] != theirs[-1]:

@@ -13,6 +13,7 @@ from radioplat.design.student import build_on_meta, student_problems
 from radioplat.design.views import mosaic_problems, where_sized
 from radioplat.errors import Problem, SpecError
 from radioplat.exporting.weights.export import format_problems
+from radioplat.losses.own_function import own_function_problems
 from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.pretrained.start import known_architecture
@@ -24,7 +25,7 @@ from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.labels import classifies
 from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
-from radioplat.spec.schema.distill import Source
+from radioplat.spec.schema.distill import Kind, Source
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.info import TeacherInfo
 from radioplat.teachers.base.teacher import describe
@@ -71,6 +72,7 @@ def design_models(spec: Spec, task: str) -> Models:
             largest = max(size for size in (spec.dataset.img_size, *where_sized(spec)))
             infos |= describe_inside(teachers, bare, largest)
         problems += peer_problems(spec, teachers, infos)
+        problems += [p for t in teachers if t.name in infos for p in _own_losses(t, infos[t.name])]
         heads = [] if detects(spec) else [t for t in teachers if t.name in infos]
         architecture = _student_architecture(spec, task, heads, infos)
         if not detects(spec):
@@ -106,6 +108,10 @@ def design_models(spec: Spec, task: str) -> Models:
     }
     parameters = sum(p.numel() for p in student.parameters())
     return Models(teachers, infos, grids, architecture, stride, parameters)
+
+
+def _own_losses(teacher: ResolvedTeacher, info: TeacherInfo) -> Iterator[Problem]:
+    return own_function_problems(teacher, {kind.value: getattr(info, f"{kind.value}_dim") for kind in Kind})
 
 
 def _describe(teacher: ResolvedTeacher, where: dict[int, str], follows: bool) -> TeacherInfo:

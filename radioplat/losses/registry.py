@@ -1,11 +1,13 @@
-"""Loss names of the spec to what computes them."""
+"""Loss names of the spec to what computes them; ``radioplat.spec.resolved.losses`` has the rest of what they are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
-from radioplat.losses.base.criterion import BatchWise, Criterion, MapWise, OfBatch, OfMap, Pair, Pointwise
+from radioplat.losses.base.criterion import BatchWise, Criterion, MapWise, Pair, Pointwise
 from radioplat.losses.base.focal import Focal
+from radioplat.losses.own_function import own_function
 from radioplat.losses.terms import feature, logits, relational, spatial
 from radioplat.losses.terms.angle import Angle
 from radioplat.losses.terms.phi_error import PhiError
@@ -13,32 +15,8 @@ from radioplat.losses.terms.tangent_sphere import TangentSphere
 from radioplat.spec.resolved.teacher import Term
 from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
 
-POINTWISE: dict[LossType, Pair] = {
-    LossType.KL: logits.kl_tao,
-    LossType.CE: logits.ce_tao,
-    LossType.L1: feature.l1,
-    LossType.L2: feature.mse,
-    LossType.MSE: feature.mse,
-    LossType.FD: feature.smooth_l1,
-    LossType.CS: feature.cosine,
-    LossType.BALANCED: feature.balanced,
-    LossType.dampened_mse: feature.dampened_mse,
-    LossType.IOU: feature.mse,  # where radioplat.losses.weighting.iou_mask says
-}
-OF_MAPS: dict[LossType, OfMap] = {
-    LossType.gram: spatial.gram,
-    LossType.channel_kl: spatial.channel_kl,
-    LossType.attention: spatial.attention,
-}
-OF_BATCHES: dict[LossType, OfBatch] = {
-    LossType.rkd_distance: relational.rkd_distance,
-    LossType.rkd_angle: relational.rkd_angle,
-}
-RUNNING: dict[LossType, type[Angle] | type[TangentSphere] | type[PhiError]] = {
-    LossType.phi_s: PhiError,
-    LossType.angle: Angle,
-    LossType.tangent_sphere: TangentSphere,
-}
+# Of a checked term, the width of the teacher's features that it compares, and the spec's section.
+Factory = Callable[[Term, int, DistillConfig], Criterion]
 
 
 def criterion(term: Term, width: int, config: DistillConfig) -> Criterion:
@@ -47,14 +25,40 @@ def criterion(term: Term, width: int, config: DistillConfig) -> Criterion:
     Args:
         width: of the teacher's features that it compares.
     """
-    loss = term.loss
-    if loss in OF_MAPS:
-        return MapWise(OF_MAPS[loss])
-    if loss in OF_BATCHES:
-        return BatchWise(OF_BATCHES[loss])
-    if loss in RUNNING:
-        return RUNNING[loss](width)
-    if loss is LossType.KL and config.kl_form is KLForm.hinton:
-        return Pointwise(partial(logits.kl_hinton, temperature=config.temperature))
-    focal = Focal(*term.focal) if term.focal and term.focal[0] else None
-    return Pointwise(POINTWISE[loss], focal)
+    build = _pointwise(own_function(term.loss, term.field)) if term.loss.is_own else CRITERIA[term.loss]
+    return build(term, width, config)
+
+
+def _pointwise(function: Pair) -> Factory:
+    def build(term: Term, width: int, config: DistillConfig) -> Criterion:
+        return Pointwise(function, Focal(*term.focal) if term.focal and term.focal[0] else None)
+
+    return build
+
+
+def _kl(term: Term, width: int, config: DistillConfig) -> Criterion:
+    hinton = config.kl_form is KLForm.hinton
+    function = partial(logits.kl_hinton, temperature=config.temperature) if hinton else logits.kl_tao
+    return _pointwise(function)(term, width, config)
+
+
+CRITERIA: dict[LossType, Factory] = {
+    LossType.KL: _kl,
+    LossType.CE: _pointwise(logits.ce_tao),
+    LossType.L1: _pointwise(feature.l1),
+    LossType.L2: _pointwise(feature.mse),
+    LossType.MSE: _pointwise(feature.mse),
+    LossType.FD: _pointwise(feature.smooth_l1),
+    LossType.CS: _pointwise(feature.cosine),
+    LossType.BALANCED: _pointwise(feature.balanced),
+    LossType.dampened_mse: _pointwise(feature.dampened_mse),
+    LossType.IOU: _pointwise(feature.mse),  # where radioplat.losses.weighting.iou_mask says
+    LossType.gram: lambda *_: MapWise(spatial.gram),
+    LossType.channel_kl: lambda *_: MapWise(spatial.channel_kl),
+    LossType.attention: lambda *_: MapWise(spatial.attention),
+    LossType.rkd_distance: lambda *_: BatchWise(relational.rkd_distance),
+    LossType.rkd_angle: lambda *_: BatchWise(relational.rkd_angle),
+    LossType.phi_s: lambda _, width, __: PhiError(width),
+    LossType.angle: lambda _, width, __: Angle(width),
+    LossType.tangent_sphere: lambda _, width, __: TangentSphere(width),
+}

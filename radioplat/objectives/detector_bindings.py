@@ -11,12 +11,13 @@ from radioplat.errors import Problem, SpecError
 from radioplat.losses.base.criterion import Pointwise
 from radioplat.losses.base.grid import Overlap, on_common_grid
 from radioplat.losses.base.reduce import living, to_grid, weighted_mean
-from radioplat.losses.registry import RUNNING, criterion
+from radioplat.losses.registry import criterion
 from radioplat.losses.terms.logits import kl_sigmoid
 from radioplat.losses.terms.queries import TAPS, Answers, compared, match_queries, sureness, taken
 from radioplat.losses.weighting.iou_mask import object_mask
 from radioplat.models.capture import captured, find_module
 from radioplat.models.detectors.registry import AnyDetector
+from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.teacher import MODULE, QUERY_MODULES, Bound, ResolvedTeacher, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
 from radioplat.teachers.base.info import TeacherInfo
@@ -76,7 +77,7 @@ class DetectorBindings(nn.Module):
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
         student, teacher, seen = on_common_grid(student, teacher, overlap)
-        if bound.loss is LossType.IOU:
+        if definition_of(bound.loss).object_mask:
             at = (theirs[name] for name in ("pred_logits", "pred_boxes", "queries", "memory.0"))
             logits, boxes, queries, memory = at
             mask = object_mask(logits, boxes, queries, memory, truth)
@@ -155,7 +156,8 @@ def _unlike(
             return f"{bound.student_module} of the student against {bound.teacher_module} of the teacher"
         if outputs["pred_logits"].shape[-1] != named[f"{MODULE}pred_logits"][-1]:
             return f"{outputs['pred_logits'].shape[-1]} classes against {named[f'{MODULE}pred_logits'][-1]}"
-        return f"{bound.loss.value} looks at maps" if bound.loss is LossType.IOU or bound.loss in RUNNING else ""
+        any_modules = definition_of(bound.loss).binds is Binds.any_modules
+        return "" if any_modules else f"{bound.loss.value} looks at maps"
     if mine.ndim != 4 or len(theirs) != 3:
         return "a map [B, C, h, w] is needed on both sides"
     wide = [named[MODULE + name][-1] for name in bound.beside if name in ("memory.0", "queries")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import timm
 import torch
@@ -13,6 +15,7 @@ from radioplat.models.student.student import Student
 from radioplat.objectives.distill import DistillModule, MicroBatch
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.distill import LossType
 from radioplat.teachers.base.teacher import FrozenTeacher
 
 B, SIZE = 2, 64
@@ -161,3 +164,21 @@ def test_a_binding_names_its_teacher_where_there_are_two(spec_of):
     assert ("distill.bindings[0].teacher", "which teacher?") in found
     assert ("distill.bindings[1].teacher", "no teacher has this name") in found
     assert any(where == "train.grad_checkpointing" for where, _ in found)
+
+
+def test_a_users_own_function_is_tried_before_the_run_and_teaches(spec_of, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bound_losses.py").write_text("def cubes(x, y):\n    return (x - y).abs().pow(3).mean(-1)\n")
+    spec = spec_of("vit", [binding("blocks.0", "blocks.0", "bound_losses:cubes")])
+    spec.distill.teacher[0].loss_type = LossType("bound_losses:cubes")
+    spec.distill.teacher[0].loss_lambda = 1.0
+    module, batch = build(spec)
+    found = module(batch)
+    assert found["loss/t/binding_0"] > 0 and found["loss/t/summary"] > 0
+    torch.testing.assert_close(found["loss"], found["loss/t/binding_0"] + found["loss/t/summary"])
+    found["loss"].backward()
+    (tmp_path / "bound_losses.py").write_text("")
+    monkeypatch.delitem(sys.modules, "bound_losses")
+    with pytest.raises(SpecError) as error:
+        design_models(spec, "distill")
+    assert [p.where for p in error.value.problems] == ["distill.bindings[0].criterion", "distill.teacher[0].loss_type"]

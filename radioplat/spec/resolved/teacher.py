@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.resolved.image_sizes import sizes_seen_with, student_sizes, views_differ
+from radioplat.spec.resolved.losses import definition_of, loss_named
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import (
     AverageView,
@@ -14,37 +15,13 @@ from radioplat.spec.schema.distill import (
     LossType,
     Mode,
     Source,
-    SpatialLoss,
     SpatialNormType,
-    SummaryLoss,
     TargetNormType,
     TeacherConfig,
 )
 from radioplat.spec.schema.model import BackboneConfig, ModelTask
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.upsampler import FACTORS, FEATSHARP
-
-_AUTO = {
-    LossType.CE: Mode.logits,
-    LossType.KL: Mode.logits,
-    LossType.BALANCED: Mode.spatial,
-    LossType.MSE: Mode.spatial,
-    LossType.L1: Mode.summary,
-    LossType.L2: Mode.summary,
-    LossType.FD: Mode.summary,
-    LossType.CS: Mode.summary,
-    LossType.dampened_mse: Mode.spatial,
-    LossType.gram: Mode.spatial,
-    LossType.channel_kl: Mode.spatial,
-    LossType.attention: Mode.spatial,
-    LossType.rkd_distance: Mode.summary,
-    LossType.rkd_angle: Mode.summary,
-    LossType.angle: Mode.summary,
-    LossType.tangent_sphere: Mode.summary,
-}
-_OF_SUMMARIES = {SummaryLoss.cosine: LossType.CS}  # the others have one name everywhere
-_OF_MAPS = {SpatialLoss.mse: LossType.MSE, SpatialLoss.balanced: LossType.BALANCED, SpatialLoss.cosine: LossType.CS}
-
 
 _SPATIAL_NORM: dict[SpatialNormType | None, TargetNormType] = {
     SpatialNormType.phi: TargetNormType.phi_s,
@@ -81,7 +58,12 @@ class Term:
     @property
     def name(self) -> str:
         """See the class."""
-        return f"{self.kind}_{self.loss.value}" if self.extra else self.kind
+        return f"{self.kind}_{self.loss.value.rpartition(':')[2]}" if self.extra else self.kind
+
+    @property
+    def field(self) -> str:
+        """The field that names its loss."""
+        return f"{self.where}.type" if self.extra else self.where
 
 
 # Of a detector: what has a row for each query.
@@ -272,7 +254,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     loss = teacher.loss_type or common.loss_type
     mode = teacher.mode or common.mode
     if mode is Mode.auto:
-        mode = _AUTO.get(loss, Mode.spatial)
+        mode = definition_of(loss).default_mode
     match = teacher.match_student_resolution
     if match is None:
         match = teacher.input_size is None
@@ -344,7 +326,7 @@ def _bindings(distill: DistillConfig, teacher: str, detection: bool) -> tuple[Bo
 
 
 def _beside(binding: BindingConfig) -> tuple[str, ...]:
-    if binding.criterion is LossType.IOU:
+    if definition_of(binding.criterion).object_mask:
         return ("memory.0", *QUERY_MODULES)
     return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
 
@@ -355,12 +337,12 @@ def _terms(teacher: TeacherConfig, loss: LossType, mode: Mode, where: str) -> tu
     if mode in (Mode.summary, Mode.logits):
         terms.append(Term(mode.value, loss, 1.0, f"{where}.loss_type"))
     if mode is Mode.combo:
-        summary = _OF_SUMMARIES.get(teacher.summary_loss_type) or LossType(teacher.summary_loss_type.value)
+        summary = loss_named(teacher.summary_loss_type.value)
         terms.append(Term("summary", summary, teacher.summary_loss_weight, f"{where}.summary_loss_type"))
     if mode in (Mode.spatial, Mode.combo):
         field, chosen = "loss_type", teacher.spatial_loss_type
         if chosen is not None:
-            field, loss = "spatial_loss_type", _OF_MAPS.get(chosen) or LossType(chosen.value)
+            field, loss = "spatial_loss_type", loss_named(chosen.value)
         weight = teacher.fd_loss_weight if mode is Mode.combo else 1.0
         terms.append(Term("spatial", loss, weight, f"{where}.{field}", focal=focal))
     for i, extra in enumerate(teacher.extra_losses):

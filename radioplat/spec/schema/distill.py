@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, EnumMeta
 
 from omegaconf import MISSING
 
 from radioplat.spec.ranges import number
 from radioplat.spec.schema.model import ModelConfig
 
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
-class LossType(str, Enum):
-    """Distillation losses; formulas in ``radioplat.losses``."""
+
+class _WithImportPaths(EnumMeta):
+    """omegaconf looks members up by name; an import path is a member too, see :meth:`LossType._missing_`."""
+
+    def __getitem__(cls, name):
+        return cls(name) if isinstance(name, str) and _IMPORT_PATH.fullmatch(name) else super().__getitem__(name)
+
+
+class LossType(str, Enum, metaclass=_WithImportPaths):
+    """Distillation losses, formulas in ``radioplat.losses``; or a user's own, as ``package.module:function``."""
 
     KL = "KL"
     CE = "CE"
@@ -34,6 +44,19 @@ class LossType(str, Enum):
     # of bindings between detectors
     phi_s = "phi_s"
     IOU = "IOU"
+
+    @classmethod
+    def _missing_(cls, value):
+        if not (isinstance(value, str) and _IMPORT_PATH.fullmatch(value)):
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = value
+        return member
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the import path of a user's function."""
+        return ":" in self.value
 
 
 class Mode(str, Enum):

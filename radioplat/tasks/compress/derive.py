@@ -162,7 +162,7 @@ def _formats(student: Path | None) -> str:
         forms = [read_architecture(student)]
     layers = [layer for form in forms if form.quantized is not None for layer in form.quantized.layers.values()]
     types = {
-        layer.activations or engine_type(layer.weights)
+        layer.activations or engine_type(str(layer.weights))
         for layer in layers
         if layer.activations is not None or layer.weights not in (None, *ACTIVATIONS)
     }

@@ -7,16 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radioplat.losses.base.criterion import BatchWise, MapWise
 from radioplat.losses.base.running import Running
-from radioplat.losses.registry import OF_BATCHES, OF_MAPS, POINTWISE, RUNNING, criterion
-from radioplat.spec.checks.teaching.losses import _FIT
+from radioplat.losses.registry import CRITERIA, criterion
+from radioplat.spec.resolved.losses import LOSSES, Binds
 from radioplat.spec.resolved.teacher import Term
-from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
+from radioplat.spec.schema.distill import DistillConfig, Kind, KLForm, LossType
 
 NAN = float("nan")
 B, H, W, D = 5, 3, 4, 6
-OF_BINDINGS = (LossType.phi_s, LossType.IOU)  # of a detector's maps, which are compared as they are
-CASES = [(kind, loss) for kind, losses in _FIT.items() for loss in losses] + [("spatial", x) for x in OF_BINDINGS]
+# Those of bindings alone compare a detector's maps, as they are.
+CASES = [(kind.value, loss) for loss, known in LOSSES.items() for kind in known.fits or (Kind.spatial,)]
 
 
 def each(cases: list[tuple[str, LossType]]):
@@ -48,7 +49,19 @@ def run(compare, student, teacher, weight, valid=None):
 
 
 def test_every_name_of_the_spec_is_some_loss_and_fits_somewhere():
-    assert set(LossType) == {*POINTWISE, *OF_MAPS, *OF_BATCHES, *RUNNING} == {loss for _, loss in CASES}
+    assert set(LossType) == set(LOSSES) == set(CRITERIA) == {loss for _, loss in CASES}
+    assert all(known.name is loss for loss, known in LOSSES.items())
+
+
+@EVERY
+def test_what_is_known_of_a_loss_is_true_of_what_computes_it(kind, loss):
+    known, made = LOSSES[loss], make(kind, loss)
+    assert known.keeps_statistics == bool(list(made.buffers()))
+    assert known.maps_only == isinstance(made, MapWise)
+    assert (known.least_images > 1) == isinstance(made, BatchWise)
+    assert bool(known.fits) or known.binds is Binds.detector_maps
+    if kind == "spatial" and known.fits:
+        assert known.by_position == (getattr(made, "focal", None) is not None)
 
 
 @EVERY

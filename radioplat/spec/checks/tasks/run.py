@@ -20,12 +20,13 @@ from radioplat.spec.checks.training.student import student_structure
 from radioplat.spec.checks.training.zero import zero_problems
 from radioplat.spec.loading.job_paths import paths_in_copy
 from radioplat.spec.resolved.image_sizes import scale_chances
+from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.resolved.partitions import partition_problems
 from radioplat.spec.resolved.paths import storage_problems
 from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
 from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig
-from radioplat.spec.schema.distill import LossType, Source
+from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
@@ -155,7 +156,7 @@ def _bindings(spec: Spec) -> Iterator[Problem]:
             yield Problem(
                 "a module's output cannot be cut back out of a mosaic", f"distill.teacher[{chosen}].mosaic", "Take 1."
             )
-        if binding.criterion in (LossType.angle, LossType.tangent_sphere):
+        if definition_of(binding.criterion).binds is Binds.nothing:
             hint = "Take another loss."
             yield Problem("it keeps statistics of summaries, which a binding has not", f"{where}.criterion", hint)
 

@@ -6,23 +6,12 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.resolved.labels import label_weight
+from radioplat.spec.resolved.losses import LOSSES, definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher, Term, resolve_teachers
 from radioplat.spec.schema.distill import Balance, KLForm, LabelForm, LossType, Source, TeacherConfig
 from radioplat.spec.schema.root import Spec
 
-_SCORES = (LossType.KL, LossType.CE)
-_VECTORS = (LossType.BALANCED, LossType.MSE, LossType.L1, LossType.L2, LossType.FD, LossType.CS, LossType.dampened_mse)
-_RELATIONS = (LossType.rkd_distance, LossType.rkd_angle)
-_OF_SUMMARIES = (LossType.angle, LossType.tangent_sphere)
-_OF_MAPS = (LossType.gram, LossType.channel_kl, LossType.attention)
-_FIT = {
-    "logits": _SCORES,
-    "summary": (*_SCORES, *_VECTORS, *_OF_SUMMARIES, *_RELATIONS),
-    "spatial": (*_VECTORS, *_OF_MAPS, *_RELATIONS),
-}
 _NAMES = {"logits": "class scores", "summary": "summaries", "spatial": "feature maps"}
-_NEEDS = {LossType.rkd_distance: 2, LossType.rkd_angle: 3}  # images of a micro-batch
-_MOST_TRIPLETS = 256  # images of a micro-batch: their triplets take 67 MB a tensor, of which there are several
 
 
 def loss_problems(spec: Spec) -> Iterator[Problem]:
@@ -38,16 +27,17 @@ def loss_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def _term(term: Term, batch_size: int) -> Iterator[Problem]:
-    if term.loss not in _FIT[term.kind]:
-        fitting = f"For {_NAMES[term.kind]} take {', '.join(loss.value for loss in _FIT[term.kind])}."
-        where = f"{term.where}.type" if term.extra else term.where
-        yield Problem(f"loss {term.loss.value} does not compare {_NAMES[term.kind]}", where, fitting)
-    if 1 <= batch_size < _NEEDS.get(term.loss, 1):
-        message = f"loss {term.loss.value} compares images of a micro-batch, which has {batch_size}"
-        yield Problem(message, "dataset.batch_size", f"Take at least {_NEEDS[term.loss]}.")
-    if term.loss is LossType.rkd_angle and batch_size > _MOST_TRIPLETS:
-        message = f"loss rkd_angle looks at all triplets of a micro-batch of {batch_size}: they do not fit in memory"
-        yield Problem(message, "dataset.batch_size", f"Take at most {_MOST_TRIPLETS}; the global batch may stay.")
+    loss, known = term.loss.value, definition_of(term.loss)
+    if term.kind not in known.fits:
+        fitting = ", ".join(other.name.value for other in LOSSES.values() if term.kind in other.fits)
+        message = f"loss {loss} does not compare {_NAMES[term.kind]}"
+        yield Problem(message, term.field, f"For {_NAMES[term.kind]} take {fitting}.")
+    if 1 <= batch_size < known.least_images:
+        message = f"loss {loss} compares images of a micro-batch, which has {batch_size}"
+        yield Problem(message, "dataset.batch_size", f"Take at least {known.least_images}.")
+    if known.most_images is not None and batch_size > known.most_images:
+        message = f"loss {loss} looks at all {known.groups} of a micro-batch of {batch_size}: they do not fit in memory"
+        yield Problem(message, "dataset.batch_size", f"Take at most {known.most_images}; the global batch may stay.")
 
 
 def _names(teacher: ResolvedTeacher) -> Iterator[Problem]:
@@ -69,7 +59,7 @@ def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Proble
         config.spatial_focal_gamma,
         config.spatial_focal_max_weight,
     )
-    if weight and not any(term.loss in _VECTORS for term in maps):
+    if weight and not any(definition_of(term.loss).by_position for term in maps):
         message = "no loss of this teacher compares maps position by position"
         yield Problem(message, f"{where}.spatial_focal_weight", hint)
     if not weight and (gamma, most) != (1.0, 4.0):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.resolved.losses import definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
-from radioplat.spec.schema.distill import LossType, MesaConfig, Scheme, Source, TargetNormType, TeacherConfig
+from radioplat.spec.schema.distill import MesaConfig, Scheme, Source, TargetNormType, TeacherConfig
 from radioplat.spec.schema.root import Spec
 
 _ALLOWED = {
@@ -144,9 +145,10 @@ def _peer(spec: Spec, teacher: ResolvedTeacher) -> Iterator[Problem]:
         message = f"nothing but the student would teach the peer {teacher.name}"
         yield Problem(message, "distill.alpha", "Mix labels in: a value above 0.")
     for term in teacher.terms:
-        if term.loss in (LossType.angle, LossType.tangent_sphere):
+        # A loss of bindings alone is refused as one that fits no teacher.
+        if definition_of(term.loss).keeps_statistics and definition_of(term.loss).fits:
             message = f"loss {term.loss.value} keeps statistics of a teacher, and a peer moves"
-            yield Problem(message, f"{term.where}.type" if term.extra else term.where, "Take another loss.")
+            yield Problem(message, term.field, "Take another loss.")
     named = {name for partition in distill.partitions for name in partition.teachers}
     for i, partition in enumerate(distill.partitions):
         if teacher.name in named and teacher.name not in partition.teachers:

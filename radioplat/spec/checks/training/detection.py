@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.schema.distill import DistillConfig, LossType, TeacherConfig
+from radioplat.spec.resolved.losses import Binds, definition_of
+from radioplat.spec.schema.distill import DistillConfig, TeacherConfig
 from radioplat.spec.schema.model import DetectorConfig, ModelTask
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
@@ -51,7 +52,7 @@ def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
                 hint = "Set model.task: detection, or leave it out."
                 yield Problem("no detector is trained", f"distill.{name}", hint)
         for i, binding in enumerate(distill.bindings):
-            if binding.criterion in (LossType.IOU, LossType.phi_s):
+            if definition_of(binding.criterion).binds is Binds.detector_maps:
                 where = f"distill.bindings[{i}].criterion"
                 yield Problem("it compares detectors", where, "Take another loss, or set model.task: detection.")
         return
