@@ -13,10 +13,13 @@ from torchvision.ops import box_convert
 
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
+from radioplat.models.detectors.float_layers import float_layers
 from radioplat.models.detectors.rtdetr import rtdetr_of
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
 from radioplat.models.student.student import Student, StudentArchitecture
 
+BACKBONE = "student."  # how the names of its modules begin in a detector
 KINDS = ("rtdetr", "rtdetr_v2", "dino")
 
 
@@ -42,6 +45,17 @@ class DetectorArchitecture:
     options: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     quantized: Quantization | None = None
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        return self.student.img_size
+
+    @property
+    def quantizations(self) -> dict[str, Quantization]:
+        """See :class:`radioplat.models.vision_model.Architecture`; a detector's backbone says its own."""
+        own = {} if self.quantized is None else {"": self.quantized}
+        return {f"{BACKBONE}{prefix}": how for prefix, how in self.student.quantizations.items()} | own
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
@@ -92,7 +106,8 @@ class Detector(nn.Module):
     ``detector(images, targets)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``, and gives transformers' output:
     ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height as shares of the image) and, with
     targets, ``loss`` and ``loss_dict``: varifocal (DINO: focal), L1 and GIoU after Hungarian matching, of every decoder
-    layer, of the encoder's proposals, and while training of denoising queries.
+    layer, of the encoder's proposals, and while training of denoising queries. It is a
+    :class:`~radioplat.models.vision_model.VisionModel`.
 
     Args:
         architecture: see :class:`DetectorArchitecture`.
@@ -101,6 +116,10 @@ class Detector(nn.Module):
     Raises:
         SpecError: transformers is missing, or the architecture cannot be built.
     """
+
+    model_kind = ModelKind.detector
+    whole_images = True
+    backbone_name = f"{BACKBONE}backbone"
 
     def __init__(self, architecture: DetectorArchitecture, where: str = "model.detector") -> None:
         super().__init__()
@@ -126,6 +145,44 @@ class Detector(nn.Module):
     def stride(self) -> int:
         """Both sides of an image must be multiples of it, pixels."""
         return self.pyramid.strides[-1]
+
+    @property
+    def backbone(self) -> nn.Module:
+        """Of its student."""
+        return self.student.backbone
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        return self.architecture.img_size
+
+    @property
+    def head_names(self) -> list[str]:
+        """None: a detector has no heads for teachers."""
+        return []
+
+    @property
+    def name_prefixes(self) -> list[str]:
+        """A layer may be called as the backbone calls it, or timm, or transformers."""
+        return [*(f"{BACKBONE}{p}" for p in self.student.name_prefixes), BACKBONE, "detr.model.", "detr."]
+
+    def float_layers(self) -> dict[str, str]:
+        """Layers that give classes and boxes or take them, and what they are."""
+        return dict(float_layers(self.detr, "detr"))
+
+    def feature_probe(self, images: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """What is said of every position, before some become queries: the backbone's ``maps``, ``[B, h, w, C]``, and
+        the encoder's ``memory``, ``[B, N, D]``."""
+        said: list[torch.Tensor] = []
+        parts = [*self.srcs, getattr(self.detr, "model", self.detr).enc_output]
+        handles = [part.register_forward_hook(lambda _, args, output: said.append(output)) for part in parts]
+        try:
+            self(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        *maps, memory = said
+        return [*(("maps", level.movedim(1, -1)) for level in maps), ("memory", memory)]
 
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from radioplat.errors import SpecError
-from radioplat.models.detectors.base import DetectorArchitecture, Found, Outputs
+from radioplat.models.detectors.base import Detector, DetectorArchitecture, Found, Outputs
 from radioplat.models.student.student import Student
 
 # kind -> module and class; imported when a spec or a file names one.
@@ -43,7 +43,7 @@ class AnyDetector(Protocol):
         ...
 
 
-def build_detector(architecture: DetectorArchitecture, where: str = "model.detector") -> AnyDetector:
+def build_detector(architecture: DetectorArchitecture, where: str = "model.detector") -> Detector:
     """An untrained detector.
 
     Raises:
