@@ -37,8 +37,8 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
     Raises:
         SpecError: it cannot be built, or does not take images of the run's sizes.
     """
-    config, path = spec.model.detector, spec.train.pretrained_model_path
-    known = read_detector_architecture(path, MODEL_PATH) if path and is_detector(path) else None
+    config, path = spec.model.detector, _pretrained_detector(spec)
+    known = read_detector_architecture(path, MODEL_PATH) if path else None
     quantized = None if known is None else known.quantized
     if known is not None:
         theirs = DetectorConfig(known.kind, known.options)
@@ -75,8 +75,7 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
         torch.manual_seed(spec.train.seed)
         detector = build_detector(architecture)
     detector.student.load_state_dict(student.fold().state_dict())
-    path = spec.train.pretrained_model_path
-    if path and is_detector(path):
+    if path := _pretrained_detector(spec):
         left = take_matching(detector, path, MODEL_PATH)
         if strange := [name for name in left if is_scale(name)]:
             hint = "Leave model.backbone and model.detector out: the checkpoint says what they are."
@@ -84,6 +83,12 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
     if task == "distill" and spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return detector
+
+
+def _pretrained_detector(spec: Spec) -> str | None:
+    """``train.pretrained_model_path``, where a detector is there."""
+    path = spec.train.pretrained_model_path
+    return path if path and is_detector(path) else None
 
 
 def take_decoder(detector: AnyDetector, path: str | Path) -> None:

@@ -12,11 +12,9 @@ from radioplat.compression.pruning.groups import Readers
 from radioplat.compression.pruning.prune import Aim, Cuts, cut_channels, require_plain
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
-from radioplat.models.detectors.base import Detector
+from radioplat.models.detectors.base import BACKBONE, Detector
 from radioplat.models.detectors.registry import build_detector
 from radioplat.spec.schema.prune import PruneConfig, PrunePart
-
-_STUDENT = "student."  # how the names of the backbone's tensors begin
 
 
 def prune_detector(detector: Detector, config: PruneConfig, aim: Aim | None = None) -> tuple[Detector, Cuts]:
@@ -39,8 +37,8 @@ def prune_detector(detector: Detector, config: PruneConfig, aim: Aim | None = No
     readers = None if detector.pyramid.plain else _readers(small)
     student, cuts = cut_channels(detector.student, small.student, {}, config, ChannelScore(config), aim, readers)
     made = build_detector(replace(detector.architecture, student=student.architecture))
-    tensors = {name: tensor for name, tensor in small.state_dict().items() if not name.startswith(_STUDENT)}
-    made.load_state_dict(tensors | {f"{_STUDENT}{name}": tensor for name, tensor in student.state_dict().items()})
+    tensors = {name: tensor for name, tensor in small.state_dict().items() if not name.startswith(BACKBONE)}
+    made.load_state_dict(tensors | {f"{BACKBONE}{name}": tensor for name, tensor in student.state_dict().items()})
     return made.eval(), cuts
 
 

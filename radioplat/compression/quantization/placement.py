@@ -17,18 +17,17 @@ from collections.abc import Iterator
 from torch import nn
 
 from radioplat.errors import Problem, SpecError
-from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.residual_quantizer import has_identity_branch
-from radioplat.models.student.student import Student
+from radioplat.models.vision_model import VisionModel
 from radioplat.spec.resolved.number_formats import formats_of
 from radioplat.spec.schema.quantize import QuantizeConfig
 
 KINDS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
 
 
-def place(student: Student | Detector, asked: QuantizeConfig, used: set[str]) -> Quantization:
+def place(student: VisionModel, asked: QuantizeConfig, used: set[str]) -> Quantization:
     """What of ``student`` is quantized, and of the rest why not.
 
     Args:
@@ -43,10 +42,8 @@ def place(student: Student | Detector, asked: QuantizeConfig, used: set[str]) ->
         raise SpecError(*problems)
     layers: dict[str, LayerFormats] = {}
     skipped: dict[str, str] = {}
-    detects = isinstance(student, Detector)
-    last = _last_of_detector(student) if detects else _last_layers(student)
-    form = student.architecture
-    settled = "student." if isinstance(form, DetectorArchitecture) and form.student.quantized is not None else "\0"
+    last = student.float_layers()
+    settled = tuple(prefix for prefix in student.architecture.quantizations if prefix)
     for name, layer in student.named_modules():
         if not isinstance(layer, KINDS) or name.startswith(settled):
             continue
@@ -74,14 +71,14 @@ def place(student: Student | Detector, asked: QuantizeConfig, used: set[str]) ->
         why = "; ".join(sorted(set(skipped.values()))[:3])
         raise SpecError(f"nothing is left to quantize ({why})", where="quantize.layers", hint=hint)
     residuals = dict(_residuals(student, asked, layers))
-    whole = "student.backbone" if detects else "backbone"
-    relu6 = [n for n, m in student.get_submodule(whole).named_modules(prefix=whole) if type(m) is nn.ReLU]
+    backbone = student.backbone.named_modules(prefix=student.backbone_name)
+    relu6 = [n for n, m in backbone if type(m) is nn.ReLU]
     relu6 = [n for n in relu6 if asked.relu6 and not n.startswith(settled)]
     return Quantization(layers, residuals, [], relu6, skipped)
 
 
 def _residuals(
-    student: Student | Detector, asked: QuantizeConfig, layers: dict[str, LayerFormats]
+    student: VisionModel, asked: QuantizeConfig, layers: dict[str, LayerFormats]
 ) -> Iterator[tuple[str, str]]:
     """Blocks, and the format of their identity branch: that of the activations of the convolution it is added to."""
     for name, block in student.named_modules():
@@ -96,61 +93,12 @@ def _residuals(
 _BESIDE = ("downsample", "se")  # not on the way that the identity branch is added to
 
 
-def _last_layers(student: Student) -> dict[str, str]:
-    """Layers whose output is the student's own, and what they are."""
-    found = {n: "a classifier" for n, _ in student.named_modules() if n == "classifier"}
-    prefixes = getattr(student.backbone, "classifier_prefix", ())
-    for name, _ in student.named_modules():
-        if any(f"{name}.".startswith(f"backbone.model.{p}") for p in prefixes):
-            found[name] = "a classifier"
-    for teacher, head in student.heads.items():
-        for kind in ("summary", "spatial", "logits"):
-            part = getattr(head, kind, None)
-            linears = [] if part is None else [n for n, m in part.named_modules() if isinstance(m, nn.Linear)]
-            if linears:
-                found[f"heads.{teacher}.{kind}.{linears[-1]}".rstrip(".")] = "a regression"
-        for binding in head.bindings:
-            found[f"heads.{teacher}.bindings.{binding}"] = "a regression"
-    return found
-
-
-# In transformers' detectors: what stays float whole, and the heads whose last layer does.
-_WHOLE = {
-    "class_embed": "a classifier",
-    "enc_score_head": "a classifier",
-    "sampling_offsets": "says where attention looks",
-}
-_BOXES = ("bbox_embed", "enc_bbox_head")
-
-
-def _last_of_detector(detector: Detector) -> dict[str, str]:
-    """As :func:`_last_layers`."""
-    found = {}
-    for name, _ in detector.detr.named_modules(prefix="detr"):
-        parts = name.split(".")
-        told = next((_WHOLE[part] for part in parts if part in _WHOLE), None)
-        if told is not None:
-            found[name] = told
-        boxes, _, number = name.rpartition(".layers.")
-        if number.isdigit() and any(part in _BOXES for part in parts):
-            if int(number) == len(detector.get_submodule(f"{boxes}.layers")) - 1:
-                found[name] = "a regression"
-        if name.endswith("query_pos_head.layers.0"):
-            found[name] = "takes boxes"
-    return found
-
-
-def _names(student: Student | Detector, name: str) -> list[str]:
+def _names(student: VisionModel, name: str) -> list[str]:
     """What a pattern may call a module: whole, or as the backbone, timm, or a detector in transformers, calls it."""
-    detects = isinstance(student, Detector)
-    inner = student.student if detects else student
-    prefixes = ["backbone.model.", "backbone."] if inner.backbone.target is not inner.backbone else ["backbone."]
-    if detects:
-        prefixes = [*(f"student.{p}" for p in prefixes), "student.", "detr.model.", "detr."]
-    return [name, *[name.removeprefix(p) for p in prefixes if name.startswith(p)]]
+    return [name, *[name.removeprefix(p) for p in student.name_prefixes if name.startswith(p)]]
 
 
-def _meets(student: Student | Detector, name: str, pattern: str) -> bool:
+def _meets(student: VisionModel, name: str, pattern: str) -> bool:
     """Whether ``pattern`` is of the layer, of a module around it, or of its class."""
     layer = student.get_submodule(name)
     classes = [k.__name__ for k in type(layer).__mro__ if issubclass(k, nn.Module) and k is not nn.Module]
@@ -164,7 +112,7 @@ def _around(name: str) -> list[str]:
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def _pattern_problems(student: Student | Detector, asked: QuantizeConfig) -> Iterator[Problem]:
+def _pattern_problems(student: VisionModel, asked: QuantizeConfig) -> Iterator[Problem]:
     names = [name for name, module in student.named_modules() if isinstance(module, KINDS)]
     patterns = [(f"quantize.layers[{i}].module_name", rule.module_name) for i, rule in enumerate(asked.layers)]
     patterns += [(f"quantize.skip_names[{i}]", pattern) for i, pattern in enumerate(asked.skip_names)]

@@ -20,6 +20,7 @@ from radioplat.errors import SpecError
 from radioplat.models.features import Features
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
 from radioplat.models.student.student import Student
+from radioplat.models.vision_model import VisionModel
 from radioplat.spec.schema.quantize import QuantizeConfig
 
 WANTED = frozenset({"summary", "spatial"})
@@ -88,22 +89,20 @@ def quantize_student(
 
     idle = calibrate(made, asked, lambda: show(made))
     borrow_scales(made, asked, show)
-    cosine = _likeness(made, before, batches, device)
+    cosine = likeness(made, before, batches, device)
     equalized = [(f"backbone.{a}", f"backbone.{b}") for a, b in pairs]
     return Quantized(made.cpu(), len(folded), equalized, idle, unfolded, cosine)
 
 
-def _likeness(
-    made: Student, before: Student, batches: list[torch.Tensor], device: torch.device | str
+def likeness(
+    made: VisionModel, before: VisionModel, batches: list[torch.Tensor], device: torch.device | str
 ) -> dict[str, float]:
-    """Mean cosine of what two students say of the same images, by kind of feature."""
+    """Mean cosine of the features that two models give of the same images, by kind of feature."""
     found: dict[str, list[torch.Tensor]] = {}
     for images in batches:
-        ours, theirs = made(images.to(device), WANTED), before(images.to(device), WANTED)
-        for kind in sorted(WANTED):
-            a, b = getattr(ours, kind), getattr(theirs, kind)
-            if a is not None:
-                found.setdefault(kind, []).append(F.cosine_similarity(a, b, dim=-1).flatten())
+        ours, theirs = (model.feature_probe(images.to(device)) for model in (made, before))
+        for (kind, a), (_, b) in zip(ours, theirs, strict=True):
+            found.setdefault(kind, []).append(F.cosine_similarity(a, b, dim=-1).flatten())
     return {kind: float(torch.cat(parts).mean()) for kind, parts in found.items()}
 
 

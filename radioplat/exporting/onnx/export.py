@@ -16,7 +16,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.deploy.trtexec import require_readable
 from radioplat.exporting.onnx.compare import Agreement, compare_with_torch
 from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
-from radioplat.exporting.onnx.flat_detector import FlatDetector, as_wanted, is_detector_module
+from radioplat.exporting.onnx.flat_detector import FlatDetector
 from radioplat.exporting.onnx.flat_student import Exportable, FlatStudent, trace
 from radioplat.exporting.onnx.fold_resizes import fold_resizes
 from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
@@ -35,14 +35,16 @@ from radioplat.exporting.qdq.report import (
     student_weight_only,
     write_beside,
 )
-from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float
+from radioplat.models.vision_model import VisionModel
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version, unread_operators
 
 # An fp32 file that is further from torch than this, relative to the largest value, is wrong rather than rounded.
 TOLERANCE = 1e-3
 # Protobuf's limit is 2 GiB a file.
 ONE_FILE_BYTES = 1_900_000_000
+_FLAT = {ModelKind.student: FlatStudent, ModelKind.detector: FlatDetector}  # by which the file's outputs follow
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class OnnxReport:
 
 
 def export_onnx(
-    student: Exportable | AnyDetector,
+    student: Exportable | VisionModel,
     path: str | Path,
     *,
     height: int,
@@ -118,12 +120,9 @@ def export_onnx(
             be written, or one that onnxruntime does not compute as torch does.
     """
     path = Path(path)
-    if is_detector_module(student):
-        _known(adaptors, [])
-        module: FlatStudent = FlatDetector(student)
-    else:
-        _known(adaptors, student.head_names)
-        module = FlatStudent(student, list(dict.fromkeys(adaptors)))
+    _known(adaptors, student.head_names)
+    flat: Any = _FLAT[getattr(student, "model_kind", ModelKind.student)]
+    module = flat(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
     if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
@@ -154,9 +153,7 @@ def export_onnx(
 
         def check(file: Path) -> Agreement:
             batches = (1, 3) if batch_size <= 0 else (batch_size,)
-            detects = isinstance(module, FlatDetector)
-            order: dict[str, Any] = dict(noise=module.noise, as_wanted=as_wanted) if detects else {}
-            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **order)
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **module.comparison)
 
         agreement = check(written)
         _judge(agreement, path, bool(ranges))

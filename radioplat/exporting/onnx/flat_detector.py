@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -15,24 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from radioplat.exporting.onnx.flat_student import LOGITS, FlatStudent
-from radioplat.models.detectors.base import DetectorArchitecture
-from radioplat.models.detectors.registry import AnyDetector
 
 BOXES = "pred_boxes"
 _THEIRS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("rt_detr", "rt_detr_v2"))
 _CANDIDATES = 4  # images drawn for each that is taken
 
 
-def is_detector_module(module: Any) -> TypeGuard[AnyDetector]:
-    """Whether ``module`` finds objects."""
-    return isinstance(getattr(module, "architecture", None), DetectorArchitecture)
-
-
 class FlatDetector(FlatStudent):
     """A detector whose forward gives ``logits`` ``[B, Q, C]`` and ``pred_boxes`` ``[B, Q, 4]``: a private copy."""
 
-    def __init__(self, detector: AnyDetector) -> None:
-        super().__init__(detector, [])
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """See :class:`FlatStudent`: queries that are equally sure may change places."""
+        return {"noise": self.noise, "as_wanted": as_wanted}
 
     def noise(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """``[count, 3, height, width]`` in [0, 1] of which it is clear which positions become queries.

@@ -7,7 +7,8 @@ import copy
 import logging
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class Exportable(typing.Protocol):
 class FlatStudent(nn.Module):
     """A student whose forward gives a tuple of tensors: a private copy, in fp32, on the CPU, in evaluation mode."""
 
-    def __init__(self, student: Exportable, adaptors: list[str]) -> None:
+    def __init__(self, student: Exportable, adaptors: Sequence[str] = ()) -> None:
         super().__init__()
         module = copy.deepcopy(typing.cast(nn.Module, student))
         self.student = module.to(device="cpu", dtype=torch.float32).requires_grad_(False)
@@ -62,6 +63,11 @@ class FlatStudent(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Float ``[B, 3, H, W]`` in [0, 1] to the outputs, in the order of their names."""
         return tuple(tensor for _, tensor in self._named(images))
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """What :func:`radioplat.exporting.onnx.compare.compare_with_torch` must know beside the usual."""
+        return {}
 
     @property
     def formats(self) -> list[NumberFormat]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import ItemsView, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,25 +75,24 @@ def check_half_scales(ranges: Sequence[Range], data_type: str) -> None:
 
 def student_floats(model: object) -> list[str]:
     """Patterns of the layers that a quantized student or detector says stay float; none where it does not say."""
-    return [pattern for prefix, how in _said(model) for name in how.skipped for pattern in _uses(prefix + name)]
+    parts = _quantizations(model)
+    return [pattern for prefix, how in parts for name in how.skipped for pattern in _uses(prefix + name)]
 
 
 def student_weight_only(model: object) -> list[str]:
     """Patterns of the layers of a quantized student or detector whose weights alone are quantized."""
     return [
         pattern
-        for prefix, how in _said(model)
+        for prefix, how in _quantizations(model)
         for name, formats in how.layers.items()
         if formats.weights and not formats.activations
         for pattern in _uses(prefix + name)
     ]
 
 
-def _said(model: object) -> list[tuple[str, Quantization]]:
-    """What says which layers are quantized, each with what its names lack; a detector's backbone says it itself."""
-    form = getattr(model, "architecture", None)
-    parts = [("", form), ("student.", getattr(form, "student", None))]
-    return [(prefix, how) for prefix, part in parts if (how := getattr(part, "quantized", None)) is not None]
+def _quantizations(model: object) -> ItemsView[str, Quantization]:
+    """What says which layers are quantized, each with what its names lack; nothing where the model does not say."""
+    return getattr(getattr(model, "architecture", None), "quantizations", {}).items()
 
 
 def _uses(name: str) -> tuple[str, str]:

@@ -4,8 +4,7 @@ DINO (Zhang et al. 2022; :mod:`radioplat.models.detectors.dino`)."""
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +13,14 @@ from torchvision.ops import box_convert
 
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
+from radioplat.models.detectors.float_layers import float_layers
+from radioplat.models.detectors.rtdetr import rtdetr_of
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
 from radioplat.models.student.student import Student, StudentArchitecture
 
-_PRIOR = 0.01  # what a class is given at the start: nearly nothing is an object (Lin et al. 2017, section 4.1)
+BACKBONE = "student."  # how the names of its modules begin in a detector
 KINDS = ("rtdetr", "rtdetr_v2", "dino")
-# Arguments of transformers' configuration that follow from the backbone, the classes, or what this class does.
-_OURS = (
-    "backbone_config", "freeze_backbone_batch_norms", "encoder_in_channels", "feat_strides", "encode_proj_layers",
-    "decoder_in_channels", "num_feature_levels", "decoder_n_levels", "num_labels", "id2label", "label2id", "eval_size",
-    "anchor_image_size", "is_encoder_decoder", "disable_custom_kernels", "tie_word_embeddings",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,17 @@ class DetectorArchitecture:
     options: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     quantized: Quantization | None = None
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        return self.student.img_size
+
+    @property
+    def quantizations(self) -> dict[str, Quantization]:
+        """See :class:`radioplat.models.vision_model.Architecture`; a detector's backbone says its own."""
+        own = {} if self.quantized is None else {"": self.quantized}
+        return {f"{BACKBONE}{prefix}": how for prefix, how in self.student.quantizations.items()} | own
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
@@ -99,7 +106,8 @@ class Detector(nn.Module):
     ``detector(images, targets)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``, and gives transformers' output:
     ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height as shares of the image) and, with
     targets, ``loss`` and ``loss_dict``: varifocal (DINO: focal), L1 and GIoU after Hungarian matching, of every decoder
-    layer, of the encoder's proposals, and while training of denoising queries.
+    layer, of the encoder's proposals, and while training of denoising queries. It is a
+    :class:`~radioplat.models.vision_model.VisionModel`.
 
     Args:
         architecture: see :class:`DetectorArchitecture`.
@@ -108,6 +116,10 @@ class Detector(nn.Module):
     Raises:
         SpecError: transformers is missing, or the architecture cannot be built.
     """
+
+    model_kind = ModelKind.detector
+    whole_images = True
+    backbone_name = f"{BACKBONE}backbone"
 
     def __init__(self, architecture: DetectorArchitecture, where: str = "model.detector") -> None:
         super().__init__()
@@ -133,6 +145,44 @@ class Detector(nn.Module):
     def stride(self) -> int:
         """Both sides of an image must be multiples of it, pixels."""
         return self.pyramid.strides[-1]
+
+    @property
+    def backbone(self) -> nn.Module:
+        """Of its student."""
+        return self.student.backbone
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        return self.architecture.img_size
+
+    @property
+    def head_names(self) -> list[str]:
+        """None: a detector has no heads for teachers."""
+        return []
+
+    @property
+    def name_prefixes(self) -> list[str]:
+        """A layer may be called as the backbone calls it, or timm, or transformers."""
+        return [*(f"{BACKBONE}{p}" for p in self.student.name_prefixes), BACKBONE, "detr.model.", "detr."]
+
+    def float_layers(self) -> dict[str, str]:
+        """Layers that give classes and boxes or take them, and what they are."""
+        return dict(float_layers(self.detr, "detr"))
+
+    def feature_probe(self, images: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """What is said of every position, before some become queries: the backbone's ``maps``, ``[B, h, w, C]``, and
+        the encoder's ``memory``, ``[B, N, D]``."""
+        said: list[torch.Tensor] = []
+        parts = [*self.srcs, getattr(self.detr, "model", self.detr).enc_output]
+        handles = [part.register_forward_hook(lambda _, args, output: said.append(output)) for part in parts]
+        try:
+            self(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        *maps, memory = said
+        return [*(("maps", level.movedim(1, -1)) for level in maps), ("memory", memory)]
 
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""
@@ -233,15 +283,6 @@ def _count(target: dict[str, torch.Tensor]) -> int:
     return len(target["class_labels"])
 
 
-class _Given(nn.Module):
-    """Stands where transformers has its backbone: hands over the maps that are there already."""
-
-    given: list[torch.Tensor] | None = None
-
-    def forward(self, images: torch.Tensor, mask: torch.Tensor) -> list[tuple[torch.Tensor, None]]:
-        return [(level, None) for level in self.given or ()]
-
-
 def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
     if architecture.kind not in KINDS:
         hint = f"{' or '.join(KINDS)}."
@@ -254,86 +295,4 @@ def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> 
         except ImportError:
             raise SpecError("DINO needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
         return dino_of(architecture.options, architecture.num_classes, pyramid.channels, where)
-    return _build_rtdetr(architecture, pyramid, where)
-
-
-def _build_rtdetr(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
-    try:
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import (
-            RTDetrConfig,
-            RTDetrForObjectDetection,
-            RTDetrResNetConfig,
-            RTDetrV2Config,
-            RTDetrV2ForObjectDetection,
-        )
-    except ImportError:
-        raise SpecError("RT-DETR needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
-    first = architecture.kind == "rtdetr"
-    config_type = RTDetrConfig if first else RTDetrV2Config
-    model_type = RTDetrForObjectDetection if first else RTDetrV2ForObjectDetection
-    known = {f.name for f in fields(config_type)} - set(_OURS)
-    for name in architecture.options:
-        if name not in known:
-            raise SpecError(f"{config_type.__name__} has no such argument", where=f"{where}.options.{name}")
-    levels = len(pyramid.strides)
-    width = architecture.options.get("encoder_hidden_dim", 256)
-    # Their constructor insists on a backbone: the least there is, put aside at once.
-    least = RTDetrResNetConfig(
-        embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic", out_indices=[2, 3, 4]
-    )
-    try:
-        config = config_type(
-            backbone_config=least,
-            freeze_backbone_batch_norms=False,
-            encoder_in_channels=list(pyramid.channels),
-            feat_strides=list(pyramid.strides),
-            encode_proj_layers=[levels - 1],
-            decoder_in_channels=[width] * levels,
-            num_feature_levels=levels,
-            num_labels=architecture.num_classes,
-            **architecture.options,
-        )
-        _require_heads(config, where)
-        detr = model_type(config)
-    except (StrictDataclassError, ValueError, TypeError, AssertionError, RuntimeError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
-    detr.model.backbone = _Given()
-    detr.model.encoder_input_proj = nn.ModuleList(
-        nn.Sequential(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width)) for c in pyramid.channels
-    )
-    for name in ("class_embed", "bbox_embed"):  # v2 holds the decoder's a second time, and uses those of the decoder
-        if name in detr._modules:
-            delattr(detr, name)
-    _start(detr)
-    return detr
-
-
-def _require_heads(config: Any, where: str) -> None:
-    """Their layers build with any number of attention heads and fail at the first image."""
-    for heads, width in (("encoder_attention_heads", "encoder_hidden_dim"), ("decoder_attention_heads", "d_model")):
-        if getattr(config, heads) < 1 or getattr(config, width) % getattr(config, heads):
-            said = f"does not divide {width} ({getattr(config, width)})"
-            raise SpecError(said, where=f"{where}.options.{heads}")
-
-
-def _start(detr: nn.Module) -> None:
-    """First weights as the authors' own code has them (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
-
-    transformers expects that weights are loaded: it draws them as for a language model, and the scales of BatchNorm
-    around 0, not 1. Where it agrees with the authors it is left: sampling offsets, attention over samples.
-    """
-    same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
-    for name, module in detr.named_modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm2d)) and not any(part in name for part in same):
-            module.reset_parameters()
-    model = detr.model
-    for head in (model.enc_bbox_head, *model.decoder.bbox_embed):
-        nn.init.zeros_(head.layers[-1].weight)
-        nn.init.zeros_(head.layers[-1].bias)
-    for head in (model.enc_score_head, *model.decoder.class_embed):
-        nn.init.constant_(head.bias, -math.log((1 - _PRIOR) / _PRIOR))
-    levels = [level[0] for level in model.decoder_input_proj]
-    for layer in (model.enc_output[0], *model.decoder.query_pos_head.layers, *levels):
-        nn.init.xavier_uniform_(layer.weight)
+    return rtdetr_of(architecture.kind, architecture.options, architecture.num_classes, pyramid, where)

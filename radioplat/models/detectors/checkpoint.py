@@ -6,24 +6,22 @@ from pathlib import Path
 
 import safetensors
 import torch
-from safetensors.torch import save_file
 
 from radioplat import __version__
 from radioplat.errors import WeightsError
-from radioplat.models.detectors.base import DetectorArchitecture
-from radioplat.models.detectors.registry import AnyDetector, build_detector
-from radioplat.models.student.checkpoint import VERSION_KEY, has_average, read_average, unknown_form
+from radioplat.models.detectors.base import Detector, DetectorArchitecture
+from radioplat.models.detectors.registry import build_detector
+from radioplat.models.student.checkpoint import VERSION_KEY, has_average, read_average, save_files, unknown_form
 from radioplat.models.weights.read import load_into, read_checkpoint, require_finite
 
 DETECTOR_FILE = "detector.safetensors"
 DETECTOR_KEY = "radioplat.detector"
 
 
-def save_detector(detector: AnyDetector, folder: Path) -> None:
+def save_detector(detector: Detector, folder: Path) -> None:
     """Write ``detector``, fp32, into ``folder``, which is made where there is none."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (tensors, metadata) in detector_files(detector.architecture, detector.state_dict()).items():
-        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / name, metadata)
+    save_files(detector_files(detector.architecture, detector.state_dict()), folder)
 
 
 def detector_files(
@@ -80,7 +78,7 @@ def read_detector_architecture(path: str | Path, where: str = "") -> DetectorArc
     return _architecture(read_checkpoint(file, where, shapes_only=True).metadata, file, where)
 
 
-def load_detector(path: str | Path, where: str = "", ema: bool | None = None) -> AnyDetector:
+def load_detector(path: str | Path, where: str = "", ema: bool | None = None) -> Detector:
     """Open a detector from its folder or file.
 
     Args:

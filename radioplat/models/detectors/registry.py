@@ -18,7 +18,7 @@ DETECTORS = {
 AnyDetector = Detector  # what a class of another kind would derive from
 
 
-def build_detector(architecture: DetectorArchitecture, where: str = "model.detector") -> AnyDetector:
+def build_detector(architecture: DetectorArchitecture, where: str = "model.detector") -> Detector:
     """An untrained detector.
 
     Raises:

@@ -10,12 +10,12 @@ import torch
 from radioplat.errors import Problem, WeightsError
 from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.detectors.checkpoint import is_detector, read_detector_architecture
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.modifiers.spectral import reparametrize
 from radioplat.models.pretrained.donor import read_donor
 from radioplat.models.pretrained.match import Match, match_backbone, match_classifier, match_heads
-from radioplat.models.student.checkpoint import is_checkpoint, read_architecture
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.vision_model import model_kind, open_architecture
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import TargetNormFit
 from radioplat.spec.schema.root import Spec
@@ -37,9 +37,7 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
         torch.manual_seed(spec.train.seed)
         # Pretrained weights are plain, so they are loaded into plain layers.
         student = Student(replace(architecture, spectral_reparam=False))
-    for where, path in _paths(spec):
-        if is_detector(path):
-            continue  # see radioplat.design.detector
+    for where, path in _student_paths(spec):
         found = _match(student, spec, path, where, shapes_only=False)
         student.load_state_dict(found.tensors, strict=False)
         student.raw_heads |= found.raw_heads
@@ -70,8 +68,8 @@ def matches(spec: Spec, architecture: StudentArchitecture) -> list[tuple[str, Ma
         student = Student(replace(architecture, spectral_reparam=False))
         return [
             (where, _match(student, spec, path, where, shapes_only=True))
-            for where, path in _paths(spec)
-            if Path(path).exists() and not is_detector(path)
+            for where, path in _student_paths(spec)
+            if Path(path).exists()
         ]
 
 
@@ -82,11 +80,9 @@ def known_architecture(spec: Spec) -> StudentArchitecture | None:
         WeightsError: they cannot be read.
     """
     for where, path in _paths(spec):
-        if is_detector(path):
-            return read_detector_architecture(path, where).student
+        if model_kind(path):
+            return open_architecture(path, where).student
         if Path(path).exists():
-            if is_checkpoint(path):
-                return read_architecture(path, where)
             known = architecture_of(path, where, spec.model.backbone.kwargs.get("num_heads"))
             if known is not None:
                 return known
@@ -117,6 +113,11 @@ def _paths(spec: Spec) -> list[tuple[str, str]]:
         (MODEL_PATH, spec.train.pretrained_model_path),
     )
     return [(where, path) for where, path in both if path]
+
+
+def _student_paths(spec: Spec) -> list[tuple[str, str]]:
+    """Those of what a student starts from; what a detector gives is for :mod:`radioplat.design.detector`."""
+    return [(where, path) for where, path in _paths(spec) if model_kind(path) is not ModelKind.detector]
 
 
 def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: bool) -> Match:

@@ -39,8 +39,13 @@ def student_files(
 
 def save_student(student: Student, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write fp32 ``tensors`` (names as in ``student.state_dict()``) into ``folder``."""
-    for name, (held, metadata) in student_files(student.architecture, tensors).items():
-        save_file({k: v.contiguous() for k, v in held.items()}, folder / name, metadata)
+    save_files(student_files(student.architecture, tensors), folder)
+
+
+def save_files(files: dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]], folder: Path) -> None:
+    """Write tensors and metadata into ``folder``, by the names of their files."""
+    for name, (tensors, metadata) in files.items():
+        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / name, metadata)
 
 
 def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> None:

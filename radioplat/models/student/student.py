@@ -16,6 +16,7 @@ from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.modifiers.low_rank import split_layers
 from radioplat.models.modifiers.reshaping import Reshaping, reshape
 from radioplat.models.modifiers.sparsity import Sparsity
@@ -72,6 +73,16 @@ class StudentArchitecture:
         """
         slots = (head.token_slot for head in self.heads if head.summary_dim or head.logits_dim)
         return list(dict.fromkeys(slots))  # two teachers may share a token
+
+    @property
+    def student(self) -> StudentArchitecture:
+        """Itself: as of a detector, the architecture that has the backbone."""
+        return self
+
+    @property
+    def quantizations(self) -> dict[str, Quantization]:
+        """See :class:`radioplat.models.vision_model.Architecture`."""
+        return {} if self.quantized is None else {"": self.quantized}
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
@@ -140,8 +151,13 @@ class Student(nn.Module):
     """A student backbone with its heads.
 
     ``student(images)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``; normalisation is inside.
-    ``student.head(name, features)`` gives those features in the space of teacher ``name``.
+    ``student.head(name, features)`` gives those features in the space of teacher ``name``. It is a
+    :class:`~radioplat.models.vision_model.VisionModel`.
     """
+
+    model_kind = ModelKind.student
+    whole_images = False
+    backbone_name = "backbone"
 
     def __init__(self, architecture: StudentArchitecture) -> None:
         super().__init__()
@@ -190,6 +206,39 @@ class Student(nn.Module):
     def stride(self) -> int:
         """Pixels a position of the spatial map covers."""
         return self.backbone.stride
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        return self.architecture.img_size
+
+    @property
+    def name_prefixes(self) -> list[str]:
+        """A layer may be called as the backbone calls it, or timm."""
+        return ["backbone.model.", "backbone."] if self.backbone.target is not self.backbone else ["backbone."]
+
+    def float_layers(self) -> dict[str, str]:
+        """Layers whose output is the student's own, and what they are."""
+        found = {n: "a classifier" for n, _ in self.named_modules() if n == "classifier"}
+        prefixes = getattr(self.backbone, "classifier_prefix", ())
+        for name, _ in self.named_modules():
+            if any(f"{name}.".startswith(f"backbone.model.{p}") for p in prefixes):
+                found[name] = "a classifier"
+        for teacher, head in self.heads.items():
+            for kind in ("summary", "spatial", "logits"):
+                part = getattr(head, kind, None)
+                linears = [] if part is None else [n for n, m in part.named_modules() if isinstance(m, nn.Linear)]
+                if linears:
+                    found[f"heads.{teacher}.{kind}.{linears[-1]}".rstrip(".")] = "a regression"
+            for binding in head.bindings:
+                found[f"heads.{teacher}.bindings.{binding}"] = "a regression"
+        return found
+
+    def feature_probe(self, images: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """The map and the summary that the backbone gives."""
+        features = self(images)
+        both = [("spatial", features.spatial), ("summary", features.summary)]
+        return [(kind, tensor) for kind, tensor in both if tensor is not None]
 
     def freeze_norm(self) -> int:
         """Train no normalization layer of the backbone, and let BatchNorm keep its statistics; how many there are."""

@@ -12,10 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from radioplat.errors import Problem, SpecError
-from radioplat.models.detectors.base import DetectorArchitecture
-from radioplat.models.detectors.checkpoint import is_detector, read_detector_architecture
-from radioplat.models.student.checkpoint import read_architecture
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.vision_model import open_architecture
 from radioplat.spec.checks.tasks.compress import QUANTIZES
 from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
@@ -154,13 +151,8 @@ def _formats(student: Path | None) -> str:
     A layer with quantized weights alone multiplies in floats, and its file is built as one in floats; all but 4-bit
     weights, which stand under int8 (:func:`radioplat.exporting.engines.onnx_input.check_data_type`).
     """
-    forms: list[StudentArchitecture | DetectorArchitecture] = []
-    if student and is_detector(student):
-        whole = read_detector_architecture(student)
-        forms = [whole, whole.student]
-    elif student:
-        forms = [read_architecture(student)]
-    layers = [layer for form in forms if form.quantized is not None for layer in form.quantized.layers.values()]
+    parts = open_architecture(student).quantizations.values() if student else ()
+    layers = [layer for how in parts for layer in how.layers.values()]
     types = {
         layer.activations or engine_type(str(layer.weights))
         for layer in layers

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.compression.cost import cost_of
-from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector, load_detector
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, load_student
+from radioplat.models.vision_model import open_model, weight_files
 from radioplat.spec.checks.tasks.compress import QUANTIZES
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.root import Spec
@@ -58,11 +57,10 @@ def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
     Raises:
         WeightsError: it cannot be read.
     """
-    student = load_detector(path).student if is_detector(path) else load_student(path)
-    cost = cost_of(student.backbone, student.architecture.img_size)
-    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE)]
-    size = sum(file.stat().st_size for file in files if file.exists())
-    params = cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values())
+    model = open_model(path)
+    cost = cost_of(model.backbone, model.img_size)
+    size = sum(file.stat().st_size for file in weight_files(path))
+    params = cost.params - sum(q.scale.numel() for q in quantizers(model.backbone).values())
     return Outcome(str(path), size, params, cost.macs, facts=facts or {})
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from radioplat.models.detectors.checkpoint import is_detector
+from radioplat.models.vision_model import model_kind
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.schema.compress import GateMetric
 from radioplat.spec.schema.evaluate import (
@@ -64,7 +64,7 @@ def metrics_of(result: EvaluateResult | DetectorReport | DetectorsReport) -> dic
     if isinstance(result, DetectorReport):
         return _finite({GateMetric.mAP: result.result.coco.map})
     if isinstance(result, DetectorsReport):
-        ran = [row.result for row in result.models if row.result and is_detector(row.path)]
+        ran = [row.result for row in result.models if row.result and model_kind(row.path)]
         return _finite({GateMetric.mAP: ran[-1].coco.map if ran else None})
     students = [row for row in result.models if row.params is not None]
     name = students[-1].name if students else TRAINED

@@ -20,6 +20,7 @@ from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import is_detector, load_detector
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
+from radioplat.models.vision_model import VisionModel
 from radioplat.spec.schema.prune import PruneConfig, PruneMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.prune.score_pass import first_batches, score_student
@@ -37,7 +38,7 @@ class Cut:
         before, after: what the backbone took and takes; zeros count like any number.
     """
 
-    student: Student | Detector
+    student: VisionModel
     config: PruneConfig
     cuts: Cuts | None
     sparse: Sparsified | None
@@ -69,7 +70,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
     if config.cut and score.needs_gradients:
         score_student(run, student, checkpoint, score, config.score_batches)
     timed = config.budget.latency is not None
-    before = cost_of(student.backbone, student.architecture.img_size, timed)
+    before = cost_of(student.backbone, student.img_size, timed)
     found: dict[float, Cuts] = {}
 
     def smaller(asked: PruneConfig) -> Student:
@@ -87,13 +88,13 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
-    after = cost_of(small.backbone, small.architecture.img_size, timed)
+    after = cost_of(small.backbone, small.img_size, timed)
     return Cut(small, config, found.get(config.amount), sparse, before, after)
 
 
 def _cut_detector(config: PruneConfig, checkpoint: Path) -> Cut:
     detector, timed = load_detector(checkpoint, "prune.checkpoint"), config.budget.latency is not None
-    before = cost_of(detector.student.backbone, detector.architecture.student.img_size, timed)
+    before = cost_of(detector.backbone, detector.img_size, timed)
     found: dict[float, tuple[Detector, Cuts]] = {}
 
     def smaller(asked: PruneConfig) -> Student:
@@ -107,7 +108,7 @@ def _cut_detector(config: PruneConfig, checkpoint: Path) -> Cut:
         smaller(config)
         _check_something_stays(config, found[config.amount][1])
     small, cuts = found[config.amount]
-    after = cost_of(small.student.backbone, small.architecture.student.img_size, timed)
+    after = cost_of(small.backbone, small.img_size, timed)
     return Cut(small, config, cuts, None, before, after)
 
 

@@ -13,6 +13,7 @@ from radioplat.compression.pruning.sparsify import Sparsified
 from radioplat.errors import SpecError
 from radioplat.models.detectors.checkpoint import is_detector
 from radioplat.models.student.checkpoint import load_student, read_architecture
+from radioplat.models.vision_model import VisionModel
 from radioplat.spec.checks.tasks.prune import detector_prune_problems, prune_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.prune import PruneScore
@@ -89,7 +90,7 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
         last = rounds[-1]
         amount = 1 - math.prod(1 - each.amount for each in rounds)
         report = PruneReport(target, checkpoint, amount, rounds[0].before, last.after, last.sparse, rounds)
-        small = load_student(last.checkpoint)
+        small: VisionModel = load_student(last.checkpoint)
     else:
         done = cut(spec, asked, checkpoint, folder)
         small, amount = done.student, done.config.amount if asked.cut else 0.0

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict
 
 import torch
 
-from radioplat.compression.quantization.detector import BACKBONE, quantize_detector
+from radioplat.compression.quantization.detector import quantize_detector
 from radioplat.compression.quantization.student import Quantized, quantize_student
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import SpecError
-from radioplat.models.detectors.base import Detector
-from radioplat.models.detectors.checkpoint import is_detector, load_detector
-from radioplat.models.student.checkpoint import load_student
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.model_kind import ModelKind
+from radioplat.models.vision_model import VisionModel, open_model
 from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.quantize import onnx_file
-from radioplat.tasks.quantize.report import MODEL, QuantizeReport, layer_reports, write_quantized
+from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
+from radioplat.tasks.shared.model_folder import write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import keep_diary
 from radioplat.tracking.wandb.artifacts import Product
@@ -40,16 +39,11 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     """Post-training quantization with the project's own quantizers."""
     asked = spec.quantize
     path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
-    model = load_quantizable(path, "quantize.checkpoint")
+    model = open_model(path, "quantize.checkpoint")
     device, notes = _device(asked.device)
-    done: Quantized
-    if isinstance(model, Detector):
-        batches = calibration_images(spec, model.architecture.student.img_size, whole=True)
-        done = quantize_detector(model, asked, batches, device)
-    else:
-        batches = calibration_images(spec, model.architecture.img_size)
-        done = quantize_student(model, asked, batches, device)
-    made: Student | Detector = done.model
+    batches = calibration_images(spec, model.img_size, model.whole_images)
+    done = _QUANTIZE[model.model_kind](model, asked, batches, device)
+    made: VisionModel = done.model
     notes += [f"{name} saw nothing but zeros" for name in done.idle]
     notes += [
         f"BatchNorm {norm} stays behind the quantized {conv}, and costs a pass of its own: folded, outputs differed"
@@ -68,27 +62,20 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
         len(done.equalized),
         notes,
     )
-    write_quantized(made, report)
+    write_model(made, report.path, REPORT, asdict(report))
     return report
 
 
-def load_quantizable(path: Path, where: str = "") -> Student | Detector:
-    """The student or detector in ``path``.
-
-    Raises:
-        WeightsError: it cannot be read.
-    """
-    return load_detector(path, where) if is_detector(path) else load_student(path, where)
+_QUANTIZE: dict[ModelKind, Callable[..., Quantized]] = {
+    ModelKind.student: quantize_student,
+    ModelKind.detector: quantize_detector,
+}
 
 
-def skipped_layers(model: Student | Detector) -> dict[str, str]:
+def skipped_layers(model: VisionModel) -> dict[str, str]:
     """Linear layers and convolutions of a quantized model that stay float, and why."""
-    form = model.architecture
-    assert form.quantized is not None
-    if isinstance(form, StudentArchitecture):
-        return form.quantized.skipped
-    assert form.student.quantized is not None
-    return {f"{BACKBONE}{n}": why for n, why in form.student.quantized.skipped.items()} | form.quantized.skipped
+    parts = model.architecture.quantizations.items()
+    return {f"{prefix}{name}": why for prefix, how in parts for name, why in how.skipped.items()}
 
 
 def quantized_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:

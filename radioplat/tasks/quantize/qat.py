@@ -16,14 +16,15 @@ from typing import Any
 
 from radioplat.errors import Problem, SpecError
 from radioplat.launch.driver import RunResult, run_task
-from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector
-from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
+from radioplat.models.model_kind import ModelKind
+from radioplat.models.student.checkpoint import EMA_FILE
+from radioplat.models.vision_model import model_kind, open_model, weight_files
 from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint
-from radioplat.tasks.quantize.post_training import load_quantizable, post_train
+from radioplat.tasks.quantize.post_training import post_train
 from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
 from radioplat.tracking.follow import Callback
 from radioplat.tracking.results import TaskFolder, write_atomic
@@ -51,7 +52,7 @@ def quantize_and_train(
     if problems := check(changed, task):
         raise SpecError(*problems)
     made_of = _made_of(spec)
-    if is_detector(made_of["checkpoint"]) is not detects(spec):
+    if (model_kind(made_of["checkpoint"]) is ModelKind.detector) is not detects(spec):
         kind, task = ("no detector", "features") if detects(spec) else ("a detector", "detection")
         raise SpecError(f"{made_of['checkpoint']} is {kind}", where="model.task", hint=f"Set it to {task}.")
     report = _done(start, made_of, begun=bool(home.checkpoints()))
@@ -103,7 +104,7 @@ def _made_of(spec: Spec) -> dict[str, Any]:
     """What the quantized student follows from, as JSON holds it."""
     asked = spec.quantize
     path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
-    files = [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE, EMA_FILE)]
+    files = [*weight_files(path), path / EMA_FILE]
     digests = {file.name: _digest(file) for file in files if file.is_file()}
     fields = dataclasses.asdict(asked)
     for name in ("results_dir", "device", "qat", "checkpoint", "model_path"):
@@ -150,5 +151,5 @@ def _done(start: Path, made_of: dict[str, Any], begun: bool) -> QuantizeReport |
     if changed:
         return None
     said = json.loads((start / REPORT).read_text())
-    said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(load_quantizable(start))}
+    said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(open_model(start))}
     return QuantizeReport(**said)

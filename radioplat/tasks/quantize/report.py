@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from radioplat.launch.driver import RunResult
-from radioplat.models.detectors.base import Detector
-from radioplat.models.detectors.checkpoint import save_detector
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.checkpoint import save_student
-from radioplat.models.student.student import Student
+from radioplat.models.vision_model import VisionModel
 
 MODEL, REPORT = "model_quantized", "quantize.json"
 
@@ -83,7 +77,7 @@ class QuantizeReport:
         return self.path if self.trained is None else self.trained.checkpoint
 
 
-def layer_reports(student: Student | Detector) -> list[LayerReport]:
+def layer_reports(student: VisionModel) -> list[LayerReport]:
     """Every quantized layer and residual branch, in the model's order."""
     found = []
     for name, quantizer in quantizers(student).items():
@@ -99,18 +93,3 @@ def layer_reports(student: Student | Detector) -> list[LayerReport]:
         both = (own, last.activations) if leaf == "weight_quantizer" else (last.weights, own)
         found.append(LayerReport(last.name, last.type, *both))
     return found
-
-
-def write_quantized(student: Student | Detector, report: QuantizeReport) -> None:
-    """Write ``report.path``, aside and then renamed: what bears the name is whole."""
-    aside = report.path.with_name(f".{report.path.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    if isinstance(student, Detector):
-        save_detector(student, aside)
-    else:
-        save_student(student, student.state_dict(), aside)
-    text = {**asdict(report), "path": str(report.path), "checkpoint": str(report.checkpoint)}
-    (aside / REPORT).write_text(json.dumps(text, indent=1))
-    shutil.rmtree(report.path, ignore_errors=True)
-    os.rename(aside, report.path)

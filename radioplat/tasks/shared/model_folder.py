@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.errors import SpecError
-from radioplat.models.detectors.base import Detector
-from radioplat.models.detectors.checkpoint import save_detector
-from radioplat.models.student.checkpoint import save_student
-from radioplat.models.student.student import Student
+from radioplat.models.vision_model import VisionModel, save_model
 from radioplat.tracking.results import write_atomic
 
 PLAN = "plan.json"
 
 
-def write_model(student: Student | Detector, path: Path, report: str, facts: Mapping[str, Any]) -> None:
+def write_model(student: VisionModel, path: Path, report: str, facts: Mapping[str, Any]) -> None:
     """Save ``student`` as ``path``, aside and then renamed: what bears the name is whole.
 
     Args:
@@ -27,11 +24,7 @@ def write_model(student: Student | Detector, path: Path, report: str, facts: Map
     """
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    if isinstance(student, Detector):
-        save_detector(student, aside)
-    else:
-        save_student(student, student.state_dict(), aside)
+    save_model(student, aside)
     (aside / report).write_text(json.dumps(facts, indent=1, default=str))
     shutil.rmtree(path, ignore_errors=True)
     os.rename(aside, path)

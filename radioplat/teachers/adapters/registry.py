@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from radioplat.errors import SpecError
-from radioplat.models.detectors.checkpoint import is_detector
-from radioplat.models.student.checkpoint import is_checkpoint
+from radioplat.models.model_kind import ModelKind
+from radioplat.models.vision_model import model_kind
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import Adapter
 
@@ -27,6 +27,7 @@ ADAPTERS = {
     "clip": ("clip", "ClipTeacher"),
     "timm": ("timm_model", "TimmTeacher"),
 }
+_OF_MODELS = {ModelKind.student: "radioplat", ModelKind.detector: "detector"}  # of weights that this package wrote
 # A backbone's name -> kind, tried in order; the last takes what is left.
 _BY_NAME = (
     (r"torchscript", "torchscript"),
@@ -47,10 +48,8 @@ def kind_of(teacher: ResolvedTeacher) -> str:
         SpecError: neither says.
     """
     path, name = Path(teacher.weights or ""), teacher.backbone.type
-    if teacher.weights and is_checkpoint(path):
-        return "radioplat"
-    if teacher.weights and is_detector(path):
-        return "detector"
+    if teacher.weights and (own := model_kind(path)):
+        return _OF_MODELS[own]
     if not name and (path / "config.json").is_file() and teacher.weights:
         return "radio" if _is_radio_folder(path) else "hf"
     if not name:

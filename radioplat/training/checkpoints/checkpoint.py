@@ -23,20 +23,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from radioplat.common.unknown_fields import unknown_fields
-from radioplat.models.detectors.base import DetectorArchitecture
-from radioplat.models.detectors.checkpoint import DETECTOR_FILE, DETECTOR_KEY, detector_files
-from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.detectors.checkpoint import DETECTOR_FILE
 from radioplat.models.student.checkpoint import (
     EMA_FILE,
-    HEADS_FILE,
     STUDENT_FILE,
-    STUDENT_KEY,
     VERSION_KEY,
     read_tensors,
-    student_files,
     written_by,
 )
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.vision_model import FORMATS, VisionModel, model_files
 from radioplat.models.weights.hashed_safetensors import write_tensors
 from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
 from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_way
@@ -45,9 +40,9 @@ MANIFEST, OPTIMIZER = "manifest.json", "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
 TARGET_NORM = "target_norm"  # prefix, in the optimizer file, of a target normalization that runs along
 _FILES = {STATE, OPTIMIZER}
-_MODELS = ({STUDENT_FILE, HEADS_FILE}, {DETECTOR_FILE})  # one of them
+_MODELS = [set(form.file_names) for form in FORMATS.values()]  # one of them
 _KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE})
-_MODEL_KEYS = {STUDENT_KEY: StudentArchitecture, DETECTOR_KEY: DetectorArchitecture}
+_MODEL_KEYS = {form.key: form.architecture for form in FORMATS.values()}
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ class Snapshot:
 
 def snapshot(
     name: str,
-    student: Student | AnyDetector,
+    student: VisionModel,
     tensors: dict[str, torch.Tensor],
     moments: dict[str, torch.Tensor],
     state: RunState,
@@ -81,9 +76,7 @@ def snapshot(
         losses: statistics of the losses.
         average: the EMA of what in ``tensors`` has one, fp32.
     """
-    form = student.architecture
-    model = detector_files(form, tensors) if isinstance(form, DetectorArchitecture) else student_files(form, tensors)
-    files = {**model, OPTIMIZER: (moments, {})}
+    files = {**model_files(student, tensors), OPTIMIZER: (moments, {})}
     files |= {file: (held, {}) for file, held in ((LOSSES, losses), (EMA_FILE, average)) if held}
     return Snapshot(name, files, json.dumps(asdict(state), indent=1))
 

@@ -1,0 +1,200 @@
+"""A model that is a student or a detector: what both have, and how it is opened and saved.
+
+A further kind of model is a class that has what :class:`VisionModel` names, a :class:`ModelKind`, and an entry in
+:data:`FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from radioplat.models.detectors import checkpoint as detectors
+from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.model_kind import ModelKind
+from radioplat.models.quantized.architecture import Quantization
+from radioplat.models.student import checkpoint as students
+from radioplat.models.student.student import StudentArchitecture
+
+Files = dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]  # tensors and metadata by file name
+
+
+class Architecture(Protocol):
+    """Everything needed to build a model but its weights."""
+
+    @property
+    def student(self) -> StudentArchitecture:
+        """Of the student that has the backbone: a student's architecture itself."""
+        ...
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        ...
+
+    @property
+    def quantizations(self) -> Mapping[str, Quantization]:
+        """What is quantized, by the prefix that its names lack in the model; empty for a model in floats."""
+        ...
+
+    def to_json(self) -> str:
+        """What its file holds."""
+        ...
+
+
+class VisionModel(Protocol):
+    """What a student and a detector have in common, beside being modules.
+
+    Attributes:
+        model_kind: by which tables find what is done with it.
+        whole_images: whether it is calibrated on whole images, not on crops.
+        backbone_name: of the module ``backbone``.
+        name_prefixes: what the name of a layer may be given without in patterns of a spec, the longest first.
+        head_names: teachers that it has a head for.
+    """
+
+    model_kind: ModelKind
+    whole_images: bool
+    backbone_name: str
+
+    @property
+    def architecture(self) -> Architecture:
+        """As it is built."""
+        ...
+
+    @property
+    def backbone(self) -> nn.Module:
+        """What turns images into features."""
+        ...
+
+    @property
+    def img_size(self) -> int:
+        """Training resolution in pixels."""
+        ...
+
+    @property
+    def stride(self) -> int:
+        """Pixels that a position of the map covers; sides of images are multiples of it."""
+        ...
+
+    @property
+    def head_names(self) -> list[str]: ...
+
+    @property
+    def name_prefixes(self) -> list[str]: ...
+
+    def float_layers(self) -> dict[str, str]:
+        """Layers that stay float when it is quantized, unless a rule names them, and why."""
+        ...
+
+    def feature_probe(self, images: torch.Tensor) -> Sequence[tuple[str, torch.Tensor]]:
+        """What shows that a change of the model changed its features: tensors by kind, channels last."""
+        ...
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module``'s."""
+        ...
+
+    def get_submodule(self, target: str) -> Any:
+        """As ``nn.Module``'s."""
+        ...
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module``'s."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How models of a kind lie on disk.
+
+    Attributes:
+        file_names: all that hold weights.
+        key: of the architecture, in the metadata of those files.
+        architecture: its class.
+        holds: whether a path is a folder or file that ``load`` can open.
+        read: the architecture at a path; no tensor is read.
+        load: the model at a path, with the spec field of it for messages, and whether averages are wanted.
+        files: what the files hold of an architecture and tensors by the names of ``state_dict``.
+    """
+
+    file_names: tuple[str, ...]
+    key: str
+    architecture: type
+    holds: Callable[[str | Path], bool]
+    read: Callable[[str | Path, str], Architecture]
+    load: Callable[[str | Path, str, bool | None], VisionModel]
+    files: Callable[[Any, dict[str, torch.Tensor]], Files]
+
+
+FORMATS: dict[ModelKind, Format] = {
+    ModelKind.detector: Format(
+        (detectors.DETECTOR_FILE,),
+        detectors.DETECTOR_KEY,
+        DetectorArchitecture,
+        detectors.is_detector,
+        detectors.read_detector_architecture,
+        detectors.load_detector,
+        detectors.detector_files,
+    ),
+    ModelKind.student: Format(
+        (students.STUDENT_FILE, students.HEADS_FILE),
+        students.STUDENT_KEY,
+        StudentArchitecture,
+        students.is_checkpoint,
+        students.read_architecture,
+        students.load_student,
+        students.student_files,
+    ),
+}
+
+
+def model_kind(path: str | Path) -> ModelKind | None:
+    """Which kind of model is at ``path``, a checkpoint folder or one safetensors file; None for anything else."""
+    return next((kind for kind, form in FORMATS.items() if form.holds(path)), None)
+
+
+def weight_files(path: str | Path) -> list[Path]:
+    """The files that hold the weights of the model at ``path``, averages aside."""
+    path = Path(path)
+    names = [name for form in FORMATS.values() for name in form.file_names]
+    return [path] if path.is_file() else [path / name for name in names if (path / name).is_file()]
+
+
+def open_architecture(path: str | Path, where: str = "") -> Architecture:
+    """The architecture that the model at ``path`` was saved with; no tensor is read.
+
+    Raises:
+        WeightsError: there is no model, or its file is torn.
+    """
+    return FORMATS[model_kind(path) or ModelKind.student].read(path, where)
+
+
+def open_model(path: str | Path, where: str = "", ema: bool | None = None) -> VisionModel:
+    """The model at ``path``, in fp32 and evaluation mode, on the CPU.
+
+    Args:
+        path: a checkpoint folder, or the file of ``export.format: safetensors``.
+        where: the spec field of the path, for messages.
+        ema: True for the averaged weights, False for the plain ones; None for the averaged where there are any.
+
+    Raises:
+        WeightsError: there is no model, it is torn, holds a NaN, or lacks the averages that are asked for.
+    """
+    return FORMATS[model_kind(path) or ModelKind.student].load(path, where, ema)  # which says what is missing
+
+
+def model_files(model: VisionModel, tensors: dict[str, torch.Tensor]) -> Files:
+    """What the files of ``model`` hold, fp32, by their names; ``tensors`` has the names of its ``state_dict``."""
+    return FORMATS[model.model_kind].files(model.architecture, tensors)
+
+
+def save_model(model: VisionModel, folder: Path) -> None:
+    """Write ``model``, fp32, into ``folder``, which is made where there is none; :func:`open_model` opens it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    students.save_files(model_files(model, model.state_dict()), folder)
