@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class RadioplatError(Exception):
         self.problems: list[Problem] = [p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems]
         super().__init__("\n".join(str(p) for p in self.problems))
 
-    def __reduce__(self):  # Ray and multiprocessing pickle exceptions by their constructor arguments.
+    # Ray and multiprocessing pickle exceptions by their constructor arguments.
+    def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), tuple(self.problems))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def written_aside(path: str | os.PathLike) -> Iterator[Path]:
+def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside ``path`` to write to; it takes that name when the block ends well, and is removed when it fails.
 
     A process that dies inside the block leaves what was there before.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ def is_first() -> bool:
     return alone() or dist.get_rank() == 0
 
 
-def agree(value, channel: dist.ProcessGroup | None = None):
+def agree(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's ``value`` (picklable) on every rank.
 
     Args:
@@ -35,7 +36,7 @@ def agree(value, channel: dist.ProcessGroup | None = None):
     return box[0]
 
 
-def gather(value) -> list:
+def gather(value: Any) -> list[Any]:
     """Every rank's ``value`` (picklable), by rank."""
     if alone():
         return [value]

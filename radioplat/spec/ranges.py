@@ -69,7 +69,7 @@ def number(default: Any, **bounds: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def range_of(field: dataclasses.Field) -> Range | None:
+def range_of(field: dataclasses.Field[Any]) -> Range | None:
     """The range of a field; None where it was not made by :func:`number`."""
     return field.metadata.get(_KEY)
 

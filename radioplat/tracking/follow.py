@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from radioplat.tracking.progress import StepProgress
 
@@ -83,7 +84,7 @@ class Follower:
         for line in whole.splitlines():
             self._take(json.loads(line))
 
-    def _take(self, line: dict) -> None:
+    def _take(self, line: dict[str, Any]) -> None:
         if self._progress and line["message"].startswith("validation at step"):
             found = [f"{name} {value:.4f}" for name, value in line["kpi"].items()][:_SHOWN]
             self._progress.tell("  ".join([line["message"].partition(";")[0], *found]))

@@ -28,7 +28,9 @@ class TaskFolder:
         RadioplatError: the folder cannot be created, or is no folder.
     """
 
-    def __init__(self, results_dir: str | os.PathLike, task: str, override: str | os.PathLike | None = None) -> None:
+    def __init__(
+        self, results_dir: str | os.PathLike[str], task: str, override: str | os.PathLike[str] | None = None
+    ) -> None:
         self.path = Path(override) if override else Path(results_dir) / task
         field = f"{task}.results_dir" if override else "results_dir"
         if "://" in str(override or results_dir):
@@ -113,7 +115,7 @@ class TaskFolder:
         return link.resolve() if link.exists() else None
 
 
-def write_atomic(path: str | os.PathLike, text: str) -> Path:
+def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
     """Write ``text`` (UTF-8) aside, sync it, and rename it over ``path``."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

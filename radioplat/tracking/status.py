@@ -37,7 +37,7 @@ class StatusLog:
         path: the file; its folder is created. A last line that a killed run left half-written is cut off.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_tail(self.path)
@@ -123,7 +123,7 @@ class StatusLog:
         self.close()
 
 
-def read_status(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_status(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Every line of a ``status.json``, oldest first; empty if there is no file yet.
 
     A line that is not a JSON object (the last one of a run that is writing or was killed) is left out.

@@ -98,7 +98,7 @@ def paths(kind: Any, path: str = "") -> Iterator[str]:
             yield from paths(inner, at)
 
 
-def _section(value: dict, kind: type, path: str, root: type) -> Iterator[Problem]:
+def _section(value: dict[str, Any], kind: type, path: str, root: type) -> Iterator[Problem]:
     if kind is TeacherConfig and (task := _other_task(value)):
         yield Problem(
             f"this block belongs to another task: {task}",
@@ -151,7 +151,7 @@ def _holds_sections(kind: Any) -> bool:
     return dataclasses.is_dataclass(kind) or any(dataclasses.is_dataclass(a) for a in typing.get_args(kind))
 
 
-def _other_task(block: dict) -> str | None:
+def _other_task(block: dict[str, Any]) -> str | None:
     known = _hints(TeacherConfig)
     tasks = [_OTHER_TASKS[key] for key in block if key in _OTHER_TASKS and key not in known]
     # The most telling field: one that a single task has.

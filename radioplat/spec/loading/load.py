@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import typing
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +25,7 @@ from radioplat.spec.resolved.image_sizes import scale_faults
 from radioplat.spec.schema.root import Spec
 
 
-def load_spec(source: str | Path | dict | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
+def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
     """Read a spec and apply ``key=value`` overrides in order.
 
     Args:
@@ -71,11 +72,11 @@ def to_yaml(spec: Spec) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(spec))
 
 
-def _read(source: str | Path | dict | Spec | None) -> tuple[str, dict]:
+def _read(source: str | Path | dict[str, Any] | Spec | None) -> tuple[str, dict[str, Any]]:
     if source is None:
         return "", {}
     if isinstance(source, Spec):
-        return "", typing.cast(dict, OmegaConf.to_container(OmegaConf.structured(source)))
+        return "", typing.cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.structured(source)))
     if isinstance(source, (dict, DictConfig)):
         return "", _plain(source, "")
     path = Path(source)
@@ -90,7 +91,7 @@ def _read(source: str | Path | dict | Spec | None) -> tuple[str, dict]:
     return str(path), _plain(text, str(path))
 
 
-def _plain(source: str | dict | DictConfig, name: str) -> dict:
+def _plain(source: str | dict[str, Any] | DictConfig, name: str) -> dict[str, Any]:
     try:
         tree = OmegaConf.create(source)
     except yaml.YAMLError as error:
@@ -101,7 +102,7 @@ def _plain(source: str | dict | DictConfig, name: str) -> dict:
         raise _unresolved(error, name) from None
     if not isinstance(tree, DictConfig):
         raise SpecError("the top level must be a mapping of sections", where=name)
-    return typing.cast(dict, OmegaConf.to_container(tree))
+    return typing.cast("dict[str, Any]", OmegaConf.to_container(tree))
 
 
 def _unresolved(error: OmegaConfBaseException, name: str) -> SpecError:
@@ -116,13 +117,13 @@ def _place(error: yaml.YAMLError) -> str:
     return f" at line {mark.line + 1}, column {mark.column + 1}{what}" if mark else ""
 
 
-def _accept_single_teacher(plain: dict) -> None:
+def _accept_single_teacher(plain: dict[str, Any]) -> None:
     distill = plain.get("distill")
     if isinstance(distill, dict) and isinstance(distill.get("teacher"), dict):
         distill["teacher"] = [distill["teacher"]]
 
 
-def _accept_named_models(plain: dict) -> None:
+def _accept_named_models(plain: dict[str, Any]) -> None:
     """``{name: path}``, or ``{name: {path: ..., precision: ...}}``, for the list of ``evaluate.models``."""
     evaluate = plain.get("evaluate")
     if isinstance(evaluate, dict) and isinstance(models := evaluate.get("models"), dict):
@@ -132,7 +133,7 @@ def _accept_named_models(plain: dict) -> None:
         ]
 
 
-def _accept_two_of_four(plain: dict) -> None:
+def _accept_two_of_four(plain: dict[str, Any]) -> None:
     """YAML 1.1 reads an unquoted ``2:4`` as minutes and seconds."""
     sparsity = plain.get("prune") and isinstance(plain["prune"], dict) and plain["prune"].get("sparsity")
     if isinstance(sparsity, dict) and sparsity.get("type") == 2 * 60 + 4:

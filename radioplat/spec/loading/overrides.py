@@ -16,7 +16,7 @@ from radioplat.spec.loading.fields import inner_kind, is_secret, strip_optional
 _PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-def apply_override(tree: dict, override: str, root: type) -> None:
+def apply_override(tree: dict[str, Any], override: str, root: type) -> None:
     """Set one value in ``tree``, in place.
 
     Args:
@@ -63,13 +63,13 @@ def _value(key: str, text: str) -> Any:
     try:
         # omegaconf's own reading of YAML: 1e-3 is a number, a date is text.
         parsed = OmegaConf.from_dotlist([f"value={text}"])
-        return typing.cast(dict, OmegaConf.to_container(parsed))["value"]
+        return typing.cast("dict[str, Any]", OmegaConf.to_container(parsed))["value"]
     except (yaml.YAMLError, OmegaConfBaseException, ValueError):  # ValueError: of numbers with thousands of digits
         shown = "" if is_secret(key) else f" {text!r}"
         raise SpecError(f"the value{shown} is not valid YAML", where=key) from None
 
 
-def _index(node: list, part: str, key: str) -> int:
+def _index(node: list[Any], part: str, key: str) -> int:
     if not part.isdecimal():
         raise SpecError(f"a list has no {part!r}, only positions from 0", where=key)
     if int(part) > len(node):
@@ -101,7 +101,7 @@ def _put(node: Any, place: Any, value: Any) -> None:
         node[place] = _merge(present, value) if isinstance(present, dict) and isinstance(value, dict) else value
 
 
-def _merge(present: dict, value: dict) -> dict:
+def _merge(present: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
     merged = dict(present)
     for key, inner in value.items():
         _put(merged, key, inner)

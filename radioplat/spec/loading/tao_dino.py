@@ -56,7 +56,7 @@ _BODY = "model.backbone.0.body"  # TAO's name for the maps that the encoder is g
 _SPLITS = {f"{split}_data_sources": f"{split}_dataset" for split in ("train", "val", "test")}
 
 
-def accept_dino(tree: dict) -> list[Problem]:
+def accept_dino(tree: dict[str, Any]) -> list[Problem]:
     """Turn what is DINO's in a plain spec into this platform's fields, in place.
 
     Returns:
@@ -86,7 +86,7 @@ def accept_dino(tree: dict) -> list[Problem]:
     return problems
 
 
-def _section(tree: dict, name: str) -> dict:
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     found = tree.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -95,14 +95,14 @@ def _only(teacher: Any) -> Any:
     return teacher[0] if isinstance(teacher, list) and len(teacher) == 1 else teacher
 
 
-def _flat(block: Any) -> dict | None:
+def _flat(block: Any) -> dict[str, Any] | None:
     """``block`` where it is a flat model of DINO's, copied."""
     if not isinstance(block, dict) or not isinstance(block.get("backbone"), str):
         return None
     return None if any(key in block for key in _ONLY_RTDETR) else dict(block)
 
 
-def _model(block: dict, where: str, problems: list[Problem], is_teacher: bool) -> dict[str, Any]:
+def _model(block: dict[str, Any], where: str, problems: list[Problem], is_teacher: bool) -> dict[str, Any]:
     """Section ``model`` of a flat block; what is not known in it is left in it."""
     options: dict[str, Any] = {}
     backbone: dict[str, Any] = {"type": block.pop("backbone")}
@@ -132,7 +132,7 @@ def _model(block: dict, where: str, problems: list[Problem], is_teacher: bool) -
     return {"backbone": backbone, "task": "detection", "detector": {"kind": "dino", "options": options}, **block}
 
 
-def _bindings(bindings: list, levels: int, coefficient: float, problems: list[Problem]) -> typing.Iterator[Any]:
+def _bindings(bindings: list[Any], levels: int, coefficient: float, problems: list[Problem]) -> typing.Iterator[Any]:
     """TAO's names as ours; a pair of its bodies is one binding a level, as it adds up levels."""
     for i, binding in enumerate(bindings):
         names = [isinstance(binding, dict) and binding.get(f"{whose}_module_name") for whose in ("teacher", "student")]
@@ -155,7 +155,7 @@ def _bindings(bindings: list, levels: int, coefficient: float, problems: list[Pr
             yield {**binding, "teacher_module_name": ours, "student_module_name": ours}
 
 
-def _dataset(dataset: dict, problems: list[Problem]) -> None:
+def _dataset(dataset: dict[str, Any], problems: list[Problem]) -> None:
     for theirs, ours in _SPLITS.items():
         if theirs not in dataset:
             continue
@@ -184,7 +184,7 @@ def _dataset(dataset: dict, problems: list[Problem]) -> None:
             dataset.pop(name)
 
 
-def _optimizer(optim: dict, problems: list[Problem]) -> None:
+def _optimizer(optim: dict[str, Any], problems: list[Problem]) -> None:
     if "optimizer" in optim:
         optim["optim"] = str(optim.pop("optimizer")).lower()
     backbone = optim.pop("lr_backbone", None)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from radioplat.common.sigterm import heeding_sigterm
 from radioplat.common.terminal import note
@@ -65,7 +66,7 @@ class _Place:
 
 
 def compress(
-    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), *, say: Callable[[str], None] = note
+    spec: Spec | dict[str, Any] | str | Path, overrides: Sequence[str] = (), *, say: Callable[[str], None] = note
 ) -> CompressReport:
     """Run ``compress.stages``; the same command goes on where it was.
 

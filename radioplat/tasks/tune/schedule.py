@@ -56,7 +56,7 @@ def scheduler_of(plan: Plan) -> TrialScheduler | None:
     return None
 
 
-def _earlier(plan: Plan) -> Iterator[tuple[Any, list[dict]]]:
+def _earlier(plan: Plan) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
     """What trials that have ended told, each with a name that stands for it among Ray's trials."""
     for record in read_trials(plan.home):
         told = record.told(plan.home)
@@ -139,7 +139,7 @@ class Budget(Stopper):
         """Of all starts."""
         return time.monotonic() - self._begin
 
-    def __call__(self, trial_id: str, result: dict) -> bool:
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """No trial is ended alone."""
         return False
 
@@ -164,17 +164,17 @@ class Watch(Callback):
     def __init__(self, plan: Plan, start: str, budget: Budget) -> None:
         self._plan, self._start, self._budget = plan, start, budget
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """It has a process."""
         self._budget.running.add(trial.trial_id)
 
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial that ended before its task did was ended by the scheduler, or by the budget and goes on later."""
         self._budget.running.discard(trial.trial_id)
         if not self._budget.over and not self._budget.told:
             self._mark(trial.trial_id, State.stopped, "")
 
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray gives it up."""
         self._budget.running.discard(trial.trial_id)
         if self._budget.told:

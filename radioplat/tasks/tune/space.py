@@ -70,7 +70,7 @@ class SchedulerType(str, Enum):
 class Objective:
     """One thing that is wanted."""
 
-    metric: ObjectiveMetric = "???"  # type: ignore[assignment]
+    metric: ObjectiveMetric = "???"  # type: ignore[assignment]  # how omegaconf marks what must be given
     mode: Better = Better.max
 
 
@@ -143,7 +143,7 @@ class TuneSpace:
         return {objective.metric.value: objective.mode.value for objective in self.objectives}
 
 
-def load_space(source: str | Path | dict) -> TuneSpace:
+def load_space(source: str | Path | dict[str, Any]) -> TuneSpace:
     """Read a search space; every problem is told at once.
 
     Raises:
@@ -167,7 +167,7 @@ def load_space(source: str | Path | dict) -> TuneSpace:
     return space
 
 
-def _read(path: Path) -> dict:
+def _read(path: Path) -> dict[str, Any]:
     try:
         tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -177,7 +177,7 @@ def _read(path: Path) -> dict:
         raise SpecError("not valid YAML", where=str(path)) from None
     if not isinstance(tree, dict):
         raise SpecError("the top level must be a mapping", where=str(path))
-    return tree
+    return typing.cast("dict[str, Any]", tree)
 
 
 def _problems(space: TuneSpace) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -107,11 +107,12 @@ class Plan:
         """What :meth:`write` left."""
         said = json.loads((home / FILE).read_text(encoding="utf-8"))
         tree = OmegaConf.to_container(OmegaConf.create(said["spec"]))
-        assert isinstance(tree, dict)
-        return Plan(home, load_spec(tree), load_space(said["space"]), said["cwd"])
+        return Plan(home, load_spec(cast("dict[str, Any]", tree)), load_space(said["space"]), said["cwd"])
 
 
-def make_plan(spec: Spec | dict | str | Path, overrides: Sequence[str], space: str | Path | dict) -> Plan:
+def make_plan(
+    spec: Spec | dict[str, Any] | str | Path, overrides: Sequence[str], space: str | Path | dict[str, Any]
+) -> Plan:
     """Read both files and find what would stop a trial before one starts.
 
     Raises:

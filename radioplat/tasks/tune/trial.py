@@ -214,12 +214,12 @@ def _tell_wandb(spec: Spec, record: TrialRecord) -> None:
         end_service(spec.wandb.finish_s)  # Ray kills it before this process ends
 
 
-def _quantize(spec: Spec, callback: Callable) -> Path:
+def _quantize(spec: Spec, callback: Callable[..., Any]) -> Path:
     report = quantize(spec, callbacks=[callback])
     return report.result
 
 
-_TASKS: dict[TuneTask, Callable[[Spec, Callable], Path]] = {
+_TASKS: dict[TuneTask, Callable[[Spec, Callable[..., Any]], Path]] = {
     TuneTask.distill: lambda spec, callback: distill(spec, callbacks=[callback], say=note).checkpoint,
     TuneTask.train: lambda spec, callback: train(spec, callbacks=[callback], say=note).checkpoint,
     TuneTask.quantize: _quantize,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from radioplat.cluster.ray_cluster import attached, teacher_gpus, wants_ray
 from radioplat.common.sigterm import heeding_sigterm, listen, passing_on
@@ -60,9 +61,9 @@ class TuneReport:
 
 
 def tune(
-    spec: Spec | dict | str | Path,
+    spec: Spec | dict[str, Any] | str | Path,
     overrides: Sequence[str],
-    space: str | Path | dict,
+    space: str | Path | dict[str, Any],
     *,
     say: Callable[[str], None] = note,
 ) -> TuneReport:
@@ -140,7 +141,7 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
     inside = nested(trial_spec(plan, TrialRecord(0, {})))
     home = plan.home
 
-    def trainable(config: dict) -> None:
+    def trainable(config: dict[str, Any]) -> None:
         run_trial(home, start, config, held)
 
     resources = {"CPU": 0.01} if inside else {"CPU": held[0], **({"GPU": held[1]} if held[1] else {})}
@@ -180,7 +181,7 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
     return budget.over
 
 
-def _numbered(plan: Plan, unfinished: list[TrialRecord], count: int) -> dict:
+def _numbered(plan: Plan, unfinished: list[TrialRecord], count: int) -> dict[str, Any]:
     """Trials whose values follow from their numbers: what is unfinished first."""
     from ray import tune as ray_tune
 

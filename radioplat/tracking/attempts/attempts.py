@@ -46,7 +46,7 @@ class AttemptEvent:
 class Attempts:
     """The file of one task folder."""
 
-    def __init__(self, folder: str | os.PathLike) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / NAME
 
     def read(self) -> list[AttemptEvent]:

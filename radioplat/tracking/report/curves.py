@@ -12,7 +12,7 @@ Curve = list[tuple[int, float]]
 _COLOURS = ["#2563c9", "#d9622b", "#2a8f5b", "#8a4fbf", "#b8860b", "#c2375a", "#33858d", "#6b6b6b"]
 
 
-def curves_from_status(path: str | os.PathLike) -> dict[str, Curve]:
+def curves_from_status(path: str | os.PathLike[str]) -> dict[str, Curve]:
     """Every kpi that was logged with a step, as ``{name: [(step, value), ...]}``, by rising step.
 
     A resumed run writes some steps again: where a curve's step goes back, what it said from there on is dropped,

@@ -35,7 +35,7 @@ class Table:
 
 
 def write_report(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     title: str,
     tables: Sequence[Table] = (),
@@ -79,7 +79,7 @@ def write_report(
 
 
 def write_page(
-    path: str | os.PathLike, package: str, template: str, *, title: str, notes: Sequence[str], **values: Any
+    path: str | os.PathLike[str], package: str, template: str, *, title: str, notes: Sequence[str], **values: Any
 ) -> Path:
     """Write one page from a template of ours, with the style and the filters that all pages share.
 

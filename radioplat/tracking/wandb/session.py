@@ -53,7 +53,7 @@ class WandbRun:
     def __init__(
         self,
         config: WandbConfig,
-        run_dir: str | os.PathLike,
+        run_dir: str | os.PathLike[str],
         spec_dict: Mapping[str, Any] | None = None,
         resume_id: str | None = None,
         fresh: bool = False,
@@ -141,7 +141,7 @@ class WandbRun:
         except queue.Full:
             self._warn("the server does not keep up; lines are lost")
 
-    def _talk(self, run_dir: Path, spec: dict) -> None:
+    def _talk(self, run_dir: Path, spec: dict[str, Any]) -> None:
         """The thread: start, everything that is asked for in order, and the end."""
         try:
             self._start(run_dir, spec)
@@ -162,7 +162,7 @@ class WandbRun:
         except Exception as error:
             self._warn("the run could not be closed", error)
 
-    def _start(self, run_dir: Path, spec: dict) -> None:
+    def _start(self, run_dir: Path, spec: dict[str, Any]) -> None:
         mode = _mode(self._config)
         try:
             self._run = self._init(run_dir, spec, mode, self.id)
@@ -180,7 +180,7 @@ class WandbRun:
                 return
         self._dir = Path(self._run.dir).parent
 
-    def _init(self, run_dir: Path, spec: dict, mode: str, run_id: str | None) -> Any:
+    def _init(self, run_dir: Path, spec: dict[str, Any], mode: str, run_id: str | None) -> Any:
         import wandb
 
         with contextlib.suppress(Exception):  # wandb's metrics about itself: its end of the process waits for them
