@@ -123,4 +123,4 @@ def test_every_damaged_member_is_accounted_for(make_spec, distil, crops, encode,
             assert key not in index and scanned[""] == "corrupt_tar"
         else:
             assert key in index and key in undecoded, (key, what)
-    assert set(proof.unlearned) == {"corrupt_image"}
+    assert set(proof.unlearned) - {"skipped_step"} == {"corrupt_image"}  # a step of damaged samples alone is skipped

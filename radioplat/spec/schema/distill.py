@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum, EnumMeta
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -17,7 +18,7 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 class _WithImportPaths(EnumMeta):
     """omegaconf looks members up by name; an import path is a member too, see :meth:`LossType._missing_`."""
 
-    def __getitem__(cls, name):
+    def __getitem__(cls, name: Any) -> Any:
         return cls(name) if isinstance(name, str) and _IMPORT_PATH.fullmatch(name) else super().__getitem__(name)
 
 
@@ -46,7 +47,7 @@ class LossType(str, Enum, metaclass=_WithImportPaths):
     IOU = "IOU"
 
     @classmethod
-    def _missing_(cls, value):
+    def _missing_(cls, value: object) -> LossType | None:
         if not (isinstance(value, str) and _IMPORT_PATH.fullmatch(value)):
             return None
         member = str.__new__(cls, value)
