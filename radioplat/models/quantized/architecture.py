@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from radioplat.models.modifiers.fold_batchnorm import drop_norm
+from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.layers import quantize_layer
 from radioplat.models.quantized.residual_quantizer import quantize_residual
 
@@ -47,8 +48,16 @@ class Quantization:
 
     @classmethod
     def from_plain(cls, raw: dict[str, Any]) -> Quantization:
-        """Inverse of ``dataclasses.asdict``."""
-        return cls(**{**raw, "layers": {name: LayerFormats(**formats) for name, formats in raw["layers"].items()}})
+        """Inverse of ``dataclasses.asdict``.
+
+        Raises:
+            KeyError, TypeError, ValueError: fields or number formats of another version.
+        """
+        how = cls(**{**raw, "layers": {name: LayerFormats(**formats) for name, formats in raw["layers"].items()}})
+        parts = [part for layer in how.layers.values() for part in (layer.weights, layer.activations)]
+        for format in {*parts, *how.residuals.values()} - {None}:
+            NumberFormat(format)
+        return how
 
     def to_plain(self) -> dict[str, Any]:
         """What JSON holds."""

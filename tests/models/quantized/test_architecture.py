@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from radioplat.errors import SpecError
+from radioplat.errors import SpecError, WeightsError
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.fake_quantize import fake_quantize
 from radioplat.models.quantized.layers import can_be_quantized, quantize_layer
 from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.quantized.residual_quantizer import has_identity_branch, quantize_residual
-from radioplat.models.student.checkpoint import load_student, save_student
+from radioplat.models.student.checkpoint import STUDENT_FILE, STUDENT_KEY, load_student, read_architecture, save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 
 
@@ -124,3 +126,14 @@ def test_spectral_weights_are_refused(radio_student):
 def test_quantizers_of_another_student_are_refused(radio_student, name):
     with pytest.raises(SpecError, match="train.pretrained_model_path: the quantizers of the pretrained student"):
         radio_student(quantized=Quantization({name: LayerFormats()}))
+
+
+@pytest.mark.parametrize("place", ["weights", "activations", "residual"])
+def test_a_format_of_another_version_is_an_error_of_the_checkpoint(tmp_path, place):
+    form = StudentArchitecture("test_vit", img_size=32)
+    layer = {"weights": "int8", "activations": "int8"} | ({} if place == "residual" else {place: "fp2"})
+    how = Quantization({"backbone.x": LayerFormats(**layer)}, {"backbone": "fp2"} if place == "residual" else {})
+    metadata = {STUDENT_KEY: replace(form, quantized=how).to_json()}
+    save_file({"x": torch.zeros(1)}, tmp_path / STUDENT_FILE, metadata)
+    with pytest.raises(WeightsError, match="describes a model that radioplat .* cannot read"):
+        read_architecture(tmp_path)
