@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, PartWriter, unfinished
 from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
 from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
-from radioplat.data.scan.shard import FAULT_SCHEMA
+from radioplat.data.scan.shard import FAULT_SCHEMA, UNREADABLE
 from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
 from radioplat.errors import DataError, Problem
 from radioplat.spec.schema.dataset import SplitConfig
@@ -36,7 +36,8 @@ def build_index(
     workers: int | None = None,
     scan: Scanner | None = None,
 ) -> ShardIndex:
-    """Index a split and save it under ``index_dir``; unchanged shards (path, size, mtime) are not read again.
+    """Index a split and save it under ``index_dir``; unchanged shards (path, size, mtime) are not read again, but for
+    those that could not be read: storage that failed then may answer now.
 
     What is scanned is put on disk as the scan goes on: one that was killed goes on where it was, but for its last
     seconds. Of two that build in one folder the second waits, and then finds everything known.
@@ -92,9 +93,11 @@ class _Known:
         self._origin = np.repeat(np.arange(len(found)), [len(notes) for notes, _ in found])  # of each note
         columns = [self._notes[name].to_pylist() for name in ("kind", "root", "name", "size", "mtime_ns")]
         self._row: dict[_Key, int] = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+        failed = [table.filter(pc.equal(table["reason"], UNREADABLE)) for table in self._faults]
+        self._unreadable = {path for table in failed for path in table["shard"].to_pylist()}
 
     def __contains__(self, key: _Key) -> bool:
-        return key in self._row
+        return key in self._row and f"{key[1]}/{key[2]}" not in self._unreadable
 
     def index_of(self, sources: list[SourceFiles], index_dir: Path, classes: list[str] | None) -> ShardIndex:
         """The index over ``sources``, all of whose files are known."""

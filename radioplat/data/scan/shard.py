@@ -40,6 +40,7 @@ SCAN_SCHEMA = pa.schema(
 )
 
 
+UNREADABLE = "unreadable_shard"  # reason of a fault: the storage failed
 FAULT_SCHEMA = pa.schema(
     [
         *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail")),
@@ -99,7 +100,7 @@ def scan_tar(path: str) -> Scan:
             for found in walk_tar(window):
                 shard.take(window, found)
     except OSError as error:
-        shard.blame("", "unreadable_shard", error.strerror or str(error))
+        shard.blame("", UNREADABLE, error.strerror or str(error))
     return shard.finish()
 
 
@@ -114,7 +115,7 @@ def scan_image(path: str, name: str) -> Scan:
         window = Window(path)
         header = header_at(window.read, lambda: window.span(0, window.size))
     except OSError as error:
-        return Scan(_table([]), [Fault(path, name, "unreadable_shard", error.strerror or str(error))])
+        return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))])
     if header is None:
         return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")])
     parent = name.rpartition("/")[0].rpartition("/")[2]

@@ -190,6 +190,35 @@ build_index(split, "d", sys.argv[2], max_pixels=10**9, workers=1, progress=kill)
 """
 
 
+SCAN = """
+import sys
+from radioplat.data.index.build import build_index
+from radioplat.data.storage import retry
+from radioplat.spec.schema.dataset import SplitConfig, TarSource
+
+retry.FIRST_PAUSE_S = 0.001
+split = SplitConfig(tar_data_sources=[TarSource(sys.argv[1])])
+index = build_index(split, "d", sys.argv[2], max_pixels=10**9, workers=1)
+print(len(index), *index.faults["reason"].to_pylist())
+"""
+
+
+def test_a_shard_that_could_not_be_read_is_scanned_again(tmp_path, write_tar, photo, failing_reads):
+    """Its size and time are as before: an outage while an index is built must not shrink the data for good."""
+    for shard in range(3):
+        write_tar(tmp_path / f"a/{shard}.tar", [(f"{shard}-{i}.jpg", photo(40 + shard, 30)) for i in range(2)])
+    command = [sys.executable, "-c", SCAN, str(tmp_path / "a"), str(tmp_path / "index")]
+
+    def scanned() -> str:
+        environment = os.environ | failing_reads.environment
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+    failing_reads.fail("1.tar")
+    assert scanned() == "4 unreadable_shard"
+    failing_reads.mend()
+    assert scanned() == "6"
+
+
 def test_a_killed_scan_goes_on_where_it_was(tmp_path, write_tar, photo):
     for shard in range(12):
         members = [(f"{shard}-{i}.jpg", photo(40 + shard, 30)) for i in range(2)]
