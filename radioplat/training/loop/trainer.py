@@ -18,9 +18,9 @@ from radioplat.design.detector import detect_module
 from radioplat.design.run import Run, build_peers, build_student
 from radioplat.design.stages import schedule_at
 from radioplat.errors import TrainingError
-from radioplat.models.detectors.base import Detector
 from radioplat.models.modifiers import spectral
 from radioplat.models.modifiers.sparsity import hold_zeros
+from radioplat.models.student.student import Student
 from radioplat.objectives.detect import DetectModule, count_boxes
 from radioplat.objectives.distill import ClassifyModule, DistillModule
 from radioplat.objectives.loss_state import LossState
@@ -82,7 +82,7 @@ class Trainer:
         config = self.spec.distill
         peers = build_peers(run)
         self.module: DistillModule | ClassifyModule | DetectModule
-        backbone = student.student if isinstance(student, Detector) else student
+        backbone = student if isinstance(student, Student) else student.student
         if run.detector is not None:
             widths, seed = run.binding_widths, self.spec.train.seed
             self.module = detect_module(student, view, run.teachers, widths, config, seed)
