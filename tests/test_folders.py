@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 _spec = importlib.util.spec_from_file_location("folders", Path(__file__).with_name("folders.py"))
 folders = importlib.util.module_from_spec(_spec)
@@ -47,3 +48,10 @@ def test_imports_of_the_page_point_downwards():
     assert {folder.path for folder in found} | {"errors"} == set(order)
     for folder in found:
         assert all(order.index(name) > order.index(folder.path) for name in folder.imports), folder
+
+
+def test_no_folder_has_a_name_that_jobs_leave_behind():
+    """Ray's excludes count at any depth: a package called as one of them does not travel with a job."""
+    for name in ("runtime_env", "runtime_env_pinned"):
+        excluded = set(yaml.safe_load((folders.ROOT / "jobs" / f"{name}.yaml").read_text())["excludes"])
+        assert not {part for folder in folders.folders() for part in folder.path.split("/")} & excluded

@@ -28,7 +28,7 @@ QUICK_S = 15.0
 # The seconds that the command takes once Python has what it imports.
 PROGRAM = """
 import sys, time
-from radioplat import cli
+from radioplat.cli import main as cli
 import ray, radioplat.tasks.plan.plan, radioplat.launch.driver
 start = time.monotonic()
 status = cli.main(sys.argv[1:])

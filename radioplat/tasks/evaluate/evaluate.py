@@ -37,7 +37,7 @@ from radioplat.tasks.evaluate.side_by_side import ModelRow, side_by_side
 from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.task_log import keep_diary
-from radioplat.tracking.wandb.task import tell_task
+from radioplat.tracking.weights_and_biases.task import tell_task
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from radioplat.tasks.export.detector import export_detector, float_type_of
 from radioplat.tasks.export.side_files import find_needs, write_beside
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import keep_diary
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.task import kind_of, tell_task
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
 
 LATEST = "model_latest"
 

@@ -18,8 +18,8 @@ from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tasks.shared.retrain import retrain
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import keep_diary
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.task import tell_task
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.task import tell_task
 
 MODEL, START, REPORT = "model_low_rank", "model_decomposed", "low_rank.json"
 

@@ -24,8 +24,8 @@ from radioplat.tasks.prune.rounds import PRUNED, REPORT, Round, prune_in_rounds
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import keep_diary
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.task import tell_task
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.task import tell_task
 
 
 @dataclass(frozen=True)

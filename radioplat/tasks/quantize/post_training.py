@@ -22,8 +22,8 @@ from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer
 from radioplat.tasks.shared.model_folder import write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import keep_diary
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.task import kind_of, tell_task
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
 
 
 def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:

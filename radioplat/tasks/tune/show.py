@@ -13,8 +13,8 @@ from radioplat.tasks.tune.sweep import full_spec
 from radioplat.tasks.tune.tune import TuneReport
 from radioplat.tracking.report.page import Table, show_cell, write_report
 from radioplat.tracking.results import write_atomic
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.session import WandbRun
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.session import WandbRun
 
 PICTURE, BEST, PAGE = "pareto.png", "best.yaml", "report.html"
 

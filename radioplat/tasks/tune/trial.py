@@ -29,7 +29,7 @@ from radioplat.tracking.follow import CheckpointEvent, StepEvent
 from radioplat.tracking.lease import LeaseTaken
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import Bill, Prices
-from radioplat.tracking.wandb.session import WandbRun, end_service
+from radioplat.tracking.weights_and_biases.session import WandbRun, end_service
 
 POINTER = "checkpoint.json"  # what travels through Ray in place of weights: where they lie
 _PATIENCE_S = 60.0

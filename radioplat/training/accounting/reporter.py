@@ -17,8 +17,8 @@ from radioplat.tracking.report.curves import curves_from_status, draw_curves, gr
 from radioplat.tracking.status import StatusLog
 from radioplat.tracking.teacher_cost import Bill
 from radioplat.tracking.tensorboard import EventFiles
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.session import WandbRun
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.session import WandbRun
 
 
 @dataclass

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from radioplat.spec.schema.wandb import WandbConfig
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.session import WandbRun
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.session import WandbRun
 
 sys.path.insert(0, str(Path(__file__).parent))
 from wandb_server import WandbServer
@@ -24,7 +24,7 @@ TRAINING = """
 import sys, time
 from pathlib import Path
 from radioplat.spec.schema.wandb import WandbConfig
-from radioplat.tracking.wandb.session import WandbRun
+from radioplat.tracking.weights_and_biases.session import WandbRun
 home, word = Path(sys.argv[1]), sys.argv[2]
 begin = time.monotonic()
 names = {"group": "sweep-1", "name": "trial_0001", "tags": ["t"]}

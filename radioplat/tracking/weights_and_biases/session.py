@@ -19,7 +19,7 @@ from typing import Any, cast
 from radioplat.common.redact import redact, redact_tree
 from radioplat.spec.schema.wandb import WandbConfig
 from radioplat.tracking.results import write_atomic
-from radioplat.tracking.wandb.artifacts import Product, log_product, use_product
+from radioplat.tracking.weights_and_biases.artifacts import Product, log_product, use_product
 
 # Every metric is plotted against this one. wandb's own step must never go back, and a run that resumes from an
 # earlier checkpoint does go back.

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.session import WandbRun, saved_id
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.session import WandbRun, saved_id
 
 
 def tell_task(

@@ -12,8 +12,8 @@ from PIL import Image
 from radioplat.common.redact import MASK
 from radioplat.spec.schema.wandb import WandbArtifacts, WandbConfig
 from radioplat.tracking.report.curves import draw_curves
-from radioplat.tracking.wandb.artifacts import Product
-from radioplat.tracking.wandb.session import STEP, WandbRun
+from radioplat.tracking.weights_and_biases.artifacts import Product
+from radioplat.tracking.weights_and_biases.session import STEP, WandbRun
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from wandb_files import artifacts, history, records, run_files
@@ -93,7 +93,7 @@ def test_failure_while_logging_is_told_once_and_swallowed(tmp_path, capfd):
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["no key", "no server"])
 def test_without_a_key_or_a_server_this_part_is_kept_offline(tmp_path, monkeypatch, capfd, key):
-    monkeypatch.setattr("radioplat.tracking.wandb.session._INIT_TIMEOUT", 2.0)
+    monkeypatch.setattr("radioplat.tracking.weights_and_biases.session._INIT_TIMEOUT", 2.0)
     if key is None:
         monkeypatch.delenv("WANDB_API_KEY")
     with WandbRun(WandbConfig(enable=True, mode="online"), tmp_path) as run:
