@@ -109,7 +109,8 @@ def test_no_file_reads_as_empty(tmp_path):
 
 def test_track_imports_without_heavy_libraries():
     code = (
-        "import sys, radioplat.tracking.status, radioplat.tracking.results, radioplat.tracking.weights_and_biases.session\n"
+        "import sys, radioplat.tracking.status, radioplat.tracking.results\n"
+        "import radioplat.tracking.weights_and_biases.session\n"
         "import radioplat.tracking.progress, radioplat.tracking.report.curves, radioplat.tracking.report.page\n"
         "heavy = {'torch', 'ray', 'deepspeed', 'wandb', 'matplotlib', 'jinja2', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
