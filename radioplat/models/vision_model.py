@@ -83,10 +83,14 @@ class VisionModel(Protocol):
         ...
 
     @property
-    def head_names(self) -> list[str]: ...
+    def head_names(self) -> list[str]:
+        """See the class."""
+        ...
 
     @property
-    def name_prefixes(self) -> list[str]: ...
+    def name_prefixes(self) -> list[str]:
+        """See the class."""
+        ...
 
     def float_layers(self) -> dict[str, str]:
         """Layers that stay float when it is quantized, unless a rule names them, and why."""

@@ -120,4 +120,5 @@ class _Given(nn.Module):
     given: list[torch.Tensor] | None = None
 
     def forward(self, images: torch.Tensor, mask: torch.Tensor) -> list[tuple[torch.Tensor, None]]:
+        """The maps that were given, ``[B, C, h, w]`` each, whatever the arguments; transformers asks for pairs."""
         return [(level, None) for level in self.given or ()]
