@@ -417,7 +417,7 @@ _REFUSED = {
 
 
 def guarded(action: Callable[[], object]) -> int:
-    """Run ``action`` and show what ends it without a traceback. Returns the exit status, see docs/user_guide.md."""
+    """Run ``action`` and show what ends it without a traceback. Returns the exit status, see docs/workers.md."""
     try:
         action()
     except RadioplatError as error:
