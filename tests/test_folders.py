@@ -55,3 +55,13 @@ def test_no_folder_has_a_name_that_jobs_leave_behind():
     for name in ("runtime_env", "runtime_env_pinned"):
         excluded = set(yaml.safe_load((folders.ROOT / "jobs" / f"{name}.yaml").read_text())["excludes"])
         assert not {part for folder in folders.folders() for part in folder.path.split("/")} & excluded
+
+
+def test_files_that_the_page_names_are_there():
+    text = folders.PAGE.read_text(encoding="utf-8").split(folders.END)[1]
+    named = [
+        n for n in re.findall(r"`([\w/]+(?:/|\.(?:py|json|yaml)))`", text) if "/" in n and not n.startswith("logs/")
+    ]
+    assert len(named) > 100
+    root = folders.ROOT
+    assert [name for name in named if not ((root / name).exists() or (root / "radioplat" / name).exists())] == []
