@@ -14,12 +14,12 @@ from radioplat.evaluation.masks.segmentation import MapOf, Probe, change_result,
 from radioplat.evaluation.masks.sources import find_samples, left_out
 from radioplat.evaluation.masks.views import Masked, MaskReader
 from radioplat.evaluation.measure.findings import Findings
-from radioplat.evaluation.models.evaluated_model import Subject
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 from radioplat.spec.schema.evaluate import MaskedConfig
 from radioplat.spec.schema.root import Spec
 
 
-def decode_maps(spec: Spec, subjects: dict[str, Subject], images: Images, device: str, found: Findings) -> None:
+def decode_maps(spec: Spec, models: dict[str, EvaluatedModel], images: Images, device: str, found: Findings) -> None:
     """Add to ``found`` what ``evaluate.segmentation`` and ``evaluate.change`` ask for.
 
     Args:
@@ -28,22 +28,22 @@ def decode_maps(spec: Spec, subjects: dict[str, Subject], images: Images, device
     Raises:
         DataError: there are too few samples that can be used.
     """
-    judged = {name: subject for name, subject in subjects.items() if subject.resolution_of is None}
+    judged = {name: model for name, model in models.items() if model.resolution_of is None}
     config = spec.evaluate
     if config.segmentation.wanted:
-        models = {name: _map_of(subject) for name, subject in judged.items()}
-        probes = _decode(spec, judged, models, config.segmentation, "segmentation", images, device, found)
+        encoders = {name: _map_of(model) for name, model in judged.items()}
+        probes = _decode(spec, judged, encoders, config.segmentation, "segmentation", images, device, found)
         found.segmentation = {name: probe.result() for name, probe in probes.items()}
     if config.change.wanted:
-        models = {name: _difference_of(subject) for name, subject in judged.items()}
-        probes = _decode(spec, judged, models, config.change, "change", images, device, found)
+        encoders = {name: _difference_of(model) for name, model in judged.items()}
+        probes = _decode(spec, judged, encoders, config.change, "change", images, device, found)
         found.change = {name: change_result(probe) for name, probe in probes.items()}
 
 
 def _decode(
     spec: Spec,
-    subjects: dict[str, Subject],
-    models: dict[str, MapOf],
+    models: dict[str, EvaluatedModel],
+    encoders: dict[str, MapOf],
     config: MaskedConfig,
     name: str,
     images: Images,
@@ -52,7 +52,7 @@ def _decode(
 ) -> dict[str, Probe]:
     where, seed = f"evaluate.{name}", spec.dataset.val_dataset.seed
     samples = find_samples(config, where)
-    sizes = {subject.size for subject in subjects.values()}
+    sizes = {model.size for model in models.values()}
 
     def reader(views: int) -> MaskReader:
         augmentation, limit = spec.dataset.augmentation, spec.dataset.max_pixels
@@ -63,7 +63,7 @@ def _decode(
     maps = len(samples.training) * config.views
     shown = spec.evaluate.pictures
     try:
-        probes, answers = segment(models, training, held_out, maps, config, where, seed, device, shown)
+        probes, answers = segment(encoders, training, held_out, maps, config, where, seed, device, shown)
     except DataError as error:
         if not samples.faults.counts:
             raise
@@ -80,24 +80,24 @@ def _told(name: str, faults: Faults) -> list[str]:
     return [f"{name}: left out {left_out(faults)}"] if faults.counts else []
 
 
-def _map_of(subject: Subject) -> Callable[[Masked], torch.Tensor]:
+def _map_of(model: EvaluatedModel) -> Callable[[Masked], torch.Tensor]:
     def map_of(batch: Masked) -> torch.Tensor:
-        """``[B, h, w, D]`` of the images at the subject's size."""
-        return _map(subject, batch.pixels[0][subject.size])
+        """``[B, h, w, D]`` of the images at the model's size."""
+        return _map(model, batch.pixels[0][model.size])
 
     return map_of
 
 
-def _difference_of(subject: Subject) -> Callable[[Masked], torch.Tensor]:
+def _difference_of(model: EvaluatedModel) -> Callable[[Masked], torch.Tensor]:
     def difference_of(batch: Masked) -> torch.Tensor:
         """``[B, h, w, D]``: how far the two maps of each pair lie apart, feature by feature."""
-        before, after = (_map(subject, pixels[subject.size]) for pixels in batch.pixels)
+        before, after = (_map(model, pixels[model.size]) for pixels in batch.pixels)
         return (after - before).abs()
 
     return difference_of
 
 
-def _map(subject: Subject, pixels: torch.Tensor) -> torch.Tensor:
-    spatial = subject.encode(pixels).spatial
+def _map(model: EvaluatedModel, pixels: torch.Tensor) -> torch.Tensor:
+    spatial = model.encode(pixels).spatial
     assert spatial is not None
     return spatial

@@ -18,7 +18,7 @@ from radioplat.spec.schema.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from radioplat.evaluation.measure.findings import Findings
-    from radioplat.evaluation.models.evaluated_model import Subject
+    from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 
 BACKBONE = "backbone"
 
@@ -27,16 +27,16 @@ class HeldOut:
     """Meters over held-out images.
 
     Args:
-        subjects, kinds: as for :func:`radioplat.evaluation.measure.measure.measure`.
+        models, kinds: as for :func:`radioplat.evaluation.measure.measure.measure`.
         means: ``[D]`` of each teacher and kind, over training images.
-        centers: ``[D]``, the mean of the own map of each subject that has other resolutions.
+        centers: ``[D]``, the mean of the own map of each model that has other resolutions.
         images: that will be seen.
         zero_shot: the teacher whose embeddings are wanted.
     """
 
     def __init__(
         self,
-        subjects: dict[str, Subject],
+        models: dict[str, EvaluatedModel],
         kinds: dict[str, list[str]],
         means: dict[tuple[str, str], torch.Tensor],
         centers: dict[str, torch.Tensor],
@@ -45,17 +45,17 @@ class HeldOut:
         zero_shot: str | None = None,
         seed: int = 0,
     ) -> None:
-        self._subjects, self._kinds, self._config, self._seed = subjects, kinds, config, seed
+        self._subjects, self._kinds, self._config, self._seed = models, kinds, config, seed
         rows = config.cka_rows
         self._fidelity = {
             (student, teacher, kind): FidelityMeter(mean, RowSample(rows, images) if rows else None)
-            for student, subject in subjects.items()
+            for student, model in models.items()
             for (teacher, kind), mean in means.items()
-            if subject.speaks(teacher, kind)
+            if model.has_head(teacher, kind)
         }
         self._agreement: dict[str, AgreementMeter] = {}
         for name, center in centers.items():
-            sizes = [s.size for n, s in subjects.items() if name in (n, s.resolution_of)]
+            sizes = [s.size for n, s in models.items() if name in (n, s.resolution_of)]
             self._agreement[BACKBONE] = AgreementMeter(sizes, center)
             for (teacher, kind), mean in means.items():
                 if kind == "spatial":
@@ -63,8 +63,8 @@ class HeldOut:
         self._warped = 0
         self._correspondence = {
             name: CorrespondenceMeter(config.correspondence.thresholds)
-            for name, subject in subjects.items()
-            if subject.resolution_of is None and config.correspondence.enable
+            for name, model in models.items()
+            if model.resolution_of is None and config.correspondence.enable
         }
         self._zero_shot = zero_shot
         self._embeddings: dict[str, list[torch.Tensor]] = {}
@@ -78,11 +78,11 @@ class HeldOut:
         if not alive.any():
             return
         heads = {
-            (name, teacher): subject.heads.head(teacher, features[name])
-            for name, subject in self._subjects.items()
-            if subject.heads is not None
+            (name, teacher): model.heads.head(teacher, features[name])
+            for name, model in self._subjects.items()
+            if model.heads is not None
             for teacher, kinds in self._kinds.items()
-            if any(subject.speaks(teacher, kind) for kind in kinds)
+            if any(model.has_head(teacher, kind) for kind in kinds)
         }
         self._compare(alive, features, heads)
         self._over_resolutions(alive, features, heads)
@@ -134,9 +134,9 @@ class HeldOut:
         ]
         self._warped += len(chosen)
         for name, meter in self._correspondence.items():
-            subject = self._subjects[name]
-            images = torch.from_numpy(batch.views[str(subject.size)].pixels[chosen.numpy()])
-            copies = subject.encode(warp(images, matrices))
+            model = self._subjects[name]
+            images = torch.from_numpy(batch.views[str(model.size)].pixels[chosen.numpy()])
+            copies = model.encode(warp(images, matrices))
             meter.update(_of(features[name], "spatial")[chosen], _of(copies, "spatial"), matrices)
 
     def _embed(
@@ -147,7 +147,7 @@ class HeldOut:
         own = {
             n: heads[n, t]
             for n, t in heads
-            if t == self._zero_shot and self._subjects[n].speaks(t, "summary") and not self._subjects[n].resolution_of
+            if t == self._zero_shot and self._subjects[n].has_head(t, "summary") and not self._subjects[n].resolution_of
         }
         for name, value in {**own, self._zero_shot: features[self._zero_shot]}.items():
             self._embeddings.setdefault(name, []).append(_of(value, "summary")[alive].float().cpu())
@@ -163,7 +163,7 @@ class HeldOut:
         for name in self._subjects:
             self._maps[name] = _of(features[name], "spatial")[chosen].float().cpu()
         for (name, teacher), value in heads.items():
-            if "spatial" in self._kinds[teacher] and self._subjects[name].speaks(teacher, "spatial"):
+            if "spatial" in self._kinds[teacher] and self._subjects[name].has_head(teacher, "spatial"):
                 self._maps[f"{name}/{teacher}"] = _of(value, "spatial")[chosen].float().cpu()
 
 

@@ -22,8 +22,8 @@ from radioplat.common.cpu_threads import decode_threads, share_among
 from radioplat.data.batch import Batch
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.knn import Nearest, nearest
-from radioplat.evaluation.models.evaluated_model import Subject
-from radioplat.evaluation.models.open_models import open_lineup, with_teachers
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel
+from radioplat.evaluation.models.open_models import open_evaluated, with_teachers
 from radioplat.models.features import Features
 from radioplat.spec.schema.root import Spec
 
@@ -45,18 +45,18 @@ class Processes:
         ]
 
     def encode(
-        self, batches: Iterator[Batch], subjects: dict[str, Subject]
+        self, batches: Iterator[Batch], models: dict[str, EvaluatedModel]
     ) -> Iterator[tuple[Batch, dict[str, Features]]]:
-        """Each batch with what every subject says of it, fp32 on this process's device, in order.
+        """Each batch with what every model says of it, fp32 on this process's device, in order.
 
         Raises:
             RadioplatError: as raised in a process, or one died.
         """
-        sizes = {str(subject.size) for subject in subjects.values()}
+        sizes = {str(model.size) for model in models.values()}
         waiting: deque[tuple[Batch, Future]] = deque()
         for i, batch in enumerate(batches):
             pixels = {size: batch.views[size].pixels for size in sizes}
-            waiting.append((batch, self._ask(i % len(self._workers), _encode, pixels, list(subjects))))
+            waiting.append((batch, self._ask(i % len(self._workers), _encode, pixels, list(models))))
             if len(waiting) > _AHEAD * len(self._workers):
                 yield self._answered(*waiting.popleft())
         while waiting:
@@ -134,13 +134,13 @@ def _end() -> None:
 
 def _encode(pixels: dict[str, np.ndarray], names: list[str]) -> dict[str, Features]:
     """Features as numpy arrays: torch would send each tensor through a file of its own."""
-    if "subjects" not in _own:  # here, and not at the start, so that an error comes back with its reason
+    if "models" not in _own:  # here, and not at the start, so that an error comes back with its reason
         spec, device = _own["spec"], _own["device"]
-        lineup = open_lineup(spec, _own["checkpoint"], device)
-        _own["subjects"] = _open.enter_context(with_teachers(spec, lineup, device))
+        opened = open_evaluated(spec, _own["checkpoint"], device)
+        _own["models"] = _open.enter_context(with_teachers(spec, opened, device))
     views = {size: torch.from_numpy(each) for size, each in pixels.items()}
-    subjects = {name: _own["subjects"][name] for name in names}
-    return {n: s.encode(views[str(s.size)]).map(lambda t: t.cpu().numpy()) for n, s in subjects.items()}
+    models = {name: _own["models"][name] for name in names}
+    return {n: s.encode(views[str(s.size)]).map(lambda t: t.cpu().numpy()) for n, s in models.items()}
 
 
 def _hold(bank: np.ndarray, labels: np.ndarray, first_row: int) -> None:

@@ -11,7 +11,7 @@ from radioplat.compression.cost import Cost, cost_of
 from radioplat.errors import Problem, RadioplatError, SpecError
 from radioplat.evaluation.models.encoder import Encoder, student_encoder
 from radioplat.evaluation.models.engine import EngineModel
-from radioplat.evaluation.models.evaluated_model import NamedHeads, StudentHeads, Subject
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads
 from radioplat.evaluation.models.needs import size_problems
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.models.features import Features
@@ -19,19 +19,19 @@ from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, has_average, is_checkpoint, load_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.resolved.number_formats import DATA_TYPES
-from radioplat.spec.schema.evaluate import JudgedModel, JudgedPrecision
+from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
 
 @dataclass(frozen=True)
-class Model:
+class ListedModel:
     """One of ``evaluate.models``.
 
     Attributes:
         where: its field, ``evaluate.models[0]``.
         kind: what it is and computes in: ``torch fp16``, ``ONNX int8``.
         bytes: on disk, weights beside it included; of a checkpoint what its student takes.
-        subject: None where it cannot run here.
+        evaluated: None where it cannot run here.
         absent: what it cannot tell and why, a sentence each.
         cost: of its backbone, scales of quantizers aside, and one image of its size; None for a file.
         engine: None for what is none.
@@ -43,14 +43,14 @@ class Model:
     path: Path
     kind: str
     bytes: int
-    subject: Subject | None
+    evaluated: EvaluatedModel | None
     absent: tuple[str, ...] = ()
     cost: Cost | None = None
     engine: EngineModel | None = None
     architecture: StudentArchitecture | None = None
 
 
-def open_models(spec: Spec, device: str) -> list[Model]:
+def open_models(spec: Spec, device: str) -> list[ListedModel]:
     """All of ``evaluate.models``, in its order.
 
     Raises:
@@ -64,7 +64,7 @@ def open_models(spec: Spec, device: str) -> list[Model]:
             found.append(_open(spec, asked, where, device, threads))
         except RadioplatError as error:
             problems += error.problems
-    if not problems and not any(model.subject for model in found):
+    if not problems and not any(model.evaluated for model in found):
         reasons = "; ".join(line for model in found for line in model.absent)
         problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
     if problems:
@@ -77,7 +77,7 @@ def student_size(spec: Spec, architecture: StudentArchitecture) -> int:
     return spec.dataset.val_img_size or architecture.img_size
 
 
-def _open(spec: Spec, asked: JudgedModel, where: str, device: str, threads: int) -> Model:
+def _open(spec: Spec, asked: ModelEntry, where: str, device: str, threads: int) -> ListedModel:
     path, field = Path(asked.path), f"{where}.path"
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
@@ -94,14 +94,14 @@ def _open(spec: Spec, asked: JudgedModel, where: str, device: str, threads: int)
     return _of_checkpoint(spec, asked, where, device)
 
 
-def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> Model:
+def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> ListedModel:
     path = Path(asked.path).resolve()
     # One that must be averaged need not be: of several checkpoints some have no averages.
     averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
     student = load_student(path, f"{where}.path", averaged)
-    architecture, precision = student.architecture, asked.precision or JudgedPrecision.fp32
+    architecture, precision = student.architecture, asked.precision or EvaluationPrecision.fp32
     formats = sorted({quantizer.format.value for quantizer in quantizers(student).values()})
-    if formats and precision is not JudgedPrecision.fp32:
+    if formats and precision is not EvaluationPrecision.fp32:
         hint = "Fake quantization rounds in fp32; remove the line."
         raise SpecError(
             f"a quantized model is judged in fp32, not {precision.value}", where=f"{where}.precision", hint=hint
@@ -114,22 +114,22 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> M
     student = _in_precision(student, precision).to(device)
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"
     encode = _finite(student_encoder(student), f"{where}.path", kind)
-    subject = Subject(encode, size, StudentHeads(student), where=f"{where}.path")
+    model = EvaluatedModel(encode, size, StudentHeads(student), where=f"{where}.path")
     bytes_on_disk = sum(file.stat().st_size for file in _files(path))
-    return Model(asked.name, where, path, kind, bytes_on_disk, subject, (), cost, architecture=architecture)
+    return ListedModel(asked.name, where, path, kind, bytes_on_disk, model, (), cost, architecture=architecture)
 
 
-def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel | EngineModel) -> Model:
+def _of_file(spec: Spec, asked: ModelEntry, where: str, file: OnnxModel | EngineModel) -> ListedModel:
     size = file.interface.size_for(spec.dataset.val_img_size, spec.dataset.img_size)
-    heads, absent = NamedHeads(file.interface.spoken), list[str]()
+    heads, absent = NamedHeads(file.interface.head_widths), list[str]()
     if file.reason:
         absent.append(file.reason)
     elif not heads.names:
         absent.append("fidelity: the file has no heads; name them in export.adaptors")
     encode = _finite(file.encode, f"{where}.path", file.kind)
-    subject = None if file.reason else Subject(encode, size, heads, where=f"{where}.path")
+    model = None if file.reason else EvaluatedModel(encode, size, heads, where=f"{where}.path")
     engine = file if isinstance(file, EngineModel) else None
-    return Model(asked.name, where, file.path, file.kind, file.bytes, subject, tuple(absent), engine=engine)
+    return ListedModel(asked.name, where, file.path, file.kind, file.bytes, model, tuple(absent), engine=engine)
 
 
 def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
@@ -140,16 +140,14 @@ def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
         features = encode(images)
         for tensor in (features.summary, features.spatial, *features.named.values()):
             if tensor is not None and not tensor.isfinite().all():
-                hint = (
-                    "fp16 ends at 65504: take bf16 or fp32." if "fp16" in kind else "Its weights are broken."
-                )
+                hint = "fp16 ends at 65504: take bf16 or fp32." if "fp16" in kind else "Its weights are broken."
                 raise RadioplatError(f"its features are not finite ({kind})", where=where, hint=hint)
         return features
 
     return checked
 
 
-def _in_precision(student: Student, precision: JudgedPrecision) -> Student:
+def _in_precision(student: Student, precision: EvaluationPrecision) -> Student:
     """Weights cast; images are normalised before that, in fp32, and heads add means in fp32 after it."""
     for part in (student.backbone, student.heads, student.classifier):
         if part is not None:

@@ -12,7 +12,7 @@ import torch
 
 from radioplat.errors import EngineError
 from radioplat.evaluation.models.encoder import student_encoder
-from radioplat.evaluation.models.evaluated_model import NamedHeads, StudentHeads, Subject
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.quantized.layers import QuantizedConv2d, QuantizedLinear
@@ -23,7 +23,7 @@ SNAPPED = "torch with its weights snapped to the grid"
 
 
 @contextlib.contextmanager
-def converted(student: Student, size: int) -> Iterator[tuple[Subject, str]]:
+def converted(student: Student, size: int) -> Iterator[tuple[EvaluatedModel, str]]:
     """``student`` exported with QuantizeLinear and DequantizeLinear, heads included, and run on onnxruntime.
 
     Where it cannot be exported, or onnxruntime cannot run the file (some builds lack FP8), it is :func:`snapped`.
@@ -45,9 +45,9 @@ def converted(student: Student, size: int) -> Iterator[tuple[Subject, str]]:
             why = error.problems[0].message
         if why:
             plain = snapped(student)
-            yield Subject(student_encoder(plain), size, StudentHeads(plain)), f"{SNAPPED} ({why})"
+            yield EvaluatedModel(student_encoder(plain), size, StudentHeads(plain)), f"{SNAPPED} ({why})"
         else:
-            yield Subject(model.encode, size, NamedHeads(model.interface.spoken)), EXPORTED
+            yield EvaluatedModel(model.encode, size, NamedHeads(model.interface.head_widths)), EXPORTED
 
 
 @torch.no_grad()

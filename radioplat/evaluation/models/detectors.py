@@ -20,7 +20,7 @@ from radioplat.models.detectors.base import Found, best_boxes
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector, load_detector
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import has_average
-from radioplat.spec.schema.evaluate import JudgedModel, JudgedPrecision
+from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
 _MOST = 100  # boxes of an image, as many as COCO's protocol looks at; a file does not know its detector's num_select
@@ -105,7 +105,7 @@ def _without_effect(spec: Spec) -> Iterator[Problem]:
             yield Problem("this is for students, and the models are detectors", f"evaluate.{name}", "Leave it out.")
 
 
-def _open(spec: Spec, asked: JudgedModel, where: str, device: str) -> DetectorModel:
+def _open(spec: Spec, asked: ModelEntry, where: str, device: str) -> DetectorModel:
     path, field = Path(asked.path), f"{where}.path"
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
@@ -119,9 +119,9 @@ def _open(spec: Spec, asked: JudgedModel, where: str, device: str) -> DetectorMo
     return _of_checkpoint(spec, asked, where, device)
 
 
-def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> DetectorModel:
+def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> DetectorModel:
     path = Path(asked.path).resolve()
-    if asked.precision not in (None, JudgedPrecision.fp32):
+    if asked.precision not in (None, EvaluationPrecision.fp32):
         hint = "Remove the line; export.data_type makes a file of another precision."
         raise SpecError("a detector's checkpoint is judged in fp32", where=f"{where}.precision", hint=hint)
     # One that must be averaged need not be: of several checkpoints some have no averages.
@@ -151,7 +151,7 @@ def _of_checkpoint(spec: Spec, asked: JudgedModel, where: str, device: str) -> D
     )
 
 
-def _of_file(spec: Spec, asked: JudgedModel, where: str, file: OnnxModel | EngineModel) -> DetectorModel:
+def _of_file(spec: Spec, asked: ModelEntry, where: str, file: OnnxModel | EngineModel) -> DetectorModel:
     def detect(images: torch.Tensor) -> list[Found]:
         """What the file finds."""
         said = file.encode(images).named

@@ -21,7 +21,7 @@ class Heads(Protocol):
         ...
 
     @property
-    def spoken(self) -> Mapping[tuple[str, str], int]:
+    def head_widths(self) -> Mapping[tuple[str, str], int]:
         """Width by teacher and kind (``summary``, ``spatial``)."""
         ...
 
@@ -31,13 +31,13 @@ class Heads(Protocol):
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """A model under measurement.
 
     Attributes:
         size: side of the view it sees, in pixels.
         heads: they are compared with the teachers; None for a teacher.
-        resolution_of: the subject of which this is another resolution. It takes part in what is measured at each
+        resolution_of: the model of which this is another resolution. It takes part in what is measured at each
             resolution only: kNN, fidelity and agreement.
         where: the field it comes from.
     """
@@ -48,9 +48,9 @@ class Subject:
     resolution_of: str | None = None
     where: str = "evaluate.checkpoint"
 
-    def speaks(self, teacher: str, kind: str) -> bool:
+    def has_head(self, teacher: str, kind: str) -> bool:
         """Whether it has a head for that."""
-        return self.heads is not None and (teacher, kind) in self.heads.spoken
+        return self.heads is not None and (teacher, kind) in self.heads.head_widths
 
 
 class StudentHeads:
@@ -61,7 +61,7 @@ class StudentHeads:
         self._student, self.names = student, student.head_names
         self._dtype = next(student.backbone.parameters()).dtype
         widths = {(h.name, k): getattr(h, f"{k}_dim") for h in student.architecture.heads for k in KINDS}
-        self.spoken: Mapping[tuple[str, str], int] = {key: w for key, w in widths.items() if w is not None}
+        self.head_widths: Mapping[tuple[str, str], int] = {key: w for key, w in widths.items() if w is not None}
 
     def head(self, name: str, features: Features) -> Features:
         """See :class:`Heads`; casting back what the encoder made fp32 loses nothing."""
@@ -72,12 +72,12 @@ class NamedHeads:
     """Those of a file, which has given them already: outputs ``<teacher>.<kind>``.
 
     Args:
-        spoken: width by teacher and kind.
+        head_widths: width by teacher and kind.
     """
 
-    def __init__(self, spoken: Mapping[tuple[str, str], int]) -> None:
-        self.spoken = dict(spoken)
-        self.names = list(dict.fromkeys(name for name, _ in spoken))
+    def __init__(self, head_widths: Mapping[tuple[str, str], int]) -> None:
+        self.head_widths = dict(head_widths)
+        self.names = list(dict.fromkeys(name for name, _ in head_widths))
 
     def head(self, name: str, features: Features) -> Features:
         """See :class:`Heads`."""

@@ -26,7 +26,7 @@ class FileInterface:
 
     Attributes:
         outputs: those that are looked at, in order.
-        spoken: width by teacher and kind.
+        head_widths: width by teacher and kind.
         detects: whether it is a detector's.
         num_classes: of a detector.
 
@@ -42,14 +42,14 @@ class FileInterface:
         if missing := [name for name in needed if name not in outputs]:
             told = ", ".join(outputs) or "none"
             raise EngineError(f"it lacks the outputs {', '.join(missing)}; it has {told}", where=where, hint=_HINT)
-        self.spoken: dict[tuple[str, str], int] = {}
+        self.head_widths: dict[tuple[str, str], int] = {}
         for name, shape in outputs.items():
             teacher, _, kind = name.rpartition(".")
             width = shape[-1] if shape else None
             if teacher and kind in KINDS and isinstance(width, int):
-                self.spoken[teacher, kind] = width
+                self.head_widths[teacher, kind] = width
         logits = [LOGITS] if LOGITS in outputs else []
-        heads = [f"{teacher}.{kind}" for teacher, kind in self.spoken]
+        heads = [f"{teacher}.{kind}" for teacher, kind in self.head_widths]
         self.num_classes = int(outputs[LOGITS][-1]) if self.detects else 0
         self.outputs = [LOGITS, BOXES] if self.detects else [*KINDS, *logits, *heads]
 

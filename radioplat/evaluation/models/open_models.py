@@ -10,9 +10,9 @@ from pathlib import Path
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import Problem
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
-from radioplat.evaluation.models.checkpoints import Model, open_models, student_size
+from radioplat.evaluation.models.checkpoints import ListedModel, open_models, student_size
 from radioplat.evaluation.models.encoder import student_encoder
-from radioplat.evaluation.models.evaluated_model import StudentHeads, Subject
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
 from radioplat.evaluation.models.needs import missing
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import load_student
@@ -24,56 +24,56 @@ TRAINED, UNTRAINED = "student", "untrained student"
 
 
 @dataclass(frozen=True)
-class Lineup:
+class OpenModels:
     """What is judged.
 
     Attributes:
-        subjects: those that run here, by name: the trained student, its other resolutions and its untrained self; or
+        models: those that run here, by name: the trained student, its other resolutions and its untrained self; or
             what ``evaluate.models`` lists.
         architectures: of the students among them, by the field they come from.
-        models: all of ``evaluate.models``, those that cannot run here too; empty for a single checkpoint.
+        listed: all of ``evaluate.models``, those that cannot run here too; empty for a single checkpoint.
     """
 
-    subjects: Mapping[str, Subject]
+    models: Mapping[str, EvaluatedModel]
     architectures: Mapping[str, StudentArchitecture]
-    models: list[Model] = field(default_factory=list)
+    listed: list[ListedModel] = field(default_factory=list)
 
 
-def open_lineup(spec: Spec, checkpoint: Path | None, device: str) -> Lineup:
+def open_evaluated(spec: Spec, checkpoint: Path | None, device: str) -> OpenModels:
     """Open ``evaluate.models``, or the student of ``checkpoint``.
 
     Raises:
         SpecError, EngineError, WeightsError: one of them cannot be opened.
     """
     if spec.evaluate.models:
-        models = open_models(spec, device)
-        running = {model.name: model.subject for model in models if model.subject is not None}
-        return Lineup(running, {m.where: m.architecture for m in models if m.architecture is not None}, models)
+        listed = open_models(spec, device)
+        running = {model.name: model.evaluated for model in listed if model.evaluated is not None}
+        return OpenModels(running, {m.where: m.architecture for m in listed if m.architecture is not None}, listed)
     assert checkpoint is not None
     student = load_student(checkpoint, "evaluate.checkpoint", spec.evaluate.use_ema).to(device)
     heads = StudentHeads(student)
     size, encode = student_size(spec, student.architecture), student_encoder(student)
-    subjects = {TRAINED: Subject(encode, size, heads)}
+    models = {TRAINED: EvaluatedModel(encode, size, heads)}
     for other in sorted(set(spec.evaluate.resolutions) - {size}):
-        subjects[f"{TRAINED} at {other}"] = Subject(encode, other, heads, TRAINED)
+        models[f"{TRAINED} at {other}"] = EvaluatedModel(encode, other, heads, TRAINED)
     if spec.evaluate.baseline:
         fresh = start_student(spec, student.architecture).to(device)
-        subjects[UNTRAINED] = Subject(student_encoder(fresh), size, StudentHeads(fresh))
-    return Lineup(subjects, {"evaluate.checkpoint": student.architecture})
+        models[UNTRAINED] = EvaluatedModel(student_encoder(fresh), size, StudentHeads(fresh))
+    return OpenModels(models, {"evaluate.checkpoint": student.architecture})
 
 
-def unfit(spec: Spec, lineup: Lineup, train: ShardIndex | None, val: ShardIndex | None) -> list[Problem]:
+def unfit(spec: Spec, opened: OpenModels, train: ShardIndex | None, val: ShardIndex | None) -> list[Problem]:
     """What the spec asks for and cannot be had of these models and splits, naming the fields."""
-    problems = missing(spec, next(iter(lineup.architectures.values()), None), train, val)
+    problems = missing(spec, next(iter(opened.architectures.values()), None), train, val)
     asked = spec.evaluate.zero_shot.teacher
-    if lineup.models and asked and not any(s.speaks(asked, "summary") for s in lineup.subjects.values()):
+    if opened.listed and asked and not any(s.has_head(asked, "summary") for s in opened.models.values()):
         message = f"none of evaluate.models has a summary head for {asked!r}"
         problems.append(Problem(message, "evaluate.zero_shot.teacher"))
     return problems
 
 
 @contextlib.contextmanager
-def with_teachers(spec: Spec, lineup: Lineup, device: str) -> Iterator[dict[str, Subject]]:
+def with_teachers(spec: Spec, opened: OpenModels, device: str) -> Iterator[dict[str, EvaluatedModel]]:
     """Everything that is measured, by name: what is judged, then the teachers.
 
     On leaving, what ``feature_cache`` learnt of the teachers is written.
@@ -81,12 +81,12 @@ def with_teachers(spec: Spec, lineup: Lineup, device: str) -> Iterator[dict[str,
     Raises:
         SpecError, WeightsError: the cache's folder cannot be used, or weights cannot be read.
     """
-    teachers = teachers_of(spec, lineup)
+    teachers = teachers_of(spec, opened)
     with teacher_encoders(spec, teachers, device) as encoders:
-        yield {**lineup.subjects, **{t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}}
+        yield {**opened.models, **{t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}}
 
 
-def teachers_of(spec: Spec, lineup: Lineup) -> list[ResolvedTeacher]:
+def teachers_of(spec: Spec, opened: OpenModels) -> list[ResolvedTeacher]:
     """Teachers that one of the models has a head for."""
-    names = {name for subject in lineup.subjects.values() if subject.heads for name in subject.heads.names}
+    names = {name for model in opened.models.values() if model.heads for name in model.heads.names}
     return [t for t in asked_teachers(spec) if t.name in names]

@@ -13,7 +13,7 @@ def _weight_decays() -> list[float]:
     return [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
 
 
-class JudgedPrecision(str, Enum):
+class EvaluationPrecision(str, Enum):
     """What a checkpoint computes in while it is judged: its weights and activations are cast."""
 
     fp32 = "fp32"
@@ -22,13 +22,13 @@ class JudgedPrecision(str, Enum):
 
 
 @dataclass
-class JudgedModel:
+class ModelEntry:
     """(+) One entry of ``evaluate.models``."""
 
     name: str = "???"
     path: str = "???"  # a checkpoint folder, a .safetensors of `export`, an .onnx or an .engine
     # of a checkpoint; unset: fp32. A file and an engine compute in what they were written in
-    precision: JudgedPrecision | None = None
+    precision: EvaluationPrecision | None = None
 
 
 @dataclass
@@ -155,7 +155,7 @@ class EvaluateConfig:
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
     # (+) several models side by side, instead of the checkpoint: the others are compared with the first. A mapping of
     # names to paths will do
-    models: list[JudgedModel] = field(default_factory=list)
+    models: list[ModelEntry] = field(default_factory=list)
     results_dir: str | None = None
     batch_size: int | None = number(None, at_least=1)
     # processes of this machine that encode, a GPU each; without one, each has its share of cores

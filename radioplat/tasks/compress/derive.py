@@ -23,7 +23,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, engine_type
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.engine import TensorRTConfig
-from radioplat.spec.schema.evaluate import JudgedModel
+from radioplat.spec.schema.evaluate import ModelEntry
 from radioplat.spec.schema.quantize import QatConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.groups import Step
@@ -137,7 +137,7 @@ def placed(spec: Spec, step: Step, folder: Path, inputs: Inputs, said: str) -> S
         spec.model.backbone.pretrained_backbone_path = None
     if step.stage is Stage.evaluate and not section.resolutions:  # which are of one checkpoint
         section.checkpoint = None
-        section.models = [*section.models, *(JudgedModel(name, str(path)) for name, path in inputs.models.items())]
+        section.models = [*section.models, *(ModelEntry(name, str(path)) for name, path in inputs.models.items())]
     if step.stage is Stage.engine:
         section.onnx_file = str(inputs.onnx)
         if (formats := _formats(inputs.student)) and section.tensorrt.data_type == TensorRTConfig().data_type:

@@ -21,11 +21,11 @@ from radioplat.evaluation.measure.processes import Processes
 from radioplat.evaluation.metrics.fidelity import FidelityResult
 from radioplat.evaluation.metrics.knn import KnnResult
 from radioplat.evaluation.metrics.zero_shot import text_embeddings
-from radioplat.evaluation.models.checkpoints import Model
+from radioplat.evaluation.models.checkpoints import ListedModel
 from radioplat.evaluation.models.detectors import finds_boxes
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.needs import not_asked
-from radioplat.evaluation.models.open_models import TRAINED, open_lineup, teachers_of, unfit, with_teachers
+from radioplat.evaluation.models.open_models import TRAINED, open_evaluated, teachers_of, unfit, with_teachers
 from radioplat.models.detectors.checkpoint import is_detector
 from radioplat.models.student.checkpoint import has_average
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
@@ -100,34 +100,34 @@ def _evaluate(
     from radioplat.tasks.evaluate.summary import write_summary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    lineup = open_lineup(spec, path, device)
-    teachers = teachers_of(spec, lineup)
-    sizes = {s.size for s in lineup.subjects.values()} | {t.view_size for t in teachers}
-    named = next((form.class_names for form in lineup.architectures.values() if form.class_names), ())
+    opened = open_evaluated(spec, path, device)
+    teachers = teachers_of(spec, opened)
+    sizes = {s.size for s in opened.models.values()} | {t.view_size for t in teachers}
+    named = next((form.class_names for form in opened.architectures.values() if form.class_names), ())
     bank, queries, classes = open_images(spec, sizes, named)
     # Before the teachers' weights are loaded, and anything is encoded.
-    if problems := unfit(spec, lineup, bank.reader.index, queries.reader.index):
+    if problems := unfit(spec, opened, bank.reader.index, queries.reader.index):
         raise SpecError(*problems)
     texts = _texts(spec, classes, device)
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     seed = spec.dataset.val_dataset.seed
-    first = next(iter(lineup.subjects)) if lineup.models else None
-    with with_teachers(spec, lineup, device) as subjects:
-        at_once = torch_callers(len(subjects)) if device == "cpu" else 1
+    first = next(iter(opened.models)) if opened.listed else None
+    with with_teachers(spec, opened, device) as models:
+        at_once = torch_callers(len(models)) if device == "cpu" else 1
         with torch_beside(bank.threads, at_once), _processes(spec, path) as processes:
             found = measure(
-                subjects, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes, first
+                models, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes, first
             )
         with torch_beside(bank.threads):
-            decode_maps(spec, subjects, bank, device, found)
-    if classifies := max((form.num_classes for form in lineup.architectures.values()), default=0):
+            decode_maps(spec, models, bank, device, found)
+    if classifies := max((form.num_classes for form in opened.architectures.values()), default=0):
         labels = held_out_labels(queries.reader.index, classifies)
         found.absent += [*map(str, labels.problems), *labels.notes]
     found.absent += not_asked(spec)
-    rows = side_by_side(lineup.models, found)
-    found.absent += _remembered(lineup.models, rows)
+    rows = side_by_side(opened.listed, found)
+    found.absent += _remembered(opened.listed, rows)
     report, pictures = write_summary(spec, folder, path, found, classes, rows)
-    path = path or lineup.models[0].path
+    path = path or opened.listed[0].path
     accuracy = found.accuracy.get(TRAINED)
     result = EvaluateResult(path, folder.path, found.knn, found.fidelity, accuracy, report, found, rows)
     write_atomic(folder.path / "results.json", json.dumps(_as_json(result, spec.evaluate.use_ema), indent=1))
@@ -137,11 +137,11 @@ def _evaluate(
     return result
 
 
-def _remembered(models: list[Model], rows: list[ModelRow]) -> list[str]:
+def _remembered(models: list[ListedModel], rows: list[ModelRow]) -> list[str]:
     """Have the records of engines that were evaluated say so; a line for each that cannot be written."""
     lines = []
     for model, row in zip(models, rows, strict=True):
-        if model.engine is not None and model.subject is not None:
+        if model.engine is not None and model.evaluated is not None:
             try:
                 model.engine.remember(row.figures())
             except EngineError as error:

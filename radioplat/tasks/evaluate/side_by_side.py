@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from radioplat.evaluation.measure.findings import Findings
-from radioplat.evaluation.models.checkpoints import Model
+from radioplat.evaluation.models.checkpoints import ListedModel
 from radioplat.tracking.report.page import Table
 
 
@@ -16,7 +16,7 @@ class ModelRow:
     """One of ``evaluate.models``.
 
     Attributes:
-        kind, bytes: see :class:`radioplat.evaluation.models.checkpoints.Model`.
+        kind, bytes: see :class:`radioplat.evaluation.models.checkpoints.ListedModel`.
         size: pixels a side of what it saw; None where it did not run.
         params, macs: of a checkpoint's backbone, and one image.
         fidelity: by ``<teacher>/<kind>``, in [-1, 1].
@@ -60,7 +60,7 @@ class ModelRow:
         return asdict(self)
 
 
-def side_by_side(models: Sequence[Model], found: Findings) -> list[ModelRow]:
+def side_by_side(models: Sequence[ListedModel], found: Findings) -> list[ModelRow]:
     """A row for each of ``models``, in their order."""
     rows = [_row(model, found) for model in models]
     ran = [row for row in rows if row.size is not None]
@@ -119,7 +119,7 @@ def _figure(row: ModelRow, name: str, digits: int) -> str | None:
     return shown if difference is None else f"{shown} ({round(difference, 1) + 0.0:+.1f})"  # no -0.0
 
 
-def _row(model: Model, found: Findings) -> ModelRow:
+def _row(model: ListedModel, found: Findings) -> ModelRow:
     name, likeness = model.name, found.likeness.get(model.name, {})
     fidelity = {
         f"{teacher}/{kind}": value.centered
@@ -131,7 +131,7 @@ def _row(model: Model, found: Findings) -> ModelRow:
         model.kind,
         str(model.path),
         model.bytes,
-        model.subject.size if model.subject else None,
+        model.evaluated.size if model.evaluated else None,
         model.cost.params if model.cost else None,
         model.cost.macs if model.cost else None,
         fidelity,
@@ -140,7 +140,7 @@ def _row(model: Model, found: Findings) -> ModelRow:
         found.accuracy.get(name),
         {kind: value.centered for kind, value in likeness.items()},
         {},
-        model.engine.state(model.subject is not None) if model.engine else "",
+        model.engine.state(model.evaluated is not None) if model.engine else "",
         model.engine.kernels if model.engine else {},
         model.absent,
     )

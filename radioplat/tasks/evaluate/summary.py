@@ -127,11 +127,11 @@ def _panel(findings: Findings, columns: dict[str, torch.Tensor], space: dict[str
 def _columns(findings: Findings):
     """Maps in the order of the columns, and which of them share a teacher's space."""
     maps, same_space = {}, {}
-    spoken = {name.partition("/")[2] for name in findings.maps if "/" in name}
+    taught = {name.partition("/")[2] for name in findings.maps if "/" in name}
     for name, value in findings.maps.items():
         if "/" in name:
             continue
-        if name in spoken:
+        if name in taught:
             maps[name] = value
             for student in ("untrained student", "student"):
                 key = f"{student}/{name}"

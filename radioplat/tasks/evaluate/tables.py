@@ -41,9 +41,9 @@ def fidelity_table(findings: Findings) -> Table:
     """Rows of teacher and kind; one column for each student, centred cosine with the plain one and CKA in brackets."""
     students = [name for name in findings.fidelity if not size_of(name)]
     measured = [findings.fidelity[student] for student in students]
-    spoken = dict.fromkeys((t, k) for by_teacher in measured for t, kinds in by_teacher.items() for k in kinds)
+    taught = dict.fromkeys((t, k) for by_teacher in measured for t, kinds in by_teacher.items() for k in kinds)
     rows = [
-        [teacher, kind, *(_cosines(own.get(teacher, {}).get(kind)) for own in measured)] for teacher, kind in spoken
+        [teacher, kind, *(_cosines(own.get(teacher, {}).get(kind)) for own in measured)] for teacher, kind in taught
     ]
     return Table(
         ["teacher", "features", *students],

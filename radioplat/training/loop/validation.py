@@ -21,7 +21,7 @@ from radioplat.evaluation.measure.measure import measure
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
 from radioplat.evaluation.models.encoder import student_encoder
-from radioplat.evaluation.models.evaluated_model import StudentHeads, Subject
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
@@ -79,32 +79,32 @@ def validate(run: Run, checkpoint: Path) -> Validation:
         return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])
     student = load_student(checkpoint, ema=run.spec.train.enable_ema)
     size = run.spec.dataset.val_img_size or student.architecture.img_size
-    subjects, said = {STUDENT: Subject(student_encoder(student), size, StudentHeads(student))}, list[str]()
+    models, said = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()
     with contextlib.ExitStack() as stack:
         teachers: list[ResolvedTeacher] = []
         if judges_converted(run):
-            subjects[CONVERTED], how = stack.enter_context(converted(student, size))
+            models[CONVERTED], how = stack.enter_context(converted(student, size))
             said.append(f"the converted model is {how}")
             try:
                 teachers = _teachers(run, student)
                 encoders = stack.enter_context(teacher_encoders(_remembering(run), teachers, "cpu"))
-                subjects |= {t.name: Subject(encoders[t.name], t.view_size, None) for t in teachers}
+                models |= {t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}
             except WeightsError as error:  # they answer elsewhere, and their files need not be here
                 teachers = []
                 said.append(f"no fidelity: {error.problems[0]}")
-        found = _measured(run, subjects, teachers)
+        found = _measured(run, models, teachers)
     return Validation(_kpi(found), said)
 
 
-def _measured(run: Run, subjects: dict[str, Subject], teachers: list[ResolvedTeacher]) -> Findings:
-    spec = _lean(run.spec, CONVERTED in subjects)
-    bank, queries, _ = open_images(spec, {subject.size for subject in subjects.values()}, run.architecture.class_names)
-    if not (spec.dataset.knn_validation or CONVERTED in subjects):
+def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[ResolvedTeacher]) -> Findings:
+    spec = _lean(run.spec, CONVERTED in models)
+    bank, queries, _ = open_images(spec, {model.size for model in models.values()}, run.architecture.class_names)
+    if not (spec.dataset.knn_validation or CONVERTED in models):
         bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    reference = STUDENT if CONVERTED in subjects else None
+    reference = STUDENT if CONVERTED in models else None
     with torch_beside(bank.threads):
-        return measure(subjects, kinds, bank, queries, spec.evaluate, reference=reference)
+        return measure(models, kinds, bank, queries, spec.evaluate, reference=reference)
 
 
 def _lean(spec: Spec, quantized: bool) -> Spec:

@@ -39,9 +39,9 @@ def images() -> torch.Tensor:
 @torch.no_grad()
 def test_it_says_what_the_simulation_says(student):
     wanted = student_encoder(student)(images())
-    with converted(student, 48) as (subject, how):
-        found = subject.encode(images())
-        heads = {n: subject.heads.head(n, found) for n in student.head_names}
+    with converted(student, 48) as (model, how):
+        found = model.encode(images())
+        heads = {n: model.heads.head(n, found) for n in student.head_names}
     assert how
     similar = torch.nn.functional.cosine_similarity
     assert similar(found.summary, wanted.summary).min() > 0.99
@@ -68,6 +68,6 @@ def test_what_cannot_be_exported_is_snapped_and_said(student, monkeypatch):
         raise EngineError("no such operator", where="export")
 
     monkeypatch.setattr(room, "export_onnx", refuse)
-    with converted(student, 48) as (subject, how):
-        assert torch.equal(subject.encode(images()).spatial, student_encoder(student)(images()).spatial)
+    with converted(student, 48) as (model, how):
+        assert torch.equal(model.encode(images()).spatial, student_encoder(student)(images()).spatial)
     assert how == f"{SNAPPED} (no such operator)"
