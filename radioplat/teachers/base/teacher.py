@@ -84,7 +84,8 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     for bound in teacher.bindings:
         find_module(model.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
     with captured(model.target, teacher.modules) as outputs:
-        found = probe(model, teacher.input_size, BOTH, f"{teacher.where}.input_size", device)
+        wanted = BOTH | (teacher.wanted & {"logits"})
+        found = probe(model, teacher.input_size, wanted, f"{teacher.where}.input_size", device)
     for bound in teacher.bindings:
         if bound.teacher_module not in outputs:
             where = f"{bound.where}.teacher_module_name"
@@ -105,10 +106,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         parameters,
         type(model).kind,
         model.wants,
-        {
-            MODULE + name: tuple(model.as_named(output, (rows, columns)).shape[1:])
-            for name, output in outputs.items()
-        },
+        {MODULE + name: tuple(model.as_named(output, (rows, columns)).shape[1:]) for name, output in outputs.items()},
         model.class_names,
     )
 

@@ -31,6 +31,40 @@ class Mine(nn.Module):
         x = self.conv(images)
         return Features(x.mean((2, 3)), x.permute(0, 2, 3, 1))
 
+class Wrong(Mine):
+    logits_dim = 7
+
+    def __init__(self, what="none"):
+        super().__init__()
+        self.what = what
+        if what == "values":
+            self.conv.weight.sum().item()
+        if what == "no stride":
+            self.stride = None
+
+    def forward(self, images, wanted):
+        features = super().forward(images, wanted)
+        if self.what == "tuple":
+            return features.summary, features.spatial
+        if self.what == "values in forward":
+            features.summary.sum().item()
+        if self.what == "channels first":
+            features.spatial = features.spatial.permute(0, 3, 1, 2)
+        if self.what == "no map":
+            features.spatial = None
+        if self.what == "tokens":
+            features.spatial = features.spatial.flatten(1, 2)
+        if self.what == "one image":
+            features.summary = features.summary[:1].expand(3, -1)
+        if self.what == "integers":
+            features.summary = features.summary.long()
+        if self.what == "logits":
+            features.named["logits"] = features.summary
+        return features
+
+class NoForward(nn.Module):
+    stride = 8
+
 def function():
     pass
 """
@@ -115,5 +149,47 @@ def test_a_class_of_the_user(package, write, teacher, same_as, normalised):
     ):
         with pytest.raises(SpecError, match=words):
             describe(teacher(type, path))
-    with pytest.raises(SpecError, match="refuses its arguments"):
+    with pytest.raises(SpecError, match="cannot be built with these arguments"):
         describe(teacher(f"{package}:Mine", path, {"depth": 6}))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("tuple", "Wrong: forward returned tuple, not Features"),
+        ("values in forward", "Wrong: forward of images [1, 3, 64, 64] raised RuntimeError: Tensor.item()"),
+        (
+            "channels first",
+            "Wrong: spatial of images of 64 x 64 pixels has 4 x 8 positions, and the stride 8 means 8 x 8",
+        ),
+        ("no map", "Wrong: forward returned no spatial, where a tensor [1, *, *, *] was wanted"),
+        ("tokens", "Wrong: spatial has the shape [1, 64, 4], not [1, *, *, *]"),
+        ("one image", "Wrong: summary has the shape [3, 4], not [1, *]"),
+        ("integers", "Wrong: summary is torch.int64, not floating point"),
+        ("no stride", "Wrong has no positive integer `stride`"),
+    ],
+)
+def test_a_users_class_with_wrong_outputs_is_named(what, message, package, teacher, tmp_path):
+    with pytest.raises(SpecError) as caught:
+        describe(teacher(f"{package}:Wrong", str(tmp_path), {"what": what}))
+    (problem,) = caught.value.problems
+    assert problem.where == "distill.teacher[0].model.backbone.type" and problem.message.startswith(message)
+
+
+def test_a_users_class_that_cannot_be_built_is_named(package, teacher, tmp_path):
+    with pytest.raises(SpecError, match="cannot be built with these arguments") as caught:
+        describe(teacher(f"{package}:Wrong", str(tmp_path), {"what": "values"}))
+    assert caught.value.problems[0].where == "distill.teacher[0].model.backbone.kwargs"
+    assert "meta device" in caught.value.problems[0].hint
+    with pytest.raises(SpecError, match="NoForward has no method forward"):
+        describe(teacher(f"{package}:NoForward", str(tmp_path)))
+    (tmp_path / "broken_teacher.py").write_text("1 / 0")
+    with pytest.raises(SpecError, match="cannot import broken_teacher:X: division by zero"):
+        describe(teacher("broken_teacher:X", str(tmp_path)))
+
+
+@pytest.mark.parametrize(("what", "message"), [("no logits", "returned no logits"), ("logits", "not [1, 7]")])
+def test_a_users_class_with_wrong_logits_is_named(what, message, package, teacher, tmp_path):
+    with pytest.raises(SpecError) as caught:
+        describe(teacher(f"{package}:Wrong", str(tmp_path), {"what": what}, mode="logits", loss_type="KL"))
+    assert message in caught.value.problems[0].message
