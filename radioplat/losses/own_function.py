@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 
 import torch
 
+from radioplat.common.import_path import import_object
 from radioplat.errors import Problem, SpecError
 from radioplat.losses.base.criterion import Pair
 from radioplat.spec.resolved.teacher import ResolvedTeacher, Term
@@ -22,12 +22,7 @@ def own_function(loss: LossType, where: str) -> Pair:
     Raises:
         SpecError: it cannot be imported, or called.
     """
-    module, _, name = loss.value.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        hint = "It must be on the PYTHONPATH of every worker, as package.module:function."
-        raise SpecError(f"cannot import {loss.value}: {error}", where=where, hint=hint) from None
+    function = import_object(loss.value, where)
     if not callable(function) or isinstance(function, type):
         raise SpecError(f"{loss.value} is no function", where=where, hint="Name a function of two tensors.")
     return function
