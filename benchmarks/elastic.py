@@ -1,9 +1,9 @@
 """How soon a run goes on after a worker or a node is lost, and what our loop and its checkpoints cost.
 
-``python -m benchmarks.elastic [--rounds 2] [--only recovery|loop] [--no-spares]``. Recovery: a tiny run on two raylets
+``python -m benchmarks.elastic [--rounds 2] [--only recovery|loop]``. Recovery: a tiny run on two raylets
 of this machine loses a training worker (-9), or a raylet with all that it started (-9); the time is that from the
 kill to the end of the next optimizer step. The table splits the median run: until the loss is known (detection),
-until the new workers enter our code (scheduling, which is mostly imports with ``--no-spares``), until everything is
+until the new workers enter our code (scheduling, which is mostly imports), until everything is
 loaded (load), and until the first step is done (first batch). ``loop_overhead`` and ``checkpoint_stall``: see
 :mod:`benchmarks.elastic_loop`.
 
@@ -26,7 +26,6 @@ import radioplat
 from benchmarks.elastic_inputs import make_inputs, tiny_spec
 from clusters.local import LocalCluster
 from radioplat.common import terminal
-from radioplat.launch.ray.spare_workers import spare_processes
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.follow import CheckpointEvent, StepEvent
 
@@ -34,16 +33,16 @@ PHASES = ("detection", "scheduling", "load", "first batch")
 
 
 class Loss:
-    """A callback that kills once, after the first checkpoint and when ``spares`` spares are ready, a few steps after a
-    save, and interrupts the run when it goes on.
+    """A callback that kills once, after the first checkpoint and a few steps after a save, and interrupts the run when
+    it goes on.
 
     Attributes:
         split: seconds of each phase, when the run has gone on.
         fault: why it did not; a callback cannot raise what ends a run.
     """
 
-    def __init__(self, cluster: LocalCluster, what: str, spares: int, folder: Path) -> None:
-        self._cluster, self._what, self._spares, self._folder = cluster, what, spares, folder
+    def __init__(self, cluster: LocalCluster, what: str, folder: Path) -> None:
+        self._cluster, self._what, self._folder = cluster, what, folder
         self.killed = 0.0
         self.split: dict[str, float] | None = None
         self.fault: RuntimeError | None = None
@@ -51,8 +50,7 @@ class Loss:
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
         self._saved = self._saved or isinstance(event, CheckpointEvent)
-        settled = self._saved and len(list(spare_processes(ready=True))) >= self._spares
-        if settled and not self.killed and isinstance(event, StepEvent) and event.step % 10 > 3:
+        if self._saved and not self.killed and isinstance(event, StepEvent) and event.step % 10 > 3:
             number = max(n for n in self._cluster.nodes if self._cluster.workers(n))
             self.killed = time.time()
             if self._what == "worker":
@@ -68,22 +66,19 @@ class Loss:
                 interrupt_main()
 
 
-def recovery(what: str, inputs: Path, results: Path, spares: bool) -> dict[str, float]:
+def recovery(what: str, inputs: Path, results: Path) -> dict[str, float]:
     """Seconds of each phase after one loss.
 
     Args:
         what: ``worker`` or ``node``.
-        spares: whether there are spare workers; the kill waits until they are ready.
     """
     import ray
 
     folder = results / "distill"
     with LocalCluster(nodes=2, head_cpus=3) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        # On each node one for its worker and one for the stream's coordinator.
-        loss = Loss(cluster, what, 2 * 2 if spares else 0, folder)
+        loss = Loss(cluster, what, folder)
         spec = tiny_spec(inputs, results, 2000, (1, 2), resize_interval_s=600.0)
-        spec["cluster"]["spare_workers"] = spares
         spec["cluster"]["address"] = cluster.address
         with suppress(KeyboardInterrupt):
             radioplat.distill(spec, callbacks=[loss], say=lambda line: None)
@@ -117,11 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recovery, loop overhead, checkpoint stall; see the head of the file.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=("recovery", "loop"))
-    parser.add_argument("--no-spares", action="store_true", help="as with cluster.spare_workers: false, the default")
     given = parser.parse_args()
     figures: dict[str, float] = {}
     if given.only != "loop":
-        figures |= _recoveries(given.rounds, not given.no_spares)
+        figures |= _recoveries(given.rounds)
     if given.only != "recovery":
         from benchmarks.elastic_loop import checkpoint_stall, loop_overhead
 
@@ -129,7 +123,7 @@ def main() -> None:
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 
-def _recoveries(rounds: int, spares: bool) -> dict[str, float]:
+def _recoveries(rounds: int) -> dict[str, float]:
     """Medians of both losses; the table of their phases is printed."""
     rows, figures = [], {}
     with tempfile.TemporaryDirectory(prefix="elastic") as scratch:
@@ -137,7 +131,7 @@ def _recoveries(rounds: int, spares: bool) -> dict[str, float]:
         for what in ("worker", "node"):
             found = []
             for number in range(rounds):
-                found.append(recovery(what, Path(scratch), Path(scratch) / f"{what}{number}", spares))
+                found.append(recovery(what, Path(scratch), Path(scratch) / f"{what}{number}"))
                 print(f"{what}, round {number + 1}: {found[-1]}", file=sys.stderr, flush=True)
             totals = [sum(split.values()) for split in found]
             figures[f"recovery_{what}_s"] = statistics.median(totals)

@@ -30,10 +30,10 @@ class Problem:
 class RadioplatError(Exception):
     """Base of every error that is shown to a user without a traceback.
 
-    Carries one or more :class:`Problem`; ``str(error)`` is one line a problem.
+    Contains one or more :class:`Problem`; ``str(error)`` has one line for each.
 
     Attributes:
-        agreed: whether every worker of a run raises it at one step; starting them again would only meet it again.
+        agreed: whether every worker of a run raises it at the same step; a restart would only raise it again.
     """
 
     agreed = False
@@ -48,7 +48,7 @@ class RadioplatError(Exception):
 
 
 class SpecError(RadioplatError):
-    """The spec asks for something that cannot be: an unknown or missing field, or values that contradict."""
+    """The spec is invalid: an unknown or missing field, a value out of range, or fields that contradict each other."""
 
 
 class DataError(RadioplatError):
@@ -56,41 +56,41 @@ class DataError(RadioplatError):
 
 
 class StorageError(RadioplatError):
-    """A store of samples gave no answer for ``dataset.storage_timeout_s``; starting again would only wait again."""
+    """Storage did not answer for ``dataset.storage_timeout_s`` seconds; a restart would only wait as long again."""
 
     restart_cause = "storage"
 
 
 class WeightsError(RadioplatError):
-    """A checkpoint cannot be read safely, or does not fit the architecture it was named for."""
+    """A checkpoint cannot be read safely, or does not fit its architecture."""
 
 
 class PlacementError(RadioplatError):
-    """The cluster can never offer what the spec asks for."""
+    """The cluster can never have the resources that the spec asks for."""
 
 
 class ClusterError(RadioplatError):
-    """A cluster cannot be joined: it does not answer, wants another token, runs other versions, or is elsewhere."""
+    """A cluster cannot be joined: no answer, a wrong token, other versions, or no node on this machine."""
 
 
 class TrainingError(RadioplatError):
-    """The run itself had to stop: non-finite losses under policy ``fail``, a broken order, a lost pool."""
+    """Training had to stop: non-finite losses under policy ``fail``, samples out of order, a lost teacher pool."""
 
 
 class TeacherSilent(TrainingError):
-    """A teacher hangs: its features for one micro-batch never came. ``train.non_finite`` says what follows."""
+    """A teacher did not answer for one micro-batch in time; ``train.non_finite`` decides what happens next."""
 
 
 class OutOfMemory(TrainingError):
-    """A GPU's or a host's memory was used up in forward or backward; the next start takes smaller pieces."""
+    """Forward or backward ran out of GPU or host memory; the next attempt splits micro-batches further."""
 
     restart_cause = "oom"
 
 
 class Stopped(SystemExit):
-    """The command was asked to leave and has saved what there was: exit status 75 (``EX_TEMPFAIL`` of sysexits.h).
+    """SIGTERM asked the command to stop, and it has saved a checkpoint: exit status 75 (``EX_TEMPFAIL``).
 
-    The same command goes on. As an exit of the process it is no failure that any part of a run might handle.
+    The same command continues the run. A ``SystemExit``, so that no handler of ``Exception`` treats it as a failure.
     """
 
     restart_cause = "stopped"
@@ -99,23 +99,26 @@ class Stopped(SystemExit):
     def __init__(self) -> None:
         super().__init__(os.EX_TEMPFAIL)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # SystemExit's own would pass the exit status to __init__
+        return (type(self), ())
+
     def __str__(self) -> str:
-        return "told to stop by SIGTERM; the same command goes on"
+        return "stopped by SIGTERM; the same command continues the run"
 
 
 class EngineError(RadioplatError):
     """An ONNX file or a TensorRT engine could not be built."""
 
 
-def ours_in(error: BaseException) -> RadioplatError | None:
-    """The error of ours inside what Ray raises, wherever it wrapped it."""
-    seen: list[BaseException] = [error]
-    while seen:
-        current = seen.pop()
+def wrapped_error(error: BaseException) -> RadioplatError | None:
+    """Return the :class:`RadioplatError` that ``error``, raised by Ray, wraps at any depth; None if there is none."""
+    remaining: list[BaseException] = [error]
+    while remaining:
+        current = remaining.pop()
         cause = getattr(current, "cause", None)
-        # What a task of Ray raises is of our class too, with a traceback for a message and the error itself inside.
+        # Ray raises a subclass of the task's error, with a traceback as its message and the error itself as ``cause``.
         if isinstance(current, RadioplatError) and not isinstance(cause, BaseException):
             return current
         inner = [current.__cause__, cause, *getattr(current, "worker_failures", {}).values()]
-        seen += [e for e in inner if isinstance(e, BaseException)]
+        remaining += [e for e in inner if isinstance(e, BaseException)]
     return None

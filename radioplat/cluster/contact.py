@@ -1,7 +1,7 @@
-"""First contact with a Ray cluster: does it answer, does it let us in, does it run our versions, is it here.
+"""Check that a Ray cluster can be joined: it answers, accepts the token, runs the same versions, has a node here.
 
-``ray.init`` waits for minutes for what never answers, and its errors do not say what to do. gRPC's own client, with the
-channel options and the token of Ray's, answers in milliseconds or within :data:`ANSWER_S`.
+``ray.init`` waits minutes for an address that never answers, and its errors do not say what to do. These checks use
+gRPC directly, with Ray's channel options and token, and fail within :data:`ANSWER_S` seconds each.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ import os
 import sys
 import time
 
+from radioplat.common import ray_internals
 from radioplat.errors import ClusterError
 
-ANSWER_S = 6.0  # for a head that is busy
-NODE_S = 6.0  # for this machine's node to join a cluster whose head is up
+ANSWER_S = 6.0  # time limit of a request; a busy head needs seconds
+NODE_S = 6.0  # time limit for this machine's node to appear in a cluster whose head is up
 _SUBMIT = "submit a job: ray job submit --address http://HEAD:8265 -- python jobs/radio_distill.py -e SPEC"
-_TOKEN = "Copy the head's ~/.ray/auth_token to this home, or name its file: export RAY_AUTH_TOKEN_PATH=FILE."
+_TOKEN = "Copy ~/.ray/auth_token from the head to this home, or give its path: export RAY_AUTH_TOKEN_PATH=FILE."
 
 
 def check_contact(address: str, where: str = "cluster.address") -> None:
-    """Return once the cluster at ``address`` can be joined from here; nothing is joined.
+    """Return if the cluster at ``address`` can be joined from this machine; does not join it.
 
     Args:
-        address: ``HOST:PORT`` of its GCS; ``auto`` for the cluster of this machine, ``local`` for one that is to start.
-        where: the field or variable that named it, for messages.
+        address: ``HOST:PORT`` of its GCS (Ray's head service); ``auto``: the cluster that runs on this machine;
+            ``local``: a new cluster, which needs no check.
+        where: the spec field or environment variable that gave the address, for messages.
 
     Raises:
-        ClusterError: it cannot be joined. It says why, within 15 seconds, and what mends it.
+        ClusterError: it cannot be joined; raised within 15 seconds, with the reason and a remedy.
     """
     if "://" in address:
         raise ClusterError(
-            f"a run cannot join a cluster by the address {address}",
+            f"a run cannot join a cluster at an address like {address}",
             where=where,
-            hint=f"Name its GCS, HOST:6379 by default, in a command that runs on one of its nodes; or {_SUBMIT}.",
+            hint=f"Give the address of its GCS (HOST:6379 by default), in a command on one of its nodes; or {_SUBMIT}.",
         )
     gcs = _resolved(address, where)
     if gcs is not None:
@@ -41,31 +43,29 @@ def check_contact(address: str, where: str = "cluster.address") -> None:
 
 
 def _resolved(address: str, where: str) -> str | None:
-    """``HOST:PORT``; None where ``ray.init`` starts a cluster."""
-    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-    from ray._private.services import canonicalize_bootstrap_address
-
+    """Return ``HOST:PORT``, or None if ``ray.init`` would start a new cluster."""
     try:
-        gcs = canonicalize_bootstrap_address(address)
+        gcs = ray_internals.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError) as error:
         hint = "Write HOST:PORT, as `ray start --head` prints it; or start a cluster here: ray start --head."
         raise ClusterError(str(error).partition(". ")[0], where=where, hint=hint) from None
     if address == "auto" and gcs is not None:
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)  # as ray.init does for this address alone
+        # ray.init does this for "auto" alone
+        ray_internals.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     return gcs
 
 
 def _ask(gcs: str, name: str, where: str) -> None:
-    """
+    """Run the checks on the cluster's GCS.
+
     Args:
-        gcs: ``HOST:PORT``, with the outward address of this machine for ``localhost``.
-        name: what the user calls it.
+        gcs: ``HOST:PORT`` to connect to; for ``localhost`` the network address of this machine.
+        name: the address as the user wrote it, for messages.
     """
     import grpc
-    from ray._private.gcs_utils import create_gcs_channel
     from ray.exceptions import AuthenticationError
 
-    channel = create_gcs_channel(gcs)
+    channel = ray_internals.create_gcs_channel(gcs)
     try:
         _check_versions(channel, name, where)
         _check_node(channel, name, where)
@@ -73,47 +73,46 @@ def _ask(gcs: str, name: str, where: str) -> None:
         message = f"RAY_AUTH_MODE is token, and there is no token for the cluster at {name}"
         raise ClusterError(message, where=where, hint=_TOKEN) from None
     except grpc.RpcError as error:
-        raise _refusal(error, name, where) from None
+        raise _connection_error(error, name, where) from None
     finally:
         channel.close()
 
 
-def _refusal(error, name: str, where: str) -> ClusterError:
+def _connection_error(error, name: str, where: str) -> ClusterError:
+    """Translate a gRPC error into a message with a remedy."""
     import grpc
 
     port = name.rpartition(":")[2]
-    code, said = error.code(), " ".join((error.details() or "").split()).rpartition("last error: ")[2]
-    start = f"Start one there (ray start --head --port={port}), or name one that runs"
+    code, details = error.code(), " ".join((error.details() or "").split()).rpartition("last error: ")[2]
+    start = f"Start one there (ray start --head --port={port}), or give the address of one that runs"
     if code is grpc.StatusCode.UNAUTHENTICATED:
         if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-            return ClusterError(f"the cluster at {name} has another token than this command", where=where, hint=_TOKEN)
-        hint = f"export RAY_AUTH_MODE=token, and run the command again. On another machine than the head's: {_TOKEN}"
-        return ClusterError(f"the cluster at {name} wants a token, and this command sends none", where=where, hint=hint)
+            message = f"the cluster at {name} does not accept the token of this command"
+            return ClusterError(message, where=where, hint=_TOKEN)
+        hint = f"export RAY_AUTH_MODE=token, and run the command again. On a machine other than the head: {_TOKEN}"
+        message = f"the cluster at {name} requires a token, and this command sends none"
+        return ClusterError(message, where=where, hint=hint)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        message = f"{name} does not answer within {ANSWER_S:g} seconds: no Ray cluster, or its head hangs"
-        return ClusterError(message, where=where, hint=f"{start}; a firewall may also drop what is sent.")
-    if code is grpc.StatusCode.UNAVAILABLE and "HTTP" not in said:
-        return ClusterError(f"no Ray cluster can be reached at {name}: {said}", where=where, hint=f"{start}.")
-    hint = "Name the port of `ray start --head --port`, 6379 by default, not the dashboard's, 8265."
-    return ClusterError(f"what answers at {name} is not the GCS of a Ray cluster: {said}", where=where, hint=hint)
+        message = f"{name} does not answer within {ANSWER_S:g} seconds: no Ray cluster runs there, or its head hangs"
+        return ClusterError(message, where=where, hint=f"{start}; a firewall may also drop the packets.")
+    if code is grpc.StatusCode.UNAVAILABLE and "HTTP" not in details:
+        return ClusterError(f"no Ray cluster can be reached at {name}: {details}", where=where, hint=f"{start}.")
+    hint = "Give the port of `ray start --head --port`, 6379 by default, not the dashboard's, 8265."
+    return ClusterError(f"the server at {name} is not the GCS of a Ray cluster: {details}", where=where, hint=hint)
 
 
 def _check_versions(channel, name: str, where: str) -> None:
-    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
-    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
-    from ray._private.utils import check_version_info, compute_version_info
-    from ray.core.generated.gcs_service_pb2 import InternalKVGetRequest
-    from ray.core.generated.gcs_service_pb2_grpc import InternalKVGcsServiceStub
-
-    request = InternalKVGetRequest(namespace=KV_NAMESPACE_CLUSTER, key=CLUSTER_METADATA_KEY)
-    value = InternalKVGcsServiceStub(channel).InternalKVGet(request, timeout=ANSWER_S).value
-    if not value:  # a head that has just started
+    request = ray_internals.InternalKVGetRequest(
+        namespace=ray_internals.KV_NAMESPACE_CLUSTER, key=ray_internals.CLUSTER_METADATA_KEY
+    )
+    value = ray_internals.InternalKVGcsServiceStub(channel).InternalKVGet(request, timeout=ANSWER_S).value
+    if not value:  # the head has just started
         return
     theirs = json.loads(value)
     try:
-        check_version_info(theirs, name)
+        ray_internals.check_version_info(theirs, name)
     except RuntimeError:
-        mine = compute_version_info()
+        mine = ray_internals.compute_version_info()
         raise ClusterError(
             f"the cluster at {name} runs Ray {theirs['ray_version']} on Python {theirs['python_version']}, and this "
             f"command Ray {mine[0]} on Python {mine[1]}",
@@ -123,18 +122,15 @@ def _check_versions(channel, name: str, where: str) -> None:
 
 
 def _check_node(channel, name: str, where: str) -> None:
-    """A driver works through a node of the cluster that runs on its machine."""
-    from ray._private.services import find_node_ids
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo
-    from ray.core.generated.gcs_service_pb2 import GetAllNodeInfoRequest
-    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
-
+    """Check that a node of the cluster runs on this machine: a driver connects through it."""
     until = time.monotonic() + NODE_S
-    request = GetAllNodeInfoRequest(state_filter=GcsNodeInfo.ALIVE)
+    nodes_service = ray_internals.NodeInfoGcsServiceStub(channel)
+    request = ray_internals.GetAllNodeInfoRequest(state_filter=ray_internals.GcsNodeInfo.ALIVE)
     while time.monotonic() < until:
-        reply = NodeInfoGcsServiceStub(channel).GetAllNodeInfo(request, timeout=max(0.5, until - time.monotonic()))
+        reply = nodes_service.GetAllNodeInfo(request, timeout=max(0.5, until - time.monotonic()))
         nodes = {node.node_id.hex() for node in reply.node_info_list}
-        if not nodes or nodes & set(find_node_ids()):  # a head that has just started has no node: ray.init waits for it
+        # A head that has just started has no node yet; ray.init waits for that.
+        if not nodes or nodes & set(ray_internals.find_node_ids()):
             return
         time.sleep(0.5)
     raise ClusterError(

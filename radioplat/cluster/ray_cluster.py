@@ -13,6 +13,7 @@ import torch
 
 from radioplat.cluster.contact import check_contact
 from radioplat.cluster.room import WORKER_RESOURCE
+from radioplat.common import ray_internals
 from radioplat.errors import ClusterError, PlacementError, Problem
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import ClusterMode, Placement
@@ -278,12 +279,9 @@ def _running() -> str | None:
     asked = os.environ.get("RAY_ADDRESS")
     if asked:
         return asked
-    from ray._private.services import find_gcs_addresses
-    from ray._private.utils import read_ray_address
-
-    current = read_ray_address()  # what `ray start` left behind; it may have died since
+    current = ray_internals.read_ray_address()  # what `ray start` left behind; it may have died since
     # By this name ray.init sends the token that such a cluster wants; by its address it does not.
-    return "auto" if current and current in find_gcs_addresses() else None
+    return "auto" if current and current in ray_internals.find_gcs_addresses() else None
 
 
 def _is_joined() -> bool:
@@ -295,7 +293,6 @@ def _is_joined() -> bool:
 def _most() -> Offer:
     """What the joined cluster has, or what its autoscaler may add up to."""
     import ray
-    from ray._private.state import state
 
-    have, most = ray.cluster_resources(), state.get_max_resources_from_cluster_config() or {}
+    have, most = ray.cluster_resources(), ray_internals.state.get_max_resources_from_cluster_config() or {}
     return Offer(max(have.get("CPU", 0), most.get("CPU", 0)), max(have.get("GPU", 0), most.get("GPU", 0)))

@@ -9,6 +9,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from radioplat.common import ray_internals
+
 WORKER_RESOURCE = "radioplat_worker"  # a custom resource that marks nodes, and how many workers each may hold
 
 
@@ -66,9 +68,8 @@ def live_nodes(held: Mapping[str, int]) -> list[Node]:
         held: training workers on each, by node id.
     """
     import ray
-    from ray._private.state import available_resources_per_node, state
 
-    free, going = available_resources_per_node(), state.get_draining_nodes() or {}
+    free, going = ray_internals.available_resources_per_node(), ray_internals.state.get_draining_nodes() or {}
     return [
         Node(
             node["NodeID"],

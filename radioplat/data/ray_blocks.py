@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pyarrow as pa
 import ray
 import ray.data
-
-if TYPE_CHECKING:
-    from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
 
 def read_blocks(iterator: ray.data.DataIterator) -> Generator[pa.Table, None, None]:
@@ -30,7 +27,7 @@ def read_blocks(iterator: ray.data.DataIterator) -> Generator[pa.Table, None, No
         end_execution(iterator, executor)
 
 
-def end_execution(iterator: ray.data.DataIterator, executor: StreamingExecutor | None = None) -> None:
+def end_execution(iterator: ray.data.DataIterator, executor: Any = None) -> None:
     """Have Ray Data stop, for this reader reads no more; where Ray is shut down, nothing is left to stop.
 
     Args:

@@ -17,6 +17,7 @@ from radioplat.launch.storage_watch import StorageWatch
 from radioplat.models.pretrained.start import start_notes
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.resolved.retired import retired_field_notes
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.driver_log import driver_log
@@ -134,8 +135,8 @@ def _run_alone(
 
 
 def _start(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """What is to be known of the weights that the student starts from."""
-    return [*start_notes(spec, architecture), *start_warnings(spec, architecture)]
+    """Return notes on retired fields and on the weights that the student starts from."""
+    return [*retired_field_notes(spec), *start_notes(spec, architecture), *start_warnings(spec, architecture)]
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:

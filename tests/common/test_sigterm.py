@@ -98,6 +98,6 @@ def test_it_is_no_failure_that_a_stage_might_handle(capsys):
         except Exception as error:  # what a chain of stages does
             raise RadioplatError("handled") from error
 
-    assert "told to stop" in str(Stopped())  # in the diary of a task around it
+    assert "stopped by SIGTERM" in str(Stopped())  # in the log of a task around it
     assert guarded(told_to_stop) == 75
     assert capsys.readouterr().err == f"exit status 75: {Stopped()}\n", "what a scheduler's log keeps"

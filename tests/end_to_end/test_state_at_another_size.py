@@ -111,7 +111,7 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.training.loop.feeder import Feeder
 
     worker, clients = open_worker(run, rank, world)
-    clock = AttemptClock(run, rank, lambda: None)
+    clock = AttemptClock(run, rank)
     clock.begin(worker.state)
     wanted = [grain for step in range(run.total_steps) for grain in run.grains(world).of_rank(step, rank)]
     batches = load_grains(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import ray
 import ray.data
 
+from radioplat.common.ray_internals import task_attempt_number
 from radioplat.data.batch import Batch
 from radioplat.data.loading.arrow_batch import batch_to_table, pack, table_to_batch, unpack
 from radioplat.data.loading.closeable import CloseableIterator, end_thread
@@ -30,7 +31,7 @@ from radioplat.data.order.dealing import PADDING, Grains
 from radioplat.data.ray_blocks import end_execution, read_blocks
 from radioplat.data.storage.outage import before_each_try, note_waits_in
 from radioplat.data.views.render import ViewSpec
-from radioplat.errors import ours_in
+from radioplat.errors import wrapped_error
 
 MAX_GRAINS = 4096  # of one dataset
 # Of a block: enough that moving it is little beside decoding it, and few enough that the first comes soon.
@@ -49,7 +50,7 @@ class _ReadSpan:
         note_waits_in(Path(self._arguments[0]))
         reader = open_reader(*self._arguments)
         patience = reader.read_timeout_s
-        if _retries():
+        if task_attempt_number():
             # A process of this task is gone, perhaps for a read that hung: if it hangs again, the sample is given up.
             reader, patience = reader.careful(), None
         for blocks in spans["blocks"].to_pylist():
@@ -84,11 +85,6 @@ def _ended_after(seconds: float | None) -> Iterator[None]:
             yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _retries() -> int:
-    """How often Ray has started this task before."""
-    return ray._private.worker.global_worker.core_worker.get_current_task_attempt_number()
 
 
 def open_stream(
@@ -162,7 +158,7 @@ def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
                 try:
                     block = next(blocks, None)
                 except Exception as error:
-                    ours = ours_in(error)
+                    ours = wrapped_error(error)
                     raise error if ours is None else ours from None
                 if block is None:
                     return

@@ -27,20 +27,24 @@ from typing import Any
 import ray
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.execution.controller.state import (
-    ErroredState,
-    ReschedulingState,
-    RestartingState,
-    ShuttingDownState,
-    TrainControllerState,
-)
-from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
-from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ScalingDecision
-from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus, WorkerGroupState
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from radioplat.cluster.room import Node, live_nodes, room_for
+from radioplat.common.ray_internals import (
+    DefaultFailurePolicy,
+    ElasticScalingPolicy,
+    ErroredState,
+    FailureDecision,
+    NoopDecision,
+    ReschedulingState,
+    RestartingState,
+    ScalingDecision,
+    ShuttingDownState,
+    TrainControllerState,
+    WorkerGroupPollStatus,
+    WorkerGroupState,
+)
 from radioplat.errors import StorageError
 from radioplat.launch.ray.causes import cause_of, failures, has_died, is_planned
 from radioplat.tracking.attempts.attempts import Attempts

@@ -16,10 +16,9 @@ from radioplat.cluster.ray_cluster import beside_workers, joined, quick_environm
 from radioplat.common.sigterm import asked, listen, passing_on
 from radioplat.design.device import device_problems
 from radioplat.design.run import Run
-from radioplat.errors import SpecError, Stopped, TrainingError, ours_in
+from radioplat.errors import SpecError, Stopped, TrainingError, wrapped_error
 from radioplat.launch.ray.elastic import ElasticTrainer
 from radioplat.launch.ray.entry import train_function
-from radioplat.launch.ray.spare_workers import worker_environment
 from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, start_pool, stop_pool
 from radioplat.tracking.attempts.attempts import LOST, Attempts
@@ -62,7 +61,6 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             run_config=RunConfig(
                 name="ray_train",
                 storage_path=str(run.folder / "ray"),
-                worker_runtime_env=_worker_environment(run),
                 failure_config=FailureConfig(max_failures=spec.train.max_failures, max_preemption_failures=-1),
             ),
             folder=run.folder,
@@ -73,7 +71,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             with passing_on(trainer.stop), _interruptible():
                 ended = trainer.fit().return_value
         except Exception as error:
-            cause = ours_in(error)
+            cause = wrapped_error(error)
             if asked() and cause is None:
                 raise Stopped from None
             cause = cause or _lost_too_often(run, before)
@@ -101,11 +99,6 @@ def _interruptible() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():  # nor has Ray Train set one elsewhere
             signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
-
-
-def _worker_environment(run: Run) -> dict:
-    job = dict(ray.get_runtime_context().runtime_env)
-    return worker_environment(job) if run.spec.cluster.spare_workers else {}
 
 
 @contextlib.contextmanager

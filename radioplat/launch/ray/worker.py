@@ -14,7 +14,6 @@ from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.design.run import Run
 from radioplat.errors import RadioplatError
-from radioplat.launch.ray.spare_workers import Keeper, reader_environment
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, await_pool
 from radioplat.tracking.status import StatusLog
@@ -51,18 +50,11 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     _await_pools(pools, seat.rank)
     for teacher in run.asked:
         if teacher.name in pools:
-            cached = run.spec.feature_cache.dir is not None and teacher.service.cache
-            pools[teacher.name].choose_transport(device.type, cached)
-    node = ray.get_runtime_context().get_node_id()
-    places = collectives.gather(node)
-    # One worker of each node sees to its spares: one for each worker, and one for the stream's coordinator, which is an
-    # actor in the environment of the worker that makes it.
-    keeps = run.spec.cluster.spare_workers and seat.rank == places.index(node)
-    workers, readers = (places.count(node) + 1, places.count(node) * run.spec.dataset.workers) if keeps else (0, 0)
-    with Keeper(workers, readers, device.type) as keeper, through_cache(run, clients, seat.rank) as behind:
-        run_worker(
-            run, seat, behind, lambda start, stop: _stream(run, seat, start, stop, channel), pauses, keeper.begin
-        )
+            pools[teacher.name].choose_transport(
+                device.type, cached=run.spec.feature_cache.dir is not None and teacher.service.cache
+            )
+    with through_cache(run, clients, seat.rank) as cached:
+        run_worker(run, seat, cached, lambda start, stop: _stream(run, seat, start, stop, channel), pauses)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
@@ -98,7 +90,6 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
                 last,
                 tasks=dataset.workers * seat.world_size,
                 cpus_per_task=run.spec.cluster.cpus_per_decode,
-                environment=reader_environment(),
             )
         return read_stream(collectives.agree(iterators, channel)[seat.rank])
 

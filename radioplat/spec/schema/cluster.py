@@ -25,9 +25,7 @@ class ClusterConfig:
     address: str | None = None  # default: RAY_ADDRESS, else a running cluster, else one of our own
     cpus_per_worker: float = number(1.0, at_least=0)
     cpus_per_decode: float = number(1.0, at_least=0)
-    # Keep a process on each worker's node that has imported everything, so that a restart is quick: some 0.6 GB of host
-    # memory for each worker.
-    spare_workers: bool = False
+    spare_workers: bool = False  # no effect; the next release removes it
     worker_resources: dict[str, float] = number(dict, above=0)  # custom resources, e.g. {student_node: 1}
     # Of one hour, in any currency, to tell what teachers cost; without cpu_hour_price a GPU's price has its CPUs in it.
     gpu_hour_price: float | None = number(None, at_least=0, hint="Leave it out where it is not known.")

@@ -31,6 +31,7 @@ from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.paths import is_remote
+from radioplat.spec.resolved.retired import retired_field_notes
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.cluster import TeacherServiceConfig
@@ -59,6 +60,7 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
         spec, task, notes = trained_by(spec, chosen)
     except RadioplatError as error:
         return Plan(problems=list(error.problems))
+    notes = [*retired_field_notes(spec), *notes]
     result = Plan(problems=check(spec, task), warnings=notes, facts={"task": why} if why else {})
     if any(problem.where == "results_dir" for problem in result.problems):
         return result  # an index would be made below it

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from radioplat.cluster.preemption.training_locks import training
+from radioplat.common import ray_internals
 from radioplat.common.sigterm import leave
 
 LOOK_S = 1.0
@@ -70,8 +71,7 @@ class Lookout:
 
 def _node_goes() -> bool:
     import ray
-    from ray._private.state import state
 
     with contextlib.suppress(Exception):  # the cluster does not answer now
-        return ray.get_runtime_context().get_node_id() in (state.get_draining_nodes() or {})
+        return ray.get_runtime_context().get_node_id() in (ray_internals.state.get_draining_nodes() or {})
     return False

@@ -4,7 +4,6 @@ went."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from radioplat.common import collectives
 from radioplat.design.run import Run
@@ -15,14 +14,10 @@ from radioplat.training.checkpoints.run_state import RunState
 
 
 class AttemptClock:
-    """Made first thing in a worker; every rank has one, and rank 0's writes.
+    """Made first thing in a worker; every rank has one, and rank 0's writes."""
 
-    Args:
-        when_stepped: called when the first step is done.
-    """
-
-    def __init__(self, run: Run, rank: int, when_stepped: Callable[[], None] = lambda: None) -> None:
-        self._run, self._first, self._when_stepped = run, rank == 0, when_stepped
+    def __init__(self, run: Run, rank: int) -> None:
+        self._run, self._first = run, rank == 0
         self._times = {"entered": time.time()}
         self._before: AttemptEvent | None = None
         self._attempt = 0
@@ -52,7 +47,6 @@ class AttemptClock:
         if "stepped" in self._times:
             return
         self._times["stepped"] = time.time()
-        self._when_stepped()
         if self._first:
             ended = {"ended": self._before.time} if self._before else {}
             with StatusLog(self._run.folder / "status.json") as status:

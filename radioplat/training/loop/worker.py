@@ -31,7 +31,6 @@ def run_worker(
     clients: dict[str, TeacherClient],
     open_batches: OpenBatches,
     pauses: Pauses | None = None,
-    when_stepped: Callable[[], None] = lambda: None,
 ) -> None:
     """Train from the newest checkpoint (or from nothing) to the last step.
 
@@ -39,7 +38,6 @@ def run_worker(
 
     Args:
         pauses: asked after each step whether to save and leave; default: never.
-        when_stepped: called after the first step.
 
     Raises:
         TrainingError: the data did not follow the order, non-finite losses or spikes ended the run, or another run
@@ -47,7 +45,7 @@ def run_worker(
         OutOfMemory: on this rank alone; the next start takes smaller pieces.
         Paused: the workers were asked to leave, and have saved.
     """
-    clock = AttemptClock(run, seat.rank, when_stepped)
+    clock = AttemptClock(run, seat.rank)
     persistence = Persistence(run, seat.rank, seat.world_size)
     with lookout(run, persistence.state.attempt, seat.rank, seat.world_size, seat.on_cluster) as phases:
         _run_worker(run, seat, clients, open_batches, persistence, phases, pauses or Pauses(), clock)
