@@ -171,11 +171,11 @@ def test_a_token_that_is_not_sent(command, head):
     named = f"cluster.address={head.address}"
     status, output, seconds = command("distill", named, **head.environment)
     assert status == 1 and seconds < QUICK_S, (seconds, output)
-    assert "wants a token" in output and "export RAY_AUTH_MODE=token" in output
+    assert "requires a token" in output and "export RAY_AUTH_MODE=token" in output
     other = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     status, output, seconds = command("plan", named, **head.environment, **other)
     assert status == 1 and seconds < QUICK_S, (seconds, output)
-    assert "another token" in output and "RAY_AUTH_TOKEN_PATH" in output
+    assert "does not accept the token" in output and "RAY_AUTH_TOKEN_PATH" in output
     status, output, _ = command("plan", named, **head.environment, RAY_AUTH_MODE="token")
     assert status == 0 and "nothing stands in the way" in output, output
 
