@@ -183,13 +183,13 @@ def _bare_step(timed: Timed, work: Work) -> Callable[[], None]:
     import torch
 
     from radioplat.design.run import build_student
-    from radioplat.objectives.distill import DistillModule, MicroBatch
+    from radioplat.objectives.distill import DistillObjective, MicroBatch
     from radioplat.teachers.serving.transport import unpack
     from radioplat.training.engine.deepspeed_engine import arithmetic, build_engine
 
     run, device = timed.run, timed.device
     name, view = run.teachers[0].name, run.student_view
-    module = DistillModule(build_student(run), run.teachers, view, run.spec.distill).to(device).train()
+    module = DistillObjective(build_student(run), run.teachers, view, run.spec.distill).to(device).train()
     engine = build_engine(module, run.spec, 1)
     ready = []
     for batch, packed in zip(timed.batches, itertools.cycle(timed.answers), strict=False):

@@ -14,7 +14,7 @@ from radioplat.models.detectors.checkpoint import is_detector, read_detector, re
 from radioplat.models.detectors.registry import AnyDetector, build_detector
 from radioplat.models.pretrained.start import MODEL_PATH, start_student
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.objectives.detect import DetectModule
+from radioplat.objectives.detect import DetectObjective
 from radioplat.objectives.detector_bindings import Widths, binding_widths
 from radioplat.optim.parameter_groups import is_scale
 from radioplat.spec.resolved.image_sizes import student_sizes
@@ -127,18 +127,18 @@ def detector_widths(
     return binding_widths(detector, teachers, infos, spec.dataset.img_size)
 
 
-def detect_module(
+def detect_objective(
     detector: AnyDetector,
     view: str,
     teachers: Sequence[ResolvedTeacher],
     widths: Widths,
     config: DistillConfig,
     seed: int,
-) -> DetectModule:
+) -> DetectObjective:
     """The module of a run; projections are seeded, and so equal on every rank."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return DetectModule(detector, view, teachers, widths, config)
+        return DetectObjective(detector, view, teachers, widths, config)
 
 
 def take_matching(detector: AnyDetector, path: str | Path, where: str) -> list[str]:

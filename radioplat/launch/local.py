@@ -22,9 +22,9 @@ from radioplat.errors import OutOfMemory, SpecError, Stopped
 from radioplat.launch.ray.joined_pools import joined_pools
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.training.engine import deepspeed_compat
+from radioplat.training.feed.feature_cache import through_cache
+from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
-from radioplat.training.loop.feature_cache import through_cache
-from radioplat.training.loop.feeder import prefetch_depth
 from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.worker import OpenBatches, run_worker
 

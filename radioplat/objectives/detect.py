@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +10,18 @@ import torch
 from torch import nn
 from torchvision.ops import box_convert
 
+from radioplat.common import collectives
 from radioplat.losses.base.grid import Overlap
 from radioplat.models.capture import captured
 from radioplat.models.detectors.registry import AnyDetector
 from radioplat.objectives.detector_bindings import DetectorBindings, Widths, student_modules
-from radioplat.objectives.distill import regularized
 from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.objective import Objective, StepContext
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import DistillConfig
 
 
-class DetectModule(nn.Module):
+class DetectObjective(Objective):
     """A detector taught on boxes, and by other detectors.
 
     ``forward(batch)`` gives ``loss`` and each of the detector's terms as ``loss/<term>``: those of all layers and of
@@ -39,9 +40,10 @@ class DetectModule(nn.Module):
 
     Attributes:
         student: the detector; it is what a checkpoint holds.
-        boxes_per_image: of the step; None: of the micro-batch at hand.
-        regularizer: as in :class:`radioplat.objectives.distill.DistillModule`.
+        boxes_per_image: mean over the step, set by :meth:`begin_step`; None: that of the micro-batch.
     """
+
+    needs_whole_step = True
 
     def __init__(
         self,
@@ -51,18 +53,22 @@ class DetectModule(nn.Module):
         widths: Widths | None = None,
         config: DistillConfig | None = None,
     ) -> None:
-        super().__init__()
-        self.student, self.view, self.teachers = detector, view, list(teachers)
         config = DistillConfig() if config is None else config
+        peers = nn.ModuleDict({t.name: DetectorBindings(t, widths or {}, config) for t in teachers})
+        super().__init__(detector, view, teachers, peers)
         self.box_loss_weight = config.box_loss_weight
-        # What trains beside the detector and is none of it; a checkpoint keeps it so.
-        self.peers = nn.ModuleDict({t.name: DetectorBindings(t, widths or {}, config) for t in teachers})
         self._captures = student_modules(teachers)
-        self.quarantined: set[str] = set()
         self.boxes_per_image: float | None = None
-        self.regularizer: Callable[[], torch.Tensor] | None = None
 
-    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+    def begin_step(self, context: StepContext) -> None:
+        """Count the objects and images of the step over all ranks, by which its losses are divided."""
+        counts = [count_boxes(batch.views[self.view].boxes, batch.weight) for batch in context.batches]
+        device = next(self.parameters()).device
+        mine = torch.tensor(counts, dtype=torch.float64, device=device).reshape(-1, 2).sum(0)
+        boxes, images = collectives.total(mine).tolist()
+        self.boxes_per_image = max(1.0, boxes) / max(1.0, images)
+
+    def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
         rows, counted = rows_shown(batch.weight)
         images = batch.views[self.view][rows]
@@ -76,7 +82,7 @@ class DetectModule(nn.Module):
         for teacher in self.teachers:
             if teacher.name not in self.quarantined:
                 total = total + self._bound(teacher, outputs, batch, rows, truth, losses)
-        return regularized({"loss": total, **losses}, self.regularizer)
+        return {"loss": total, **losses}
 
     def _bound(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,10 @@ from radioplat.losses.weighting.teacher_dropping import kept
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
-from radioplat.objectives.inner_teachers import AskAverage, answers_inside, with_answers
+from radioplat.objectives.inner_teachers import answers_inside, with_answers
 from radioplat.objectives.mesa import mesa_loss
 from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.objective import Objective, StepContext
 from radioplat.objectives.peers import Peer
 from radioplat.spec.resolved.labels import label_weight
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher, Term
@@ -40,7 +41,7 @@ class _Part:
         return self.scale * weighted_mean(self.values * kept, self.weight)
 
 
-class DistillModule(nn.Module):
+class DistillObjective(Objective):
     """One student taught by several teachers.
 
     ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
@@ -52,13 +53,11 @@ class DistillModule(nn.Module):
 
     Args:
         view: name of the view that the student sees.
-        config: temperatures, labels, balance and dropping; without one there is nothing of them.
+        config: temperatures, labels, balance and dropping; default: none of them.
         peers: networks that train with the student, by name; see :mod:`radioplat.objectives.peers`.
 
     Attributes:
-        average: asks the student's moving average, where it teaches.
-        step: the global step at hand, by which MESA begins.
-        regularizer: a penalty on the weights, added to ``loss`` and given as ``loss/regularizer``.
+        step: the global step at hand; MESA begins at ``config.mesa.start_step``.
     """
 
     def __init__(
@@ -69,14 +68,9 @@ class DistillModule(nn.Module):
         config: DistillConfig | None = None,
         peers: Mapping[str, Peer] | None = None,
     ) -> None:
-        super().__init__()
-        self.peers = nn.ModuleDict(dict(peers or {}))
-        self.average: AskAverage | None = None
+        super().__init__(student, view, teachers, nn.ModuleDict(dict(peers or {})))
         self.step = 0
-        self.student, self.teachers, self.view = student, teachers, view
         self.config = config = DistillConfig() if config is None else config
-        self.quarantined: set[str] = set()  # teachers whose terms the run no longer trusts
-        self.regularizer: Callable[[], torch.Tensor] | None = None
         wants_map = bool(config.mesa.weight) or any("spatial" in t.wanted for t in teachers)
         self.classifies = student.architecture.num_classes > 0
         self.label_weight = label_weight(config, teachers)
@@ -97,10 +91,16 @@ class DistillModule(nn.Module):
         self.balance = TeacherBalance([t.name for t in teachers if t.terms], config.balance)
 
     def asks_average(self, step: int | None = None) -> bool:
-        """Whether the student's moving average teaches at global ``step``; at any, for None."""
+        """Whether MESA or a teacher with ``source: ema`` asks it."""
         mesa = self.config.mesa
         late = step is not None and step < mesa.start_step
         return bool(mesa.weight and not late) or any(t.source is Source.ema for t in self.teachers)
+
+    def begin_step(self, context: StepContext) -> None:
+        """Bring the student's moving average up to date, if it teaches at this step."""
+        self.step = context.step
+        if self.average is not None and self.asks_average(self.step):
+            self.average.update()
 
     def _mesa_view(self) -> str:
         """Name of the view that MESA compares at this step; "" where it does not count."""
@@ -109,7 +109,7 @@ class DistillModule(nn.Module):
             return ""
         return AVERAGE if mesa.view is AverageView.shifted else self.view
 
-    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+    def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """See the class."""
         images = batch.views[self.view]
         with captured(self.student.backbone.target, self._captures) as outputs:
@@ -145,7 +145,7 @@ class DistillModule(nn.Module):
             overlap = batch.inner_overlaps.get(inside.average_view)
             losses["loss/mesa"] = mesa_loss(features.spatial, inside.average, batch.weight, overlap)
             total = total + self.config.mesa.weight * losses["loss/mesa"]
-        return regularized({"loss": total, **losses}, self.regularizer)
+        return {"loss": total, **losses}
 
     def _bound(
         self,
@@ -254,36 +254,17 @@ class DistillModule(nn.Module):
         return kept(torch.stack(rows), self.config.teacher_drop_prob)
 
 
-class ClassifyModule(nn.Module):
-    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy.
+class ClassifyObjective(Objective):
+    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy."""
 
-    ``regularizer`` is as in :class:`DistillModule`.
-    """
-
-    def __init__(self, student: Student, view: str) -> None:
-        super().__init__()
-        self.student, self.view = student, view
-        self.quarantined: set[str] = set()
-        self.regularizer: Callable[[], torch.Tensor] | None = None
-
-    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+    def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """``loss`` and ``accuracy``, scalars in fp32."""
         logits = self.student(batch.views[self.view], frozenset({"summary", "logits"})).named["logits"].float()
         weight = batch.weight * (batch.label >= 0)
         label = batch.label.clamp(min=0)
         loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
         accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
-        return regularized({"loss": loss, "accuracy": accuracy.detach()}, self.regularizer)
-
-
-def regularized(
-    losses: dict[str, torch.Tensor], regularizer: Callable[[], torch.Tensor] | None
-) -> dict[str, torch.Tensor]:
-    """``losses`` with the penalty added; each micro-batch bears the whole of it, as a step's loss is their mean."""
-    if regularizer is None:
-        return losses
-    penalty = regularizer()
-    return {**losses, "loss": losses["loss"] + penalty, "loss/regularizer": penalty}
+        return {"loss": loss, "accuracy": accuracy.detach()}
 
 
 def _seen(batch: MicroBatch, teacher: str) -> torch.Tensor:

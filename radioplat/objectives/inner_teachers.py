@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,8 +15,15 @@ from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import Source
 
-# What the student's moving average says of uint8 images [B, 3, H, W], of the kinds that are wanted; without a gradient.
-AskAverage = Callable[[torch.Tensor, frozenset[str]], Features]
+
+class AverageTeacher(Protocol):
+    """The student's moving average as a teacher."""
+
+    def __call__(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
+        """Features of uint8 images ``[B, 3, H, W]``, of the ``wanted`` kinds, without a gradient."""
+
+    def update(self) -> None:
+        """Copy the average as the last optimizer step left it; every rank calls it."""
 
 
 @dataclass
@@ -41,7 +49,7 @@ def answers_inside(
     outputs: Mapping[str, torch.Tensor],
     grid: tuple[int, int],
     peers: nn.ModuleDict,
-    average: AskAverage | None,
+    average: AverageTeacher | None,
     mesa_view: str = "",
 ) -> Inside:
     """Ask those of ``teachers`` that live in the student's module.
@@ -68,7 +76,7 @@ def answers_inside(
 
 
 def _ask_average(
-    average: AskAverage, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, mesa_view: str, found: Inside
+    average: AverageTeacher, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, mesa_view: str, found: Inside
 ) -> None:
     """One forward for each view that is wanted of the average, whoever wants it."""
     mine = [teacher for teacher in teachers if teacher.source is Source.ema]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from radioplat.design.models import design_models
 from radioplat.errors import SpecError
 from radioplat.models.student.student import Student
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.distill import LossType
@@ -54,12 +54,12 @@ def binding(teacher: str, student: str, criterion: str = "MSE", **more) -> dict:
     return {"teacher_module_name": teacher, "student_module_name": student, "criterion": criterion, **more}
 
 
-def build(spec) -> tuple[DistillModule, MicroBatch]:
+def build(spec) -> tuple[DistillObjective, MicroBatch]:
     """The module in evaluation, where nothing is drawn, and a batch with what the teacher says of it."""
     models = design_models(spec, "distill")
     (teacher,) = models.teachers
     torch.manual_seed(1)
-    module = DistillModule(Student(models.architecture).eval(), models.teachers, str(SIZE))
+    module = DistillObjective(Student(models.architecture).eval(), models.teachers, str(SIZE))
     pixels = torch.randint(0, 256, (B, 3, SIZE, SIZE), dtype=torch.uint8)
     features = FrozenTeacher(teacher)(pixels, teacher.wanted)
     assert {k: tuple(v.shape[1:]) for k, v in features.named.items()} == models.infos["t"].named

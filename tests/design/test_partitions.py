@@ -16,11 +16,11 @@ from radioplat.design.partitions import Partitions
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import PartitionConfig
-from radioplat.training.loop.feeder import Feeder
+from radioplat.training.feed.feeder import Feeder
 
 B, G = 2, 3
 THIRDS = Partitions.of([PartitionConfig(0.333333, ["a"]), PartitionConfig(0.666667, ["b"])], seed=5, micro_batches=G)
@@ -77,7 +77,7 @@ def test_a_place_goes_with_every_partition_as_often_as_its_share_says():
 
 
 @pytest.fixture(scope="module")
-def module() -> DistillModule:
+def module() -> DistillObjective:
     heads = (
         HeadArchitecture("a", summary_dim=6, spatial_dim=5),
         HeadArchitecture("b", logits_dim=7, token_slot=1),
@@ -88,7 +88,7 @@ def module() -> DistillModule:
     architecture = StudentArchitecture(
         "c_radio_v3_vit_base_patch16_reg4_dinov2", kwargs, num_class_tokens=3, img_size=32, heads=heads
     )
-    return DistillModule(Student(architecture).eval(), TEACHERS, "32")
+    return DistillObjective(Student(architecture).eval(), TEACHERS, "32")
 
 
 def micro_batch(place: int, factors: dict[str, float]) -> MicroBatch:
@@ -105,7 +105,7 @@ def micro_batch(place: int, factors: dict[str, float]) -> MicroBatch:
     return MicroBatch({"32": pixels}, torch.ones(B), torch.full((B,), -1), targets, factors)
 
 
-def learn(module: DistillModule, factors: list[dict[str, float]]) -> tuple[torch.Tensor, dict[str, float]]:
+def learn(module: DistillObjective, factors: list[dict[str, float]]) -> tuple[torch.Tensor, dict[str, float]]:
     """Gradient of a step's loss by all parameters, and the means of its terms."""
     module.zero_grad()
     means: dict[str, float] = {}

@@ -19,7 +19,7 @@ from radioplat.models.features import Features
 from radioplat.models.modifiers import spectral
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.student import Student
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
@@ -188,7 +188,7 @@ def losses_of(spec: Spec, steps: int = 3, backend: str | None = None) -> tuple[l
     if backend:
         torch.compiler.reset()
         compile_backbone(student.backbone, backend)
-    module = DistillModule(student, resolve_teachers(spec), "64").train()
+    module = DistillObjective(student, resolve_teachers(spec), "64").train()
     running = RunningState(module)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
     found = []
@@ -267,7 +267,7 @@ def test_a_reparametrized_student_goes_through_the_engine_and_back(precision, st
     moments = MOMENTS[spec.train.optim.optim]
 
     def start() -> tuple:
-        module = DistillModule(student_of(spec), resolve_teachers(spec), "64").train()
+        module = DistillObjective(student_of(spec), resolve_teachers(spec), "64").train()
         return module, build_engine(module, spec, 1)
 
     def step(module, engine, number: int) -> float:
@@ -287,7 +287,7 @@ def test_a_reparametrized_student_goes_through_the_engine_and_back(precision, st
         k: whole[k] for k in trainable(module)
     }
     quiet = step(module, engine, 2)
-    again, other = DistillModule(student_of(spec), resolve_teachers(spec), "64").train(), None
+    again, other = DistillObjective(student_of(spec), resolve_teachers(spec), "64").train(), None
     again.student.load_state_dict(tensors)
     other = build_engine(again, spec, 1)
     deepspeed_compat.load_full_state(other, trainable(again), moments, whole, 2)

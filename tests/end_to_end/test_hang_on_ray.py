@@ -49,9 +49,9 @@ def appetite() -> None:
         return
     import resource
 
-    from radioplat.objectives.distill import DistillModule
+    from radioplat.objectives.distill import DistillObjective
 
-    forward, limited = DistillModule.forward, []
+    forward, limited = DistillObjective.forward, []
 
     def hungry(self, batch):
         """As ``forward``, beside 800 MiB a sample."""
@@ -63,7 +63,7 @@ def appetite() -> None:
             torch.empty(len(batch.weight) * 800 * 2**20, dtype=torch.uint8)
         return forward(self, batch)
 
-    DistillModule.forward = hungry
+    DistillObjective.forward = hungry
 
 
 def interference() -> None:

@@ -107,8 +107,8 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.data.loading.run_data import open_reader
     from radioplat.data.loading.threads import load_grains
     from radioplat.training.accounting.attempt_clock import AttemptClock
+    from radioplat.training.feed.feeder import Feeder
     from radioplat.training.guards.pause import Pauses
-    from radioplat.training.loop.feeder import Feeder
 
     worker, clients = open_worker(run, rank, world)
     clock = AttemptClock(run, rank)
@@ -116,7 +116,7 @@ def train(run, rank: int, world: int) -> dict:
     wanted = [grain for step in range(run.total_steps) for grain in run.grains(world).of_rank(step, rank)]
     batches = load_grains(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
-        worker.train(iter(feeder), Pauses(), clock)
+        worker.train(feeder, Pauses(), clock)
         return everything(worker)
 
 

@@ -18,7 +18,7 @@ import torch
 from radioplat.cli import main as cli
 from radioplat.data.ledger.ledger import read_rejected
 from radioplat.errors import TrainingError
-from radioplat.objectives.distill import DistillModule
+from radioplat.objectives.distill import DistillObjective
 from radioplat.tasks.inspect.diagnose import diagnose
 from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.tracking.attempts.logs import attempt_folder, last_words
@@ -34,7 +34,7 @@ PIECES = 3  # micro-batches of a step
 
 def jump(monkeypatch, step: int, factor: float) -> None:
     """The losses of the last micro-batch of ``step``, counted by forwards, are ``factor`` times what they are."""
-    forward, calls = DistillModule.forward, [0]
+    forward, calls = DistillObjective.forward, [0]
 
     def jumping(self, batch):
         losses = forward(self, batch)
@@ -42,7 +42,7 @@ def jump(monkeypatch, step: int, factor: float) -> None:
         here = calls[0] == PIECES * (step + 1)
         return {name: value * factor for name, value in losses.items()} if here else losses
 
-    monkeypatch.setattr(DistillModule, "forward", jumping)
+    monkeypatch.setattr(DistillObjective, "forward", jumping)
 
 
 def messages(folder: Path) -> str:
@@ -99,9 +99,9 @@ def test_a_jump_is_left_out_before_the_weights_move_like_a_nan(
 
 APPETITE = """
 import resource, sys, json, torch, radioplat
-from radioplat.objectives.distill import DistillModule
+from radioplat.objectives.distill import DistillObjective
 
-forward, limited = DistillModule.forward, []
+forward, limited = DistillObjective.forward, []
 
 def hungry(self, batch):
     if not limited:
@@ -112,9 +112,9 @@ def hungry(self, batch):
     torch.empty(len(batch.weight) * 800 * 2**20, dtype=torch.uint8)
     return forward(self, batch)
 
-DistillModule.forward = hungry
+DistillObjective.forward = hungry
 radioplat.distill(json.loads(sys.argv[1]), ["train.max_steps=3"])
-DistillModule.forward = forward
+DistillObjective.forward = forward
 spec = json.loads(sys.argv[1]) | {"results_dir": sys.argv[2]}
 radioplat.distill(spec, ["train.max_steps=3"])
 """
@@ -155,9 +155,9 @@ def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_
 
 STUCK = """
 import sys, json, threading, radioplat
-from radioplat.objectives.distill import DistillModule
+from radioplat.objectives.distill import DistillObjective
 
-forward, calls = DistillModule.forward, []
+forward, calls = DistillObjective.forward, []
 
 def never_returns(self, batch):
     calls.append(1)
@@ -165,7 +165,7 @@ def never_returns(self, batch):
         threading.Event().wait()
     return forward(self, batch)
 
-DistillModule.forward = never_returns
+DistillObjective.forward = never_returns
 radioplat.distill(json.loads(sys.argv[1]), sys.argv[2:])
 """
 

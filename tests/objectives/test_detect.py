@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from radioplat.data.batch import Batch, View
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.objectives.detect import DetectModule, count_boxes, rows_shown, target_of
+from radioplat.objectives.detect import DetectObjective, rows_shown, target_of
 from radioplat.objectives.distill import MicroBatch
+from radioplat.objectives.objective import StepContext
 
 pytest.importorskip("transformers")
 
@@ -31,7 +33,7 @@ BOXES = torch.tensor(
 def module():
     torch.manual_seed(0)
     detector = Detector(DetectorArchitecture(StudentArchitecture("resnet10t", img_size=64), 3, "rtdetr_v2", OPTIONS))
-    return DetectModule(detector, "64")
+    return DetectObjective(detector, "64")
 
 
 def micro(rows=(0, 1, 2, 3), weight=None):
@@ -43,9 +45,11 @@ def micro(rows=(0, 1, 2, 3), weight=None):
 
 def test_a_step_has_one_loss_however_it_is_cut(module):
     module.eval()  # BatchNorm and denoising look at a micro-batch as a whole
-    boxes, images = count_boxes(BOXES.numpy(), np.ones(4))
-    assert (boxes, images) == (5, 4)
-    module.boxes_per_image = boxes / images
+    rows, homography = np.arange(2), np.tile(np.eye(3, dtype=np.float32), (2, 1, 1))
+    views = [View(np.zeros((2, 3, 64, 64), np.uint8), homography, boxes=BOXES.numpy()[i : i + 2]) for i in (0, 2)]
+    batches = [Batch(0, {"64": view}, rows, rows, np.ones(2, np.float32), rows) for view in views]
+    module.begin_step(StepContext(0, batches))
+    assert module.boxes_per_image == 5 / 4
     whole = module(micro())
     for parts in (((0, 1), (2, 3)), ((0,), (1,), (2,), (3,))):
         cut = [module(micro(part)) for part in parts]

@@ -12,7 +12,7 @@ from radioplat.errors import SpecError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import save_detector
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.objectives.detect import DetectModule
+from radioplat.objectives.detect import DetectObjective
 from radioplat.objectives.detector_bindings import binding_widths
 from radioplat.objectives.distill import MicroBatch
 from radioplat.spec.loading.load import load_spec
@@ -62,7 +62,7 @@ def taught(file, *bindings):
     detector, infos = student(), {teacher.name: describe(teacher)}
     widths = binding_widths(detector, [teacher], infos, 64)
     config = DistillConfig(box_loss_weight=0.0)
-    module = DetectModule(detector, "64", [teacher], widths, config)
+    module = DetectObjective(detector, "64", [teacher], widths, config)
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     answer = FrozenTeacher(teacher).forward(images, teacher.wanted).map(lambda t: t.clone())
     batch = MicroBatch({"64": images}, torch.ones(2), torch.full((2,), -1), {teacher.name: answer}, boxes=BOXES)

@@ -10,7 +10,7 @@ from radioplat.design.detector_teachers import told_problems
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import save_detector
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.objectives.detect import DetectModule
+from radioplat.objectives.detect import DetectObjective
 from radioplat.objectives.detector_bindings import binding_widths
 from radioplat.objectives.distill import MicroBatch
 from radioplat.spec.checks.tasks.run import check
@@ -65,7 +65,7 @@ def taught(spec):
     (teacher,) = resolve_teachers(spec)
     detector = dino(0, **{"num_queries": 8, "decoder_layers": 2, "num_denoising": 4})
     widths = binding_widths(detector, [teacher], {teacher.name: describe(teacher)}, 64)
-    module = DetectModule(detector, "64", [teacher], widths, DistillConfig(box_loss_weight=0.0)).eval()
+    module = DetectObjective(detector, "64", [teacher], widths, DistillConfig(box_loss_weight=0.0)).eval()
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     answer = FrozenTeacher(teacher).forward(images, teacher.wanted).map(torch.clone)
     batch = MicroBatch({"64": images}, torch.ones(2), torch.full((2,), -1), {teacher.name: answer}, boxes=BOXES)

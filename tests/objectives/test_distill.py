@@ -14,7 +14,7 @@ from radioplat.losses.terms import feature
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import ClassifyModule, DistillModule, MicroBatch
+from radioplat.objectives.distill import ClassifyObjective, DistillObjective, MicroBatch
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 
@@ -29,7 +29,7 @@ ARCHITECTURE = StudentArchitecture(
 
 
 @pytest.fixture
-def module() -> DistillModule:
+def module() -> DistillObjective:
     spec = load_spec(
         {
             "dataset": {"img_size": 32},
@@ -50,7 +50,7 @@ def module() -> DistillModule:
         }
     )
     torch.manual_seed(0)
-    return DistillModule(Student(ARCHITECTURE).eval(), resolve_teachers(spec), "32")
+    return DistillObjective(Student(ARCHITECTURE).eval(), resolve_teachers(spec), "32")
 
 
 def batch(grid: int = 2, weight: tuple[float, ...] = (1.0,) * B) -> MicroBatch:
@@ -114,7 +114,7 @@ def test_all_dead_is_zero_and_finite(module):
 
 def test_a_quarantined_teacher_has_no_term(module):
     whole = module(batch())
-    module.quarantined = {"a"}
+    module.quarantine("a")
     losses = module(batch())
     assert set(losses) == {"loss", "loss/b/logits"}
     torch.testing.assert_close(losses["loss"], 2.0 * whole["loss/b/logits"])
@@ -122,7 +122,7 @@ def test_a_quarantined_teacher_has_no_term(module):
 
 def test_classification():
     student = Student(dataclasses.replace(ARCHITECTURE, num_classes=4, heads=())).eval()
-    module, given = ClassifyModule(student, "32"), batch(weight=(1.0, 1.0, 0.0))
+    module, given = ClassifyObjective(student, "32"), batch(weight=(1.0, 1.0, 0.0))
     given.label = torch.tensor([2, -1, 1])  # one label, one without, one unreadable
     losses = module(given)
     logits = student(given.views["32"], frozenset({"summary", "logits"})).named["logits"]
@@ -146,7 +146,7 @@ def test_labels_beside_every_kind_of_teacher(distill, of_labels, of_teachers):
     torch.manual_seed(0)
     heads = (ARCHITECTURE.heads[0], HeadArchitecture("b", token_slot=1))
     student = Student(dataclasses.replace(ARCHITECTURE, num_classes=7, heads=heads)).eval()
-    module = DistillModule(student, resolve_teachers(spec), "32", spec.distill)
+    module = DistillObjective(student, resolve_teachers(spec), "32", spec.distill)
     given = batch(weight=(1.0, 1.0, 0.0))
     given.label = torch.tensor([4, -1, 2])
     losses = module(given)
@@ -157,7 +157,7 @@ def test_labels_beside_every_kind_of_teacher(distill, of_labels, of_teachers):
     def of(sample: int) -> torch.Tensor:
         """What teachers ask of one sample."""
         alone = batch(weight=tuple(float(i == sample) for i in range(B)))
-        terms = DistillModule(student, resolve_teachers(spec), "32")(alone)
+        terms = DistillObjective(student, resolve_teachers(spec), "32")(alone)
         return 0.5 * (terms["loss/a/summary"] + terms["loss/a/spatial"]) + 0.125 * terms["loss/b/logits"]
 
     expected = (of_labels * losses["loss/labels"] + of_teachers * of(0) + of(1)) / 2

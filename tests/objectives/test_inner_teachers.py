@@ -15,8 +15,9 @@ from radioplat.errors import SpecError
 from radioplat.losses.base.grid import Overlap
 from radioplat.models.modifiers import spectral
 from radioplat.models.student.student import Student
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.objectives.mesa import mesa_loss
+from radioplat.objectives.objective import StepContext
 from radioplat.objectives.peers import PREFIX, Peer, peer_buffers, peer_parameters, restore_peers
 from radioplat.objectives.pieces import in_pieces
 from radioplat.optim.optimizer import MOMENTS
@@ -56,13 +57,13 @@ def spec_of(teachers: list[dict], backbone: dict = RADIO, train: dict | None = N
     )
 
 
-def module_of(spec, averaged: bool = True) -> DistillModule:
+def module_of(spec, averaged: bool = True) -> DistillObjective:
     """In evaluation, where nothing is drawn; the average stands at the starting weights."""
     models = design_models(spec, "distill")
     torch.manual_seed(0)
     student = Student(models.architecture)
     peers = {t.name: Peer(t, 5) for t in models.teachers if t.source is Source.peer}
-    module = DistillModule(student, models.teachers, str(SIZE), spec.distill, peers).eval()
+    module = DistillObjective(student, models.teachers, str(SIZE), spec.distill, peers).eval()
     if averaged:
         module.average = AverageStudent(student)
     return module
@@ -76,7 +77,7 @@ def batch_of(shown: str = AVERAGE, label: tuple[int, ...] = (-1,) * B) -> MicroB
     )
 
 
-def moved(module: DistillModule) -> DistillModule:
+def moved(module: DistillObjective) -> DistillObjective:
     """The student elsewhere than its average."""
     with torch.no_grad():
         for parameter in module.student.parameters():
@@ -246,7 +247,7 @@ class Trained:
             state = begin["weights"] | begin["moments"]
             deepspeed_compat.load_full_state(self.engine, self.names, self.moments, state, begin["steps"])
         self.running.sync()
-        self.ema = Ema(self.engine, self.names, self.statistics(), decay)
+        self.ema = self.module.average.ema = Ema(self.engine, self.names, self.statistics(), decay)
         self.steps = begin["steps"] if begin else 0
         if begin:
             self.ema.load(begin["average"])
@@ -255,7 +256,7 @@ class Trained:
         return {name.removeprefix("student."): value for name, value in self.running.exact().items()}
 
     def look(self) -> None:
-        self.module.average.follow(self.ema, self.module.student)
+        self.module.begin_step(StepContext(self.steps))
 
     def step(self) -> float:
         torch.manual_seed(self.steps)
@@ -325,7 +326,7 @@ PEER = {
 LABELS = (2, -1, 1)
 
 
-def peers(*names: str, **distill) -> DistillModule:
+def peers(*names: str, **distill) -> DistillObjective:
     spec = spec_of([{**PEER, "name": name} for name in names], alpha=0.25, scheme="online", **distill)
     return module_of(spec, averaged=False)
 

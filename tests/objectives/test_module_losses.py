@@ -15,7 +15,7 @@ from radioplat.losses.terms.logits import kl_hinton, kl_tao
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.objectives.loss_state import LossState
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
@@ -32,10 +32,10 @@ A = {"name": "a", "mode": "combo", "loss_type": "MSE", "summary_loss_type": "cos
 C = {"name": "b", "loss_type": "KL", "loss_lambda": 2.0}
 
 
-def module(a: dict | None = None, **distill) -> DistillModule:
+def module(a: dict | None = None, **distill) -> DistillObjective:
     spec = load_spec({"dataset": {"img_size": 32}, "distill": {"teacher": [{**A, **(a or {})}, C], **distill}})
     torch.manual_seed(0)
-    return DistillModule(Student(ARCHITECTURE).eval(), resolve_teachers(spec), "32", spec.distill)
+    return DistillObjective(Student(ARCHITECTURE).eval(), resolve_teachers(spec), "32", spec.distill)
 
 
 def batch(seed: int = 1, label: tuple[int, ...] = (-1,) * B, weight: tuple[float, ...] = (1.0,) * B) -> MicroBatch:
@@ -48,7 +48,7 @@ def batch(seed: int = 1, label: tuple[int, ...] = (-1,) * B, weight: tuple[float
     return MicroBatch({"32": pixels}, torch.tensor(weight), torch.tensor(label), targets)
 
 
-def heads(found: DistillModule, given: MicroBatch) -> tuple[Features, Features]:
+def heads(found: DistillObjective, given: MicroBatch) -> tuple[Features, Features]:
     features = found.student(given.views["32"])
     return found.student.head("a", features), found.student.head("b", features)
 
@@ -217,7 +217,7 @@ def test_a_dropped_nan_is_still_seen():
 
 def test_a_quarantined_teacher_moves_no_statistics():
     found = module({"summary_loss_type": "angle"}, balance="adaloss", teacher_drop_prob=0.5)
-    found.quarantined = {"a"}
+    found.quarantine("a")
     state = LossState(found)
     losses = found(batch())
     torch.testing.assert_close(losses["loss"], 2.0 * losses["loss/b/logits"])

@@ -18,9 +18,9 @@ from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, await_pool
 from radioplat.tracking.status import StatusLog
 from radioplat.training.engine import deepspeed_compat
+from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.guards.pause import Pauses, watch_notices
 from radioplat.training.loop.collective_timeout import collective_timeout
-from radioplat.training.loop.feature_cache import through_cache
 from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.worker import run_worker
 

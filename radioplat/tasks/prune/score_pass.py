@@ -18,16 +18,15 @@ from radioplat.data.loading.threads import load_grains
 from radioplat.design.run import Run
 from radioplat.errors import SpecError, TrainingError, WeightsError
 from radioplat.models.student.student import Student
-from radioplat.objectives.distill import ClassifyModule, DistillModule
+from radioplat.objectives.distill import ClassifyObjective, DistillObjective
 from radioplat.objectives.loss_state import LossState
+from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.distill import MesaConfig
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
-from radioplat.training.accounting.reporter import StepRecord
+from radioplat.training.accounting.step_record import StepRecord
 from radioplat.training.checkpoints.checkpoint import read_losses
-from radioplat.training.guards.non_finite import NonFiniteGuard
-from radioplat.training.loop.feeder import Feeder
-from radioplat.training.loop.micro_batches import MicroBatches
-from radioplat.training.targets.running import RunningNorm
+from radioplat.training.feed.feeder import Feeder
+from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.watch.phases import Phases
 
 
@@ -58,12 +57,10 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     teachers = run.asked
     if run.task == "distill":
         _check_heads(run, student)
-    module = _module(run, student).to(device).eval()
+    module = _objective(run, student).to(device).eval()
     LossState(module).load(read_losses(checkpoint))
-    silent = RunningNorm(student, [], run.spec.distill.target_norm, device, {})
-    guard, phases = NonFiniteGuard(run.spec.train, module, 0), Phases()
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
-    made = MicroBatches(run, order, device, False, module, silent, guard, phases)
+    made = MicroBatches(run, order, device, False, module, Phases())
     clients: dict[str, TeacherClient] = {
         t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers
     }
@@ -80,14 +77,14 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     student.cpu()
 
 
-def _module(run: Run, student: Student) -> DistillModule | ClassifyModule:
+def _objective(run: Run, student: Student) -> Objective:
     if run.task != "distill":
-        return ClassifyModule(student, run.student_view)
+        return ClassifyObjective(student, run.student_view)
     if not run.asked:
         hint = "Take prune.score: magnitude."
         raise SpecError("no teacher outside the student is there to be asked", where="distill.teacher", hint=hint)
     config = dataclasses.replace(run.spec.distill, mesa=MesaConfig(), teacher_drop_prob=0.0)
-    return DistillModule(student, run.asked, run.student_view, config)
+    return DistillObjective(student, run.asked, run.student_view, config)
 
 
 def _check_heads(run: Run, student: Student) -> None:

@@ -31,7 +31,7 @@ from radioplat.tracking.attempts.goodput import (
 )
 from radioplat.tracking.teacher_cost import Bill, Prices
 from radioplat.training.accounting.prove import prove_run
-from radioplat.training.accounting.reporter import StepRecord
+from radioplat.training.accounting.step_record import StepRecord
 
 _EVERY_S = 30.0  # between two lines; beside these, one at each checkpoint
 _LOOK_S = 5.0  # how old what is told at a step may be

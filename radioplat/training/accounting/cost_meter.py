@@ -10,7 +10,7 @@ from typing import Any
 from radioplat.spec.schema.cluster import ClusterConfig
 from radioplat.teachers.serving.client import TeacherClient
 from radioplat.tracking.teacher_cost import Bill, Prices, TeacherCost
-from radioplat.training.accounting.reporter import StepRecord
+from radioplat.training.accounting.step_record import StepRecord
 
 
 class CostMeter:

@@ -29,12 +29,14 @@ class RollBack:
         count: roll-backs of the run, this one included.
         loss: that jumped.
         trail: what this rank consumed since that checkpoint, or from further back: step, positions, ids.
+        quarantined: teachers that are not asked any more; those of the checkpoint may be fewer.
     """
 
     step: int
     count: int
     loss: float
     trail: Trail
+    quarantined: frozenset[str] = frozenset()
 
 
 class SpikeGuard:

@@ -13,7 +13,7 @@ import torch
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
 from radioplat.errors import TrainingError
-from radioplat.objectives.distill import ClassifyModule, DistillModule
+from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.train import NonFinitePolicy, TrainConfig
 
 
@@ -26,8 +26,8 @@ class NonFiniteGuard:
         events: what this rank saw, for the report: (step, term, sample ids).
     """
 
-    def __init__(self, config: TrainConfig, module: DistillModule | ClassifyModule, rank: int) -> None:
-        self._config, self._module, self._rank = config, module, rank
+    def __init__(self, config: TrainConfig, objective: Objective) -> None:
+        self._config, self._objective = config, objective
         self.tripped = self.has_weight = False
         self.events: list[tuple[int, str, list[int]]] = []
         self.reasons: list[str] = []  # why, where this rank knows it
@@ -73,10 +73,10 @@ class NonFiniteGuard:
                 hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.",
             )
         if policy is NonFinitePolicy.quarantine_teacher:
-            teachers = getattr(self._module, "teachers", ())  # training on labels has none: the step is just skipped
-            named = {t.split("/")[1] for t in self._terms if t.startswith("loss/")}
-            self._module.quarantined |= named & {teacher.name for teacher in teachers}
-            if teachers and len(self._module.quarantined) == len(teachers):
+            teachers = {teacher.name for teacher in self._objective.teachers}  # none in training on labels
+            for name in teachers.intersection(t.split("/")[1] for t in self._terms if t.startswith("loss/")):
+                self._objective.quarantine(name)
+            if teachers and teachers == self._objective.quarantined:
                 raise TrainingError(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")
         if self._in_a_row >= self._config.max_non_finite_steps:
             raise TrainingError(

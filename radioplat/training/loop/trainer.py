@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,36 +15,35 @@ from radioplat.common import collectives
 from radioplat.data.batch import Batch
 from radioplat.data.ledger.ledger import Ledger
 from radioplat.data.loading.run_data import RunData
-from radioplat.design.detector import detect_module
-from radioplat.design.run import Run, build_peers, build_student
+from radioplat.design.run import Run
 from radioplat.design.stages import schedule_at
 from radioplat.errors import TrainingError
 from radioplat.models.modifiers import spectral
 from radioplat.models.modifiers.sparsity import hold_zeros
-from radioplat.models.student.student import Student
-from radioplat.objectives.detect import DetectModule, count_boxes
-from radioplat.objectives.distill import ClassifyModule, DistillModule
 from radioplat.objectives.loss_state import LossState
 from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.objective import StepContext
 from radioplat.objectives.pieces import differs_in_pieces, in_pieces
 from radioplat.optim.optimizer import set_rates
-from radioplat.teachers.serving.client import Pending
 from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
-from radioplat.training.accounting.reporter import Reporter, StepRecord
+from radioplat.training.accounting.reporter import Reporter
+from radioplat.training.accounting.step_record import StepRecord
 from radioplat.training.checkpoints.persistence import Persistence, trainable
 from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.batchnorm_state import RunningState
 from radioplat.training.engine.deepspeed_engine import arithmetic, build_engine
 from radioplat.training.engine.ema import Ema
+from radioplat.training.feed.feeder import Fed, Feeder
+from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.bad_samples import BadSamples
 from radioplat.training.guards.loss_spikes import RollBack, SpikeGuard
 from radioplat.training.guards.non_finite import NonFiniteGuard
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.average_student import AverageStudent
-from radioplat.training.loop.micro_batches import MicroBatches
+from radioplat.training.loop.build_objective import build_objective
 from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.validation import validate, validation_due
 from radioplat.training.loop.weight_penalty import regularize
@@ -76,42 +76,32 @@ class Trainer:
         self.bad = BadSamples(data.index, self.spec.dataset.max_bad_fraction, seat.device)
         torch.backends.cudnn.benchmark = self.spec.train.cudnn.benchmark
         torch.backends.cudnn.deterministic = self.spec.train.cudnn.deterministic
-        student = build_student(run)
-        view = run.student_view
-        distils = run.task == "distill"
-        config = self.spec.distill
-        peers = build_peers(run)
-        self.module: DistillModule | ClassifyModule | DetectModule
-        backbone = student if isinstance(student, Student) else student.student
-        if run.detector is not None:
-            widths, seed = run.binding_widths, self.spec.train.seed
-            self.module = detect_module(student, view, run.teachers, widths, config, seed)
-        elif distils:
-            self.module = DistillModule(student, run.teachers, view, config, peers)
-        else:
-            self.module = ClassifyModule(student, view)
+        self.module = build_objective(run)
         self.module.to(seat.device).train()
         self.persistence, self.state = persistence, persistence.state
         self.loss_state = LossState(self.module)
         persistence.restore_weights(self.module, self.loss_state)
-        if backbone.architecture.sparsity is not None:
-            hold_zeros(backbone.backbone, backbone.architecture.sparsity)
+        student = self.module.student
+        if (sparsity := student.architecture.student.sparsity) is not None:
+            hold_zeros(student.backbone, sparsity)
         self._average: AverageStudent | None = None
-        if isinstance(self.module, DistillModule) and self.module.asks_average():
+        if self.module.asks_average():
             self._average = self.module.average = AverageStudent(student)
         self.running = RunningState(self.module)
         regularize(self.module, self.spec.train)
         start = self.state.global_step
         saved = persistence.target_norm
-        self.targets = RunningNorm(student, run.teachers, config.target_norm, seat.device, saved, start)
-        self.module.quarantined = set(self.state.quarantined)
-        self.guard = NonFiniteGuard(self.spec.train, self.module, seat.rank)
+        norm = self.spec.distill.target_norm
+        self.targets = RunningNorm(student, run.teachers, norm, seat.device, saved, start)
+        for name in self.state.quarantined:
+            self.module.quarantine(name)
+        self.guard = NonFiniteGuard(self.spec.train, self.module)
         self.ledger = Ledger(run.folder / "ledger", seat.rank, self.state.attempt)
         self.reporter, self.meter = Reporter(run, seat.rank, start), meter
         persistence.warn_through(self.reporter.warn)
         self.accounts, self.phases = accounts, phases
-        listeners = (self.module, self.targets, self.guard, phases)
-        self.batches = MicroBatches(run, data.order, seat.device, seat.on_cluster, *listeners)
+        listeners = (phases, self.targets.see, self.guard.reasons.append)
+        self.batches = MicroBatches(run, data.order, seat.device, seat.on_cluster, self.module, *listeners)
         self.spikes = SpikeGuard(self.spec.train.spike, self.state.recent_losses, self.state.rollbacks)
         self._has_checkpoint = self.state.global_step > 0
         self._moved = False  # whether the last step moved the weights
@@ -131,6 +121,8 @@ class Trainer:
         if self.spec.train.enable_ema:
             self.ema = Ema(self.engine, trainable(self.module), self._statistics(), self.spec.train.ema_decay)
             self.persistence.restore_average(self.ema)
+            if self._average is not None:
+                self._average.ema = self.ema
 
     def close(self) -> None:
         """Write what is in flight, and what the ledger, the reporter and the accounts hold back."""
@@ -140,10 +132,8 @@ class Trainer:
         self.reporter.close()
         self.accounts.write()
 
-    def train(
-        self, feed: Iterator[tuple[Batch, dict[str, Pending]]], pauses: Pauses, clock: AttemptClock
-    ) -> RollBack | None:
-        """Take every step that is left, and write the checkpoints that fall due; leave where asked to, with one.
+    def train(self, feeder: Feeder, pauses: Pauses, clock: AttemptClock) -> RollBack | None:
+        """Run the remaining steps and save due checkpoints; on a pause request, save and stop.
 
         Returns:
             Where to go on from the last checkpoint; None at the end of the run.
@@ -153,7 +143,8 @@ class Trainer:
             self.phases.at(step)
             self.accounts.begin_step()
             pauses.begin_step()
-            record = self._step(step, feed)
+            feeder.leave_out(self.module.quarantined)
+            record = self._step(step, feeder)
             clock.stepped()
             self.meter.charge(record)
             self.accounts.step(record, moved=self._moved)
@@ -185,6 +176,8 @@ class Trainer:
             f"and left out (roll-back {back.count} of {self.spec.train.spike.max_rollbacks})"
         )
         self.spikes.count = back.count
+        for name in back.quarantined:  # micro-batches that are already queued have no answers of these
+            self.module.quarantine(name)
         self._passed(back.step)
         self.save(back.step)
 
@@ -254,21 +247,20 @@ class Trainer:
             return None
         with collectives.deciding():
             count = self.spikes.rolled(record.step, loss)
-        return RollBack(record.step + 1, count, loss, self.spikes.trail)
+        return RollBack(record.step + 1, count, loss, self.spikes.trail, frozenset(self.module.quarantined))
 
     def _agreed(self, mine: bool) -> bool:
         """Whether any rank says so."""
         return bool(collectives.largest(torch.tensor([float(mine)], device=self.seat.device)).item())
 
-    def _step(self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> StepRecord:
+    def _step(self, step: int, feed: Iterator[Fed]) -> StepRecord:
         begin = time.perf_counter()
         record = StepRecord(step, self._set_learning_rate(step))
         scale = self.seat.world_size * self.grains.per_rank / self.run.micro_batches
         expected = self.grains.of_rank(step, self.seat.rank)
         self.guard.begin_step()
-        self._look_at_average(step)
         self.spikes.tripped = self._moved = self._empty = False
-        feed = self._counted(step, feed, len(expected))
+        feed = self._begin_objective(step, feed, len(expected))
         used: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
         for place, grain in enumerate(expected):
             self.phases.at(step, place)
@@ -308,30 +300,19 @@ class Trainer:
             self.reporter.warn(f"step {step + 1} moved no weight: its gradients were not finite")
         return record
 
-    def _look_at_average(self, step: int) -> None:
-        """Show the module the student's average as the previous step left it, where it teaches at ``step``."""
-        module = self.module
-        if isinstance(module, DistillModule) and self._average is not None:
-            module.step = step
-            if module.asks_average(step):
-                self._average.follow(self.ema, module.student)
+    def _begin_objective(self, step: int, feed: Iterator[Fed], count: int) -> Iterator[Fed]:
+        """Call the objective's ``begin_step``, with the step's ``count`` micro-batches if it needs them.
 
-    def _counted(
-        self, step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]], count: int
-    ) -> Iterator[tuple[Batch, dict[str, Pending]]]:
-        """``feed``; where a detector learns, the step is taken from it first, to count the objects of all ranks."""
-        if not isinstance(self.module, DetectModule):
-            return feed
-        with self.phases(DATA):
-            arrived = [_next(step, feed) for _ in range(count)]
-        mine = [0.0, 0.0]
-        for batch, _ in arrived:
-            boxes, images = count_boxes(batch.views[self.run.student_view].boxes, batch.weight)
-            mine = [mine[0] + boxes, mine[1] + images]
+        Returns:
+            All of ``feed``, those micro-batches included.
+        """
+        arrived: list[Fed] = []
+        if self.module.needs_whole_step:
+            with self.phases(DATA):
+                arrived = [_next(step, feed) for _ in range(count)]
         with self.phases(COLLECTIVE):
-            boxes, images = collectives.total(torch.tensor(mine, dtype=torch.float64, device=self.seat.device)).tolist()
-        self.module.boxes_per_image = max(1.0, boxes) / max(1.0, images)
-        return iter(arrived)
+            self.module.begin_step(StepContext(step, [batch for batch, _ in arrived]))
+        return chain(arrived, feed)
 
     @property
     def _lost(self) -> bool:
@@ -413,7 +394,7 @@ class Trainer:
         torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
 
 
-def _next(step: int, feed: Iterator[tuple[Batch, dict[str, Pending]]]) -> tuple[Batch, dict[str, Pending]]:
+def _next(step: int, feed: Iterator[Fed]) -> Fed:
     try:
         return next(feed)
     except StopIteration:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radioplat.objectives.distill import ClassifyModule, DistillModule
+from radioplat.objectives.objective import Objective
 from radioplat.optim.parameter_groups import takes_decay
 from radioplat.spec.schema.train import TrainConfig
 
@@ -28,7 +28,7 @@ class Regularizer:
         return self._weight * torch.stack(sums).sum()
 
 
-def regularize(module: DistillModule | ClassifyModule, config: TrainConfig) -> None:
+def regularize(module: Objective, config: TrainConfig) -> None:
     """Give ``module`` the penalty that the spec asks for, if any."""
     if config.regularizer.power and config.regularizer.weight:
         module.regularizer = Regularizer(module, config)

@@ -13,9 +13,9 @@ from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
+from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
-from radioplat.training.loop.feeder import Feeder, prefetch_depth
 from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.trainer import Trainer
 from radioplat.training.targets.first_pass import TargetPass
@@ -86,19 +86,15 @@ def _run_worker(
 
         stack.callback(close)
         worker = Trainer(run, seat, persistence, *books)
-        feeder.without = worker.module.quarantined
-        fed = targets.measure(worker.module.student, iter(feeder))
+        targets.measure(worker.module.student, feeder)
         worker.build_engine()
         if targets.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
-            feeder.without = worker.module.quarantined
-            fed = iter(feeder)
-        while (back := worker.train(fed, pauses, clock)) is not None:
+        while (back := worker.train(feeder, pauses, clock)) is not None:
             worker.close()
             worker = None  # its memory is needed for the next
             persistence = Persistence(run, seat.rank, seat.world_size)
             persistence.state.attempt = attempt
             worker = Trainer(run, seat, persistence, *books)
             worker.build_engine()
-            feeder.without = worker.module.quarantined
             worker.go_on_at(back)

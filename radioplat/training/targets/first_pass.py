@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 
-from radioplat.data.batch import Batch
 from radioplat.design.run import Run
 from radioplat.models.student.fold_target_norm import unfold_head
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.distill import TargetNormFit
-from radioplat.teachers.serving.client import Pending
 from radioplat.training.accounting.cost_meter import CostMeter
-from radioplat.training.accounting.reporter import StepRecord
+from radioplat.training.accounting.step_record import StepRecord
+from radioplat.training.feed.feeder import Fed, Feeder
 from radioplat.training.targets.file import share_moments, shared_moments
 from radioplat.training.targets.transforms import fit_target_norm, normed, set_transforms
 
-Fed = Iterator[tuple[Batch, dict[str, Pending]]]
 KEPT_BYTES = 2**30  # of batches kept from the pass for the steps that they belong to
 
 
@@ -45,23 +42,22 @@ class TargetPass:
         self._keeps = self._count * _micro_batch_bytes(run) <= KEPT_BYTES
         self.first_stop = run.total_steps if self._keeps else steps
 
-    def measure(self, student: Student, fed: Fed) -> Fed:
-        """Set the student's target transforms; returns the batches that are left for the steps.
+    def measure(self, student: Student, feeder: Feeder) -> None:
+        """Set the student's target transforms, before the engine is built: this may change weights.
 
-        Before the engine is built: it may change weights.
+        The batches are taken from ``feeder``, and put back where they stay in memory.
         """
         if self._shared is not None:
             set_transforms(student, self._run.teachers, self._shared)
             self._unfold(student)
         elif self._count and self._keeps:
-            first = deque(islice(fed, self._count))
+            first = list(islice(feeder, self._count))
             self._fit(student, first)
-            return chain(_drained(first), fed)
+            feeder.put_back(first)
         elif self._count:
-            self._fit(student, self._charged(fed))
-        return fed
+            self._fit(student, self._charged(feeder))
 
-    def _fit(self, student: Student, fed: Iterable[tuple[Batch, dict[str, Pending]]]) -> None:
+    def _fit(self, student: Student, fed: Iterable[Fed]) -> None:
         path, teachers = self._norm.path, self._run.teachers
         found = fit_target_norm(student, teachers, fed, self._device, full=path is not None)
         share_moments(path, teachers, found)
@@ -73,8 +69,8 @@ class TargetPass:
             unfold_head(student.heads[name], kind)
         student.raw_heads.clear()
 
-    def _charged(self, fed: Fed) -> Fed:
-        """What is ``fed``, with its answers on the bill: they are asked for again when the student sees them."""
+    def _charged(self, fed: Iterable[Fed]) -> Iterator[Fed]:
+        """Yield ``fed`` and charge its answers: they are asked for again when the student sees them."""
         record = StepRecord(0, 0.0)
         for batch, answers in fed:
             yield batch, answers
@@ -83,12 +79,6 @@ class TargetPass:
         # Every rank comes here, however many batches it had.
         record.reduce(1, self._device, skipped=False)
         self._meter.charge(record)
-
-
-def _drained(queue: deque) -> Iterator:
-    """What is in ``queue``; nothing stays in memory once it is taken."""
-    while queue:
-        yield queue.popleft()
 
 
 def _micro_batch_bytes(run: Run) -> int:

@@ -6,7 +6,7 @@ import threading
 import time
 
 from radioplat.data.loading.closeable import CloseableIterator, end_thread
-from radioplat.training.loop.feeder import Feeder
+from radioplat.training.feed.feeder import Feeder
 
 
 class Source:

@@ -24,7 +24,7 @@ from radioplat.data.order.dealing import Grains
 from radioplat.data.storage.outage import read_waits
 from radioplat.errors import StorageError
 from radioplat.spec.loading.load import load_spec
-from radioplat.training.loop.feeder import Feeder
+from radioplat.training.feed.feeder import Feeder
 
 pytestmark = pytest.mark.timeout(180)
 SHARDS, PER_SHARD, GRAIN, STEPS = 40, 4, 4, 8  # 16 shards are shuffled together

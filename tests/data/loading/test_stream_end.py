@@ -22,7 +22,7 @@ from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_st
 from radioplat.data.loading.run_data import RunData, dataset_to_json
 from radioplat.data.order.dealing import Grains
 from radioplat.spec.loading.load import load_spec
-from radioplat.training.loop.feeder import Feeder
+from radioplat.training.feed.feeder import Feeder
 
 pytestmark = pytest.mark.timeout(180)
 SHARDS, PER_SHARD, GRAIN, STEPS = 40, 4, 4, 8

@@ -15,7 +15,7 @@ from radioplat.teachers.cache.caching_client import CachedTeacher
 from radioplat.teachers.cache.key import teacher_key, weights_hash
 from radioplat.teachers.serving.client import InlineTeacher
 from radioplat.teachers.serving.transport import to_host
-from radioplat.training.loop.feeder import Feeder
+from radioplat.training.feed.feeder import Feeder
 
 GRID = (2, 2)
 

@@ -14,7 +14,7 @@ from radioplat.teachers.serving.client import Held
 from radioplat.teachers.serving.transport import Packed
 from radioplat.tracking.teacher_cost import Prices, TeacherCost
 from radioplat.training.accounting.cost_meter import CostMeter
-from radioplat.training.accounting.reporter import StepRecord
+from radioplat.training.accounting.step_record import StepRecord
 
 
 class Occupies:

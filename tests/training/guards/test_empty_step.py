@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from radioplat.data.batch import Batch
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import ClassifyModule
+from radioplat.objectives.distill import ClassifyObjective
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.training.guards.non_finite import NonFiniteGuard
 
@@ -33,7 +33,7 @@ STEPS = [
 def work(rank: int) -> None:
     """Print what this rank knows at the end of each step."""
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    guard = NonFiniteGuard(TrainConfig(), ClassifyModule(Student(StudentArchitecture("test_resnet")), "224"), rank)
+    guard = NonFiniteGuard(TrainConfig(), ClassifyObjective(Student(StudentArchitecture("test_resnet")), "224"))
     found, ids = [], np.arange(2)
     for step, weights in enumerate(STEPS):
         guard.begin_step()

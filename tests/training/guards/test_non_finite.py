@@ -10,7 +10,7 @@ from radioplat.data.batch import Batch
 from radioplat.errors import TrainingError
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import ClassifyModule, DistillModule
+from radioplat.objectives.distill import ClassifyObjective, DistillObjective
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.train import NonFinitePolicy, TrainConfig
@@ -31,7 +31,7 @@ def guard(student):
 
     def make(policy: str = "skip_step", limit: int = 20) -> NonFiniteGuard:
         config = TrainConfig(non_finite=NonFinitePolicy(policy), max_non_finite_steps=limit)
-        return NonFiniteGuard(config, DistillModule(student, resolve_teachers(SPEC), "224"), 0)
+        return NonFiniteGuard(config, DistillObjective(student, resolve_teachers(SPEC), "224"))
 
     return make
 
@@ -105,7 +105,7 @@ def test_fail_names_step_and_term(guard):
 
 def test_quarantine_takes_the_teacher_out_and_ends_with_the_last(guard):
     it = guard("quarantine_teacher")
-    module = it._module
+    module = it._objective
     trip(it, 0, a=NAN)
     assert module.quarantined == {"a"}
     with pytest.raises(TrainingError, match="no teacher is left"):
@@ -114,7 +114,7 @@ def test_quarantine_takes_the_teacher_out_and_ends_with_the_last(guard):
 
 @pytest.mark.parametrize("policy", ["skip_step", "quarantine_teacher"])
 def test_training_on_labels_has_no_teacher_to_take_out(policy, student):
-    guard = NonFiniteGuard(TrainConfig(non_finite=NonFinitePolicy(policy)), ClassifyModule(student, "224"), 0)
+    guard = NonFiniteGuard(TrainConfig(non_finite=NonFinitePolicy(policy)), ClassifyObjective(student, "224"))
     guard.begin_step()
     assert not guard.check(0, batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)})
     guard.decide(0)
@@ -125,7 +125,7 @@ def test_a_penalty_is_no_teacher(guard):
     it.begin_step()
     assert not it.check(0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
     it.decide(0)
-    assert it._module.quarantined == {"b"}
+    assert it._objective.quarantined == {"b"}
 
 
 def test_weight_of_any_micro_batch_counts_for_the_step(guard):

@@ -16,7 +16,7 @@ from radioplat.losses.base.grid import Overlap
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.objectives.pieces import differs_in_pieces, in_pieces
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
@@ -101,10 +101,10 @@ VIT = {"embed_dim": 24, "depth": 1, "num_heads": 2}
 
 
 @pytest.fixture(scope="module")
-def module() -> DistillModule:
+def module() -> DistillObjective:
     torch.manual_seed(0)
     architecture = StudentArchitecture("radio_vit_tiny_patch8", VIT, heads=HEADS, img_size=32)
-    return DistillModule(Student(architecture), resolve_teachers(load_spec(TEACHERS)), "32").eval()
+    return DistillObjective(Student(architecture), resolve_teachers(load_spec(TEACHERS)), "32").eval()
 
 
 def micro_batch(size: int, weight: list[float] | None = None) -> MicroBatch:
@@ -153,5 +153,5 @@ def test_what_is_another_thing_in_pieces_is_named(module):
     assert differs_in_pieces(module) == []
     spec = load_spec({"distill": {"teacher": [{"name": "a", "loss_type": "rkd_distance", "mode": "summary"}]}})
     student = Student(StudentArchitecture("test_resnet", heads=(HeadArchitecture("a", 4),))).train()
-    batchwise, norm = sorted(differs_in_pieces(DistillModule(student, resolve_teachers(spec), "32").train()))[::-1]
+    batchwise, norm = sorted(differs_in_pieces(DistillObjective(student, resolve_teachers(spec), "32").train()))[::-1]
     assert "relational" in batchwise and "BatchNorm" in norm

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import ClassifyModule, MicroBatch
+from radioplat.objectives.distill import ClassifyObjective, MicroBatch
 from radioplat.spec.schema.train import OptimConfig, RegularizerConfig, TrainConfig
 from radioplat.training.loop.weight_penalty import regularize
 
@@ -23,16 +23,16 @@ BATCH = MicroBatch(
 )
 
 
-def module_with(kind: str | None, weight: float, skip: list[str] | None = None) -> ClassifyModule:
+def module_with(kind: str | None, weight: float, skip: list[str] | None = None) -> ClassifyObjective:
     torch.manual_seed(0)
-    module = ClassifyModule(Student(ARCHITECTURE), "32").eval()
+    module = ClassifyObjective(Student(ARCHITECTURE), "32").eval()
     module.student.backbone.blocks[0].attn.requires_grad_(False)
     optim = OptimConfig(skip_names=skip or [])
     regularize(module, TrainConfig(regularizer=RegularizerConfig(kind, weight), optim=optim))
     return module
 
 
-def penalised(module: ClassifyModule, skip: str = "-") -> dict[str, torch.Tensor]:
+def penalised(module: ClassifyObjective, skip: str = "-") -> dict[str, torch.Tensor]:
     return {
         name: p
         for name, p in module.named_parameters()

@@ -11,7 +11,7 @@ from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.distill import DistillModule, MicroBatch
+from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit, TargetNormType
@@ -131,7 +131,7 @@ def test_a_deepspeed_engine_keeps_transforms_in_fp32_and_learns_in_their_space(p
     run(running, 0, 1)
     fitted = buffers(model)
     spec = load_spec({"train": {"precision": precision, "zero_stage": stage, "optim": {"lr": 0.01}}})
-    module = DistillModule(model, teachers(), "32").train()
+    module = DistillObjective(model, teachers(), "32").train()
     engine = build_engine(module, spec, 1)
     for name, value in buffers(model).items():
         assert torch.equal(value, fitted[name]) and value.dtype is torch.float32, name

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from radioplat.data.batch import Batch
@@ -14,8 +15,9 @@ from radioplat.design.partitions import Partitions
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.serving.client import Pending, TeacherClient
-from radioplat.training.loop.mosaic_client import ask_in_mosaic
+from radioplat.training.feed.mosaic_client import ask_in_mosaic
 
+Fed = tuple[Batch, dict[str, Pending]]  # a micro-batch, and each asked teacher's answer by name
 _END = object()
 
 
@@ -40,16 +42,33 @@ class Feeder:
         self._batches, self._clients, self._teachers = batches, clients, teachers
         self._partitions = partitions
         self._queue: queue.Queue = queue.Queue(maxsize=max(1, depth))
-        self.without: set[str] = set()  # teachers that are not asked any more
+        self._put_back: deque[Fed] = deque()
+        self._left_out: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[tuple[Batch, dict[str, Pending]]]:
-        while (item := self._queue.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+    def __iter__(self) -> Iterator[Fed]:
+        return self
+
+    def __next__(self) -> Fed:
+        if self._put_back:
+            return self._put_back.popleft()
+        item = self._queue.get()
+        if item is _END:
+            self._queue.put(_END)  # for a caller that asks again
+            raise StopIteration
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def put_back(self, items: Iterable[Fed]) -> None:
+        """Yield ``items`` again, before what follows."""
+        self._put_back.extend(items)
+
+    def leave_out(self, teachers: Iterable[str]) -> None:
+        """Do not ask these teachers, by name, from the next micro-batch of the stream on."""
+        self._left_out = frozenset(teachers)
 
     def close(self, patience: float = PATIENCE_S) -> None:
         """End the thread, and its stream with it; one that its stream still holds up after ``patience`` seconds is left
@@ -86,7 +105,7 @@ class Feeder:
         answers = {}
         factors = self._partitions.factors(batch.grain) if self._partitions else {}
         for teacher in self._teachers:
-            if teacher.name in self.without or factors.get(teacher.name) == 0:
+            if teacher.name in self._left_out or factors.get(teacher.name) == 0:
                 continue
             client = self._clients[teacher.name]
             if teacher.mosaic > 1:

@@ -13,8 +13,8 @@ from radioplat.models.features import Features
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.teachers.serving.transport import Packed, pack, to_host, unpack
-from radioplat.training.loop.feeder import Feeder
-from radioplat.training.loop.mosaic_client import cut
+from radioplat.training.feed.feeder import Feeder
+from radioplat.training.feed.mosaic_client import cut
 
 PATCH = 4
 

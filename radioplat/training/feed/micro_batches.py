@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from radioplat.data.batch import Batch
+from radioplat.data.batch import Batch, View
 from radioplat.data.order.order import SampleOrder
 from radioplat.design.run import Run
 from radioplat.errors import TeacherSilent, TrainingError
 from radioplat.models.features import Features
-from radioplat.objectives.distill import ClassifyModule, DistillModule
 from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.objective import Objective
 from radioplat.objectives.overlap import overlap_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.client import Pending
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import unpack
-from radioplat.training.accounting.reporter import StepRecord
-from radioplat.training.guards.non_finite import NonFiniteGuard
-from radioplat.training.targets.running import RunningNorm
+from radioplat.training.accounting.step_record import StepRecord
 from radioplat.training.watch.phases import INLINE, TEACHER, Phases
+
+OnAnswer = Callable[[str, Features, torch.Tensor, View | None], None]
 
 
 class MicroBatches:
     """Checks what arrived against the order, and puts it on the device.
 
     Args:
-        on_cluster: whether teachers that are not inline answer from elsewhere.
-        module: whose quarantined teachers are not waited for.
-        targets: sees every answer.
-        guard: hears of teachers that said nothing.
+        on_cluster: whether teachers that are not inline answer from other processes.
+        objective: its quarantined teachers are not waited for.
+        phases: gets the phases ``teacher`` and ``inline teacher`` while an answer is waited for.
+        on_answer: called with each teacher's name, features, sample weights and view.
+        on_silence: called with the reason where a teacher gave no answer.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class MicroBatches:
         order: SampleOrder,
         device: torch.device,
         on_cluster: bool,
-        module: DistillModule | ClassifyModule,
-        targets: RunningNorm,
-        guard: NonFiniteGuard,
+        objective: Objective,
         phases: Phases,
+        on_answer: OnAnswer = lambda *answer: None,
+        on_silence: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._run, self._order, self._device, self._on_cluster = run, order, device, on_cluster
-        self._module, self._targets, self._guard, self._phases = module, targets, guard, phases
+        self._objective, self._phases = objective, phases
+        self._on_answer, self._on_silence = on_answer, on_silence
         self._partitions = run.partitions
 
     def micro_batch(
@@ -98,13 +101,13 @@ class MicroBatches:
             if batch.grain < 0 or micro.factors.get(teacher.name) == 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
                 continue
-            if teacher.name in self._module.quarantined:
+            if teacher.name in self._objective.quarantined:
                 continue
             try:
                 packed = self._answer(teacher, answers[teacher.name], record)
             except TeacherSilent as error:
                 # As if it had said NaN: all ranks then take the decision that the spec names.
-                self._guard.reasons.append(str(error))
+                self._on_silence(str(error))
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch)).map(lambda t: t * math.nan)
                 continue
             record.answered(teacher.name, packed)
@@ -113,7 +116,7 @@ class MicroBatches:
             overlap = overlap_of(view, batch.views[teacher.view]) if maps else None
             if overlap is not None:
                 micro.overlaps[teacher.name] = overlap.to(device)
-            self._targets.see(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
+            self._on_answer(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
         return micro
 
     def _overlap_inside(self, batch: Batch, micro: MicroBatch) -> None:

@@ -1,0 +1,87 @@
+"""The interface between the training loop and what is learnt: a module that turns micro-batches into losses."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from radioplat.data.batch import Batch
+from radioplat.objectives.inner_teachers import AverageTeacher
+from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What an objective may look at before the first micro-batch of a step.
+
+    Attributes:
+        step: the global step that begins, from 0.
+        batches: this rank's micro-batches of the step, padding included; empty unless the objective sets
+            :attr:`Objective.needs_whole_step`.
+    """
+
+    step: int
+    batches: Sequence[Batch] = ()
+
+
+class Objective(nn.Module):
+    """Student, losses and whatever trains beside the student, as the one module that DeepSpeed wraps.
+
+    Subclasses implement :meth:`losses`.
+
+    Args:
+        student: the model whose ``state_dict`` a checkpoint holds.
+        view: name of the view that the student sees.
+        teachers: those whose terms are part of the loss.
+        peers: modules that train beside the student; a checkpoint keeps their weights next to the moments.
+
+    Attributes:
+        needs_whole_step: whether :meth:`begin_step` needs all micro-batches of the step.
+        average: the student's moving average, where :meth:`asks_average`; set before the first step.
+        quarantined: names of the teachers whose terms are left out for the rest of the run.
+        regularizer: returns a penalty on the weights, which is added to ``loss`` and logged as ``loss/regularizer``.
+    """
+
+    needs_whole_step = False
+
+    def __init__(
+        self,
+        student: nn.Module,
+        view: str,
+        teachers: Sequence[ResolvedTeacher] = (),
+        peers: nn.ModuleDict | None = None,
+    ) -> None:
+        super().__init__()
+        self.student, self.view, self.teachers = student, view, list(teachers)
+        self.peers = nn.ModuleDict() if peers is None else peers
+        self.average: AverageTeacher | None = None
+        self.quarantined: set[str] = set()
+        self.regularizer: Callable[[], torch.Tensor] | None = None
+
+    def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """``loss``, its terms and figures, as fp32 scalars by name; every micro-batch bears the whole penalty."""
+        losses = self.losses(batch)
+        if self.regularizer is None:
+            return losses
+        penalty = self.regularizer()
+        return {**losses, "loss": losses["loss"] + penalty, "loss/regularizer": penalty}
+
+    @abstractmethod
+    def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """``loss`` without the regularizer, its terms and figures, as fp32 scalars by name."""
+
+    def asks_average(self, step: int | None = None) -> bool:
+        """Whether the student's moving average teaches at global ``step``; None: at any step."""
+        return False
+
+    def begin_step(self, context: StepContext) -> None:
+        """Prepare for a step; every rank calls it before its first micro-batch, so it may use collectives."""
+
+    def quarantine(self, name: str) -> None:
+        """Leave out the terms of the teacher ``name`` from now on."""
+        self.quarantined.add(name)

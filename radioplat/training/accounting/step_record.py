@@ -1,0 +1,81 @@
+"""Figures of one optimizer step, first of this rank, then of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+
+from radioplat.common import collectives
+from radioplat.teachers.serving.packed_features import Packed
+
+
+@dataclass
+class StepRecord:
+    """The figures of one step.
+
+    Attributes:
+        values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
+        wait: seconds this rank waited for data and teachers, with the forwards of inline teachers on a CPU.
+        wait_data, wait_teachers: the two parts of it; ``reduce`` makes them those of the slowest rank.
+        teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
+        received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
+        cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
+    """
+
+    step: int
+    learning_rate: float
+    values: dict[str, float] = field(default_factory=dict)
+    teacher_seconds: dict[str, float] = field(default_factory=dict)
+    received: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    wait: float = 0.0
+    wait_data: float = 0.0
+    wait_teachers: float = 0.0
+    seconds: float = 0.0
+    skipped: bool = False
+    skipped_for: str = "a loss term was not finite"
+
+    def add(self, losses: dict[str, torch.Tensor], share: float = 1.0) -> None:
+        """Add the terms of a real micro-batch, or of a piece that is ``share`` of one."""
+        for name, value in losses.items():
+            self.values[name] = self.values.get(name, 0.0) + share * float(value.detach())
+
+    def answered(self, teacher: str, packed: Packed) -> None:
+        """Count what a teacher answered to a real micro-batch."""
+        self.teacher_seconds[teacher] = self.teacher_seconds.get(teacher, 0.0) + packed.seconds
+        images, size = self.received.get(teacher, (0, 0))
+        self.received[teacher] = (images + len(packed), size + packed.nbytes)
+        if packed.cached is not None:
+            hits, misses = self.cached.get(teacher, (0, 0))
+            self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
+
+    def _waits(self) -> tuple[float, float]:
+        return self.wait_data, self.wait_teachers
+
+    def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
+        """Means over the global batch; every rank calls this."""
+        self.skipped = skipped
+        # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
+        known = collectives.gather((list(self.values), list(self.teacher_seconds), list(self.cached), self._waits()))
+        *known, waits = zip(*known, strict=True)
+        self.wait_data, self.wait_teachers = map(max, zip(*waits, strict=True))
+        names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in known)
+        packed = torch.tensor(
+            [
+                *(self.values.get(n, 0.0) for n in names),
+                *(self.teacher_seconds.get(t, 0.0) for t in teachers),
+                *chain.from_iterable(self.received.get(t, (0, 0)) for t in teachers),
+                *chain.from_iterable(self.cached.get(t, (0, 0)) for t in caches),
+            ],
+            dtype=torch.float64,
+            device="cpu" if device.type == "cpu" else device,
+        )
+        packed = collectives.total(packed).tolist()
+        self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
+        packed = packed[len(names) :]
+        self.teacher_seconds = dict(zip(teachers, packed, strict=False))
+        counts = map(int, packed[len(teachers) :])
+        self.received = {teacher: (next(counts), next(counts)) for teacher in teachers}
+        self.cached = dict(zip(caches, zip(counts, counts, strict=True), strict=True))
