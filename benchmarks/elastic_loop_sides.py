@@ -56,12 +56,12 @@ class Known:
         """Nothing is sent."""
         return pixels
 
-    def submit(self, shared, grain: int):
+    def submit(self, shared, micro_batch: int):
         """See :class:`radioplat.teachers.serving.client.TeacherClient`."""
 
         def answer():
             self._begins()
-            return self._answers[grain % len(self._answers)]
+            return self._answers[micro_batch % len(self._answers)]
 
         return answer
 
@@ -135,10 +135,10 @@ class Timed:
     def _preload(self) -> list:
         """All micro-batches of the run, decoded as a run decodes them."""
         from radioplat.data.loading.run_data import open_reader
-        from radioplat.data.loading.threads import load_grains
+        from radioplat.data.loading.threads import load_micro_batches
 
         reader = open_reader(*self.run.reader_arguments)
-        return list(load_grains(reader, iter(range(self.run.total_steps)), threads=2, prefetch=4))
+        return list(load_micro_batches(reader, iter(range(self.run.total_steps)), threads=2, prefetch=4))
 
     def _made_up(self) -> list:
         import torch

@@ -83,11 +83,14 @@ def bare(work: Work) -> float:
 def local(work: Work) -> float:
     """Our loader of local mode."""
     from radioplat.data.loading.run_data import open_reader
-    from radioplat.data.loading.threads import load_grains
+    from radioplat.data.loading.threads import load_micro_batches
 
     reader = open_reader(*_reader(work))
-    grains = range((work.images + WARM_UP) // BATCH)
-    return _rate((b.views["224"].pixels for b in load_grains(reader, grains, threads=CORES, prefetch=4)), work.images)
+    micro_batches = range((work.images + WARM_UP) // BATCH)
+    return _rate(
+        (b.views["224"].pixels for b in load_micro_batches(reader, micro_batches, threads=CORES, prefetch=4)),
+        work.images,
+    )
 
 
 def stream(work: Work) -> float:
@@ -95,12 +98,12 @@ def stream(work: Work) -> float:
     import ray
 
     from radioplat.data.loading.ray_stream import open_stream, read_stream
-    from radioplat.data.order.dealing import Grains
+    from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         steps = (work.images + WARM_UP) // BATCH + 16  # what lies behind the last one timed must not run dry
-        (iterator,) = open_stream(_reader(work), Grains(1, 1), 0, steps, tasks=CORES, cpus_per_task=1)
+        (iterator,) = open_stream(_reader(work), MicroBatchSchedule(1, 1), 0, steps, tasks=CORES, cpus_per_task=1)
         with contextlib.closing(read_stream(iterator)) as batches:
             return _rate((b.views["224"].pixels for b in batches), work.images)
     finally:

@@ -21,7 +21,7 @@ import numpy as np
 
 from radioplat.data.batch import Batch, View
 from radioplat.data.ledger.ledger import Ledger
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.order.order import ArraySource, SampleOrder
 from radioplat.teachers.serving.client import Pending
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher
@@ -131,7 +131,7 @@ class Worker:
         turns: threading.Lock,
     ) -> None:
         self._plan, self._rank, self._pixels, self._turns = plan, rank, pixels, turns
-        self._order, self._grains = order_of(found), Grains(plan.world, plan.world)
+        self._order, self._schedule = order_of(found), MicroBatchSchedule(plan.world, plan.world)
         self._pools = [replace(pool, turn=rank, _replicas=[], _open={}, _restarted=set()) for pool in pools]
         self._ledger = Ledger(Path(plan.folder) / "ledger", rank, 1)
         self._first = _FirstRank(plan) if rank == 0 else None
@@ -175,16 +175,16 @@ class Worker:
     def _ask(self, step: int, books: Books) -> tuple[Batch, list[Pending]]:
         plan = self._plan
         with books.part("order"):
-            (grain,) = self._grains.of_rank(step, self._rank)
-            refs = self._order.slice(grain * plan.batch, (grain + 1) * plan.batch)
+            (micro_batch,) = self._schedule.of_rank(step, self._rank)
+            refs = self._order.slice(micro_batch * plan.batch, (micro_batch + 1) * plan.batch)
         view = View(self._pixels, np.broadcast_to(np.eye(3, dtype=np.float32), (plan.batch, 3, 3)))
         ones, none = np.ones(plan.batch, np.float32), np.full(plan.batch, -1)
-        batch = Batch(grain, {str(plan.size): view}, refs.sample_id, refs.position, ones, none)
+        batch = Batch(micro_batch, {str(plan.size): view}, refs.sample_id, refs.position, ones, none)
         with books.part("checksum"):
             _ = batch.checksums
         with books.part("ask"):
             shared = self._pools[0].share(view.shown, batch)
-            pending = [pool.submit(shared, grain) for pool in self._pools]
+            pending = [pool.submit(shared, micro_batch) for pool in self._pools]
         books.asked.update(f"{p.__self__._teacher.name} {p.__self__._replica._actor_id.hex()}" for p in pending)
         return batch, pending
 

@@ -1,4 +1,4 @@
-"""What a training worker receives: one grain, that is one micro-batch of consecutive samples of the order."""
+"""A micro-batch as a training worker receives it: the views, ids and labels of consecutive samples of the order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
     """A micro-batch.
 
     Attributes:
-        grain: index of the grain in the run, or -1 for padding (weight zero, no teacher sees it).
+        micro_batch: its number in the run, or -1 for padding (weight zero, no teacher sees it).
         views: by view name (``"224"``); all of one micro-batch.
         sample_id: int64 ``[B]``, the row in the run's copy of the index.
         position: int64 ``[B]``, the place in the order.
@@ -46,7 +46,7 @@ class Batch:
         faults: reason by sample_id for each sample of weight 0.
     """
 
-    grain: int
+    micro_batch: int
     views: dict[str, View]
     sample_id: np.ndarray
     position: np.ndarray

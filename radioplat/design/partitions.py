@@ -62,9 +62,9 @@ class Partitions:
         """int64 ``[G]``: the partition of each real micro-batch of global step ``step``."""
         return partition_of(self.seed, step, self.counts)
 
-    def factors(self, grain: int) -> dict[str, float]:
-        """By teacher, what its terms are multiplied by at a real grain: 0 where it is not asked, absent: always 1."""
-        step, place = divmod(grain, self.micro_batches)
+    def factors(self, micro_batch: int) -> dict[str, float]:
+        """Return the factor of each teacher's terms at a real micro-batch: 0 if not asked; absent means always 1."""
+        step, place = divmod(micro_batch, self.micro_batches)
         away = next((names for first, names in reversed(self.away) if first <= step), frozenset())
         found: dict[str, float] = {}
         if self.counts:

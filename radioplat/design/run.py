@@ -13,7 +13,7 @@ from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.ledger.ledger import write_rejects
 from radioplat.data.loading.run_data import RunData, dataset_to_json, order_hash
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.scan.scan import Scanner
 from radioplat.data.scan.sources import list_shards
 from radioplat.data.views.render import ViewSpec
@@ -94,9 +94,9 @@ class Run:
         """Real micro-batches of one optimizer step."""
         return self.spec.global_batch_size // self.spec.dataset.batch_size
 
-    def grains(self, world_size: int) -> Grains:
+    def micro_batch_schedule(self, world_size: int) -> MicroBatchSchedule:
         """How steps are cut for ``world_size`` ranks."""
-        return Grains(self.micro_batches, world_size)
+        return MicroBatchSchedule(self.micro_batches, world_size)
 
     @property
     def partitions(self) -> Partitions:

@@ -14,7 +14,7 @@ from radioplat.common.cpu_threads import decode_threads, torch_beside
 from radioplat.common.sigterm import asked, passing_on
 from radioplat.data.batch import Batch
 from radioplat.data.loading.run_data import open_reader
-from radioplat.data.loading.threads import load_grains
+from radioplat.data.loading.threads import load_micro_batches
 from radioplat.data.storage.outage import is_waiting
 from radioplat.design.device import device_problems
 from radioplat.design.run import Run
@@ -49,16 +49,16 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     clients: dict[str, TeacherClient] = {
         t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.asked
     }
-    grains = run.grains(1)
+    schedule = run.micro_batch_schedule(1)
     dataset = run.spec.dataset
 
     threads = decode_threads(dataset.workers)
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
         """The micro-batches of steps ``start`` to ``stop``."""
-        wanted = chain.from_iterable(grains.of_rank(step, 0) for step in range(start, stop))
+        wanted = chain.from_iterable(schedule.of_rank(step, 0) for step in range(start, stop))
         reader = open_reader(*run.reader_arguments)
-        return load_grains(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
+        return load_micro_batches(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
     with torch_beside(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
         _go_on(run, Seat(0, 1, device), behind, batches, say)

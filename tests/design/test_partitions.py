@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radioplat.data.batch import Batch, View
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.partitions import Partitions
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
@@ -157,31 +157,34 @@ class Recorder:
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         return pixels
 
-    def submit(self, shared: np.ndarray, grain: int):
-        self.asked.append(grain)
+    def submit(self, shared: np.ndarray, micro_batch: int):
+        self.asked.append(micro_batch)
         return lambda: None
 
     def precision(self) -> str:
         return "float32"
 
 
-def batch_of(grain: int) -> Batch:
+def batch_of(micro_batch: int) -> Batch:
     nothing, view = np.zeros(B, np.int64), View(np.zeros((B, 3, 32, 32), np.uint8), np.zeros((B, 3, 3), np.float32))
-    return Batch(grain, {"32": view}, nothing, nothing, np.full(B, grain >= 0, np.float32), nothing)
+    return Batch(micro_batch, {"32": view}, nothing, nothing, np.full(B, micro_batch >= 0, np.float32), nothing)
 
 
 def asked(partitions: Partitions, world_size: int, start: int, stop: int) -> dict[str, list[int]]:
-    """Grains that each teacher is asked for by all ranks together."""
-    grains, found = Grains(partitions.micro_batches, world_size), {teacher.name: [] for teacher in TEACHERS}
+    """Micro-batches that each teacher is asked for by all ranks together."""
+    schedule, found = (
+        MicroBatchSchedule(partitions.micro_batches, world_size),
+        {teacher.name: [] for teacher in TEACHERS},
+    )
     for rank in range(world_size):
-        mine = [grain for step in range(start, stop) for grain in grains.of_rank(step, rank)]
+        mine = [micro_batch for step in range(start, stop) for micro_batch in schedule.of_rank(step, rank)]
         clients = {name: Recorder(name) for name in found}
         fed = list(Feeder(map(batch_of, mine), clients, TEACHERS, 2, partitions))
-        assert [batch.grain for batch, _ in fed] == mine
+        assert [batch.micro_batch for batch, _ in fed] == mine
         for name, client in clients.items():
-            assert client.asked == [batch.grain for batch, answers in fed if name in answers]
+            assert client.asked == [batch.micro_batch for batch, answers in fed if name in answers]
             found[name] += client.asked
-    return {name: sorted(grains) for name, grains in found.items()}
+    return {name: sorted(numbers) for name, numbers in found.items()}
 
 
 def test_the_same_teacher_at_every_world_size_and_after_a_restart():
@@ -194,5 +197,5 @@ def test_the_same_teacher_at_every_world_size_and_after_a_restart():
         assert [len(set(here) & set(alone[name])) for name in "ab"] == [3, 3]
     for world_size in (2, 4):  # at 4 two ranks have padding
         assert asked(partitions, world_size, 0, 8) == alone
-    late = {name: [grain for grain in grains if grain >= 30] for name, grains in alone.items()}
+    late = {name: [n for n in numbers if n >= 30] for name, numbers in alone.items()}
     assert asked(partitions, 2, 5, 8) == late

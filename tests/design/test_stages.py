@@ -69,10 +69,10 @@ def test_who_is_away_has_factor_zero_and_the_others_what_they_had(stages):
     step = 0
     for steps, who in stages:
         here = who or set(NAMES)
-        for grain in range(4 * step, 4 * (step + steps)):
-            before = plain.factors(grain)
-            assert staged.factors(grain) == {n: f for n, f in before.items() if n in here} | {
+        for micro_batch in range(4 * step, 4 * (step + steps)):
+            before = plain.factors(micro_batch)
+            assert staged.factors(micro_batch) == {n: f for n, f in before.items() if n in here} | {
                 n: 0.0 for n in NAMES if n not in here
             }
-            assert alone.factors(grain) == {n: 0.0 for n in NAMES if n not in here}
+            assert alone.factors(micro_batch) == {n: 0.0 for n in NAMES if n not in here}
         step += steps

@@ -67,8 +67,8 @@ def test_stages_and_partitions_say_who_looks_when_and_at_what_size():
         96: "distill.partitions[0].img_size",
     }
     for step in range(5):
-        grains = range(4 * step, 4 * step + 4)
-        found = sorted((drawn_size(views["matched"], 1, g), drawn_size(views["128"], 1, g)) for g in grains)
+        micro_batches = range(4 * step, 4 * step + 4)
+        found = sorted((drawn_size(views["matched"], 1, g), drawn_size(views["128"], 1, g)) for g in micro_batches)
         b = 128 if step < 2 else 0
         assert found == sorted([(96, 0)] + [(48 if step < 2 else 64, b)] * 3)
 

@@ -268,7 +268,7 @@ def overflowing(quiet_run, weights, tmp_path_factory) -> tuple[list[str], int, l
     teacher.model.load_state_dict(safetensors.torch.load_file(weights["vit"]))
     normal = spec.dataset.augmentation
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (normal.mean, normal.std))
-    batches = [reader.read(grain) for grain in range(24)]
+    batches = [reader.read(micro_batch) for micro_batch in range(24)]
     peaks = []
     with torch.inference_mode():
         for batch in batches:
@@ -281,9 +281,9 @@ def overflowing(quiet_run, weights, tmp_path_factory) -> tuple[list[str], int, l
         tensors[name] = tensors[name] * 65504 / (top * second) ** 0.5
     path = tmp_path_factory.mktemp("overflow") / "vit.safetensors"
     safetensors.torch.save_file(tensors, path)
-    grain = peaks.index(top)
+    micro_batch = peaks.index(top)
     overrides = [f"{TEACHER}={path}", "teachers.vit.precision=fp16"]
-    return overrides, grain // 3, sorted(batches[grain].sample_id.tolist())
+    return overrides, micro_batch // 3, sorted(batches[micro_batch].sample_id.tolist())
 
 
 def test_a_step_that_is_not_finite_is_skipped(overflowing, make_spec, distil, student_tensors, tmp_path):

@@ -145,7 +145,7 @@ def test_a_worker_that_swaps_or_drops_a_row_is_found_out(make_spec, distil, monk
     record = Ledger.record
 
     def faulty(self, step, batch, rank=None):
-        if step == 1 and batch.grain == 4:
+        if step == 1 and batch.micro_batch == 4:
             ids = batch.sample_id[::-1].copy() if fault == "swap" else batch.sample_id[1:]
             keep = slice(None) if fault == "swap" else slice(1, None)
             views = {n: dataclasses.replace(v, pixels=v.pixels[keep]) for n, v in batch.views.items()}
@@ -329,7 +329,7 @@ def test_drawn_sizes_and_every_augmentation_train_and_go_on_as_they_were(make_sp
     assert all(np.isfinite(loss) for loss in whole.losses.values()) and len(whole.losses) == 8
     views = (("matched", 96, 1, ((48, 0.3), (64, 0.3), (96, 0.4))),)
     reader = open_reader(str(whole.folder / "data"), dataset_to_json(load_spec(spec).dataset), views)
-    shapes = {reader.read(grain).views["matched"].pixels.shape for grain in range(24)}
+    shapes = {reader.read(micro_batch).views["matched"].pixels.shape for micro_batch in range(24)}
     assert shapes == {(2, 3, side, side) for side in (48, 64, 96)}
     again = distil(spec, *break_off(whole.folder, tmp_path / "broken", 4))
     assert again.result.resumed_from == 4 and sorted(again.losses) == [5, 6, 7, 8]

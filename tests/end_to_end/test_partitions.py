@@ -19,13 +19,13 @@ QUARTERS = [{"share": 0.25, "teachers": ["lite0"]}, {"share": 0.75, "teachers": 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Grains that each teacher was asked for."""
+    """Micro-batches that each teacher was asked for."""
     found: dict[str, list[int]] = {}
     submit = InlineTeacher.submit
 
-    def noted(self, shared, grain):
-        found.setdefault(self.name, []).append(grain)
-        return submit(self, shared, grain)
+    def noted(self, shared, micro_batch):
+        found.setdefault(self.name, []).append(micro_batch)
+        return submit(self, shared, micro_batch)
 
     monkeypatch.setattr(InlineTeacher, "submit", noted)
     return found
@@ -55,10 +55,10 @@ def test_each_teacher_is_asked_for_its_share_and_goes_on_with_it(short, distil, 
     fact = plan(load_spec(spec)).facts["partitions"]
     assert fact == "of the 4 micro-batches of a step 1 seen by lite0; 3 seen by vit"
     trail = distil(spec)
-    whole = {name: set(grains) for name, grains in asked.items()}
+    whole = {name: set(micro_batches) for name, micro_batches in asked.items()}
     assert len(asked["lite0"]) == STEPS and len(asked["vit"]) == 3 * STEPS
     assert whole["lite0"] | whole["vit"] == set(range(G * STEPS)) and not whole["lite0"] & whole["vit"]
-    assert [grain // G for grain in asked["lite0"]] == list(range(STEPS))
+    assert [micro_batch // G for micro_batch in asked["lite0"]] == list(range(STEPS))
     assert len(steps(trail)) == STEPS
     for event in steps(trail):
         terms = {name: value for name, value in event.metrics.items() if name.startswith("loss/")}
@@ -71,8 +71,8 @@ def test_each_teacher_is_asked_for_its_share_and_goes_on_with_it(short, distil, 
     start = trail.folder / "model_epoch_000_step_00002"
     again = distil(spec, f"results_dir={tmp_path / 'again'}", "feature_cache.dir=null",
                    f"train.resume_training_checkpoint_path={start}")  # fmt: skip
-    assert {name: set(grains) for name, grains in asked.items()} == {
-        name: {grain for grain in grains if grain >= 2 * G} for name, grains in whole.items()
+    assert {name: set(micro_batches) for name, micro_batches in asked.items()} == {
+        name: {n for n in micro_batches if n >= 2 * G} for name, micro_batches in whole.items()
     }
     assert again.losses == pytest.approx({step: trail.losses[step] for step in (3, 4)}, rel=1e-6)
 
@@ -92,6 +92,6 @@ def test_a_teacher_in_quarantine_leaves_its_share_to_nobody(short, distil, asked
     path = tmp_path / "vit.safetensors"
     trail = distil(spec, f"distill.teacher[1].pretrained_teacher_model_path={path}")
     assert verified_state(trail.result.checkpoint).quarantined == ["vit"]
-    assert [grain // G for grain in asked["lite0"]] == list(range(STEPS))
+    assert [micro_batch // G for micro_batch in asked["lite0"]] == list(range(STEPS))
     assert all(math.isfinite(event.metrics["loss/lite0/spatial"]) for event in steps(trail)[1:])
     assert all("loss/vit/spatial" not in event.metrics for event in steps(trail)[1:])

@@ -105,7 +105,7 @@ def open_worker(run, rank: int, world: int):
 def train(run, rank: int, world: int) -> dict:
     """All steps from the first to the last, whose checkpoint is then committed; what the worker held then."""
     from radioplat.data.loading.run_data import open_reader
-    from radioplat.data.loading.threads import load_grains
+    from radioplat.data.loading.threads import load_micro_batches
     from radioplat.training.accounting.attempt_clock import AttemptClock
     from radioplat.training.feed.feeder import Feeder
     from radioplat.training.guards.pause import Pauses
@@ -113,8 +113,9 @@ def train(run, rank: int, world: int) -> dict:
     worker, clients = open_worker(run, rank, world)
     clock = AttemptClock(run, rank)
     clock.begin(worker.state)
-    wanted = [grain for step in range(run.total_steps) for grain in run.grains(world).of_rank(step, rank)]
-    batches = load_grains(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
+    schedule = run.micro_batch_schedule(world)
+    wanted = [n for step in range(run.total_steps) for n in schedule.of_rank(step, rank)]
+    batches = load_micro_batches(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
         worker.train(feeder, Pauses(), clock)
         return everything(worker)

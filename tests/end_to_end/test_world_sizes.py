@@ -36,7 +36,7 @@ def cluster(ray_environment):
         # In every process of the cluster: a dataset covers five steps, so that each run crosses from one to the next.
         import radioplat.data.loading.ray_stream
 
-        radioplat.data.loading.ray_stream.MAX_GRAINS = 20
+        radioplat.data.loading.ray_stream.MAX_MICRO_BATCHES = 20
 
     before = dict(os.environ)
     os.environ.update(ray_environment)

@@ -55,7 +55,7 @@ class Ledger:
 
     def record(self, step: int, batch: Batch, rank: int | None = None) -> None:
         """Write down a batch that reached backward, samples of weight 0 in both books. Padding leaves no trace."""
-        if batch.grain < 0:
+        if batch.micro_batch < 0:
             return
         rank = self._rank if rank is None else rank
         self.consumed(step, rank, batch.position, batch.sample_id, batch.checksums)

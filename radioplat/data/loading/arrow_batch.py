@@ -1,6 +1,6 @@
-"""A batch as an Arrow table of exactly one row, so that Ray Data can never cut a grain; and back without a copy.
+"""A batch as an Arrow table of exactly one row, so that Ray Data can never cut a micro-batch; and back without a copy.
 
-The schema is the same whatever the views, because views change from grain to grain.
+The schema is the same whatever the views, because views change from micro-batch to micro-batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radioplat.data.batch import Batch, View
 _BLOBS = pa.list_(pa.large_binary())
 SCHEMA = pa.schema(
     [
-        ("grain", pa.int64()),
+        ("micro_batch", pa.int64()),
         ("sample_id", pa.list_(pa.int64())),
         ("position", pa.list_(pa.int64())),
         ("weight", pa.list_(pa.float32())),
@@ -37,7 +37,7 @@ def batch_to_table(batch: Batch) -> pa.Table:
     """One row of :data:`SCHEMA`."""
     views = list(batch.views.values())
     columns = {
-        "grain": pa.array([batch.grain], pa.int64()),
+        "micro_batch": pa.array([batch.micro_batch], pa.int64()),
         "sample_id": _numbers(batch.sample_id, np.int64),
         "position": _numbers(batch.position, np.int64),
         "weight": _numbers(batch.weight, np.float32),
@@ -62,7 +62,7 @@ def table_to_batch(table: pa.Table) -> Batch:
         ValueError: the table has another number of rows.
     """
     if table.num_rows != 1:
-        raise ValueError(f"a grain is one row, not {table.num_rows}")
+        raise ValueError(f"a micro-batch is one row, not {table.num_rows}")
     row = {name: table.column(name)[0] for name in SCHEMA.names}
     ids = row["sample_id"].values.to_numpy()
     count = len(ids)
@@ -77,7 +77,7 @@ def table_to_batch(table: pa.Table) -> Batch:
             _boxes(boxes, count) if boxes.is_valid else None,
         )
     return Batch(
-        row["grain"].as_py(),
+        row["micro_batch"].as_py(),
         views,
         ids,
         row["position"].values.to_numpy(),
@@ -90,12 +90,12 @@ def table_to_batch(table: pa.Table) -> Batch:
 def pack(tables: list[pa.Table]) -> pa.Table:
     """Several one-row tables of :data:`SCHEMA` as a table of one row, which travels as one block."""
     rows = pa.concat_arrays([table.to_struct_array().combine_chunks() for table in tables])
-    return pa.table({"grains": pa.LargeListArray.from_arrays(pa.array([0, len(rows)], pa.int64()), rows)})
+    return pa.table({"micro_batches": pa.LargeListArray.from_arrays(pa.array([0, len(rows)], pa.int64()), rows)})
 
 
 def unpack(table: pa.Table) -> Iterator[pa.Table]:
     """The one-row tables that went into :func:`pack`, in order, without a copy."""
-    for chunk in table["grains"].chunks:
+    for chunk in table["micro_batches"].chunks:
         rows = pa.Table.from_batches([pa.RecordBatch.from_struct_array(chunk.flatten())])
         for i in range(rows.num_rows):
             yield rows.slice(i, 1)

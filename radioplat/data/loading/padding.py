@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from radioplat.data.batch import Batch, View
-from radioplat.data.order.dealing import PADDING
+from radioplat.data.order.micro_batch_schedule import PADDING
 from radioplat.data.views.render import ViewSpec
 
 

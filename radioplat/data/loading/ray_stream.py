@@ -1,6 +1,6 @@
-"""Grains read by Ray Data: the stream of a distributed run.
+"""Micro-batches read by Ray Data: the stream of a distributed run.
 
-A block holds a few consecutive grains of one rank, in one row, which Ray Data never cuts; a task reads a span of
+A block holds a few consecutive micro-batches of one rank, in one row, which Ray Data never cuts; a task reads a span of
 neighbouring blocks and yields them one by one. ``preserve_order`` deals block i to rank i mod world size whatever the
 speed of each, so the order that was planned is the order that arrives. A dataset covers a bounded number of steps.
 """
@@ -25,15 +25,15 @@ from radioplat.data.batch import Batch
 from radioplat.data.loading.arrow_batch import batch_to_table, pack, table_to_batch, unpack
 from radioplat.data.loading.closeable import CloseableIterator, end_thread
 from radioplat.data.loading.padding import padding_batch
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import dataset_from_json, open_reader
-from radioplat.data.order.dealing import PADDING, Grains
+from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.data.ray_blocks import end_execution, read_blocks
 from radioplat.data.storage.outage import before_each_try, note_waits_in
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import wrapped_error
 
-MAX_GRAINS = 4096  # of one dataset
+MAX_MICRO_BATCHES = 4096  # of one dataset
 # Of a block: enough that moving it is little beside decoding it, and few enough that the first comes soon.
 PACK, PACK_BYTES = 8, 16 * 2**20
 # Of a task: enough samples that starting it is little beside its work, and no more than it may hold for a slow reader.
@@ -54,14 +54,14 @@ class _ReadSpan:
             # A process of this task is gone, perhaps for a read that hung: if it hangs again, the sample is given up.
             reader, patience = reader.careful(), None
         for blocks in spans["blocks"].to_pylist():
-            for grains in json.loads(blocks):
-                yield pack([batch_to_table(self._read(reader, grain, patience)) for grain in grains])
+            for micro_batches in json.loads(blocks):
+                yield pack([batch_to_table(self._read(reader, micro_batch, patience)) for micro_batch in micro_batches])
 
-    def _read(self, reader: GrainReader, grain: int, patience: float | None) -> Batch:
-        if grain == PADDING:
+    def _read(self, reader: MicroBatchReader, micro_batch: int, patience: float | None) -> Batch:
+        if micro_batch == PADDING:
             return padding_batch(reader.views, reader.batch_size)
         with _ended_after(patience):
-            return reader.read(grain)
+            return reader.read(micro_batch)
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def _ended_after(seconds: float | None) -> Iterator[None]:
 
 def open_stream(
     reader: tuple[str, str, tuple[tuple, ...]],
-    grains: Grains,
+    schedule: MicroBatchSchedule,
     start: int,
     stop: int,
     *,
@@ -97,7 +97,9 @@ def open_stream(
     cpus_per_task: float,
     environment: dict | None = None,
 ) -> list[ray.data.DataIterator]:
-    """One iterator a rank over the grains of steps ``start`` to ``stop``; made by one process and sent to the others.
+    """Return one iterator per rank over the micro-batches of steps ``start`` to ``stop``.
+
+    Made by one process and sent to the others.
 
     Args:
         reader: the arguments of :func:`radioplat.data.loading.run_data.open_reader`.
@@ -110,9 +112,9 @@ def open_stream(
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # a block ends after each row; a row is never cut
     size = dataset_from_json(reader[1]).batch_size
-    grain_bytes = size * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
-    blocks = deal(grains, start, stop, max(1, min(PACK, PACK_BYTES // grain_bytes)))
-    block_bytes, samples = grain_bytes * len(blocks[0]), size * len(blocks[0])
+    micro_batch_bytes = size * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
+    blocks = deal(schedule, start, stop, max(1, min(PACK, PACK_BYTES // micro_batch_bytes)))
+    block_bytes, samples = micro_batch_bytes * len(blocks[0]), size * len(blocks[0])
     span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)))
     # As text: of nested lists Ray makes tensors. Not from_arrow, whose task waits for a whole CPU to be free.
     spans = [{"blocks": json.dumps(blocks[i : i + span])} for i in range(0, len(blocks), span)]
@@ -125,20 +127,22 @@ def open_stream(
         compute=ray.data.TaskPoolStrategy(size=tasks),
         **({"runtime_env": environment} if environment else {}),
     )
-    return dataset.streaming_split(grains.world_size)
+    return dataset.streaming_split(schedule.world_size)
 
 
-def deal(grains: Grains, start: int, stop: int, most: int) -> list[list[int]]:
-    """The grains of steps ``start`` to ``stop`` in blocks of at most ``most``: block i holds the next grains of rank i
-    mod world size, in the order that it consumes them."""
-    ranks = range(grains.world_size)
-    own = [[grain for step in range(start, stop) for grain in grains.of_rank(step, rank)] for rank in ranks]
+def deal(schedule: MicroBatchSchedule, start: int, stop: int, most: int) -> list[list[int]]:
+    """Return the micro-batches of steps ``start`` to ``stop`` in blocks of at most ``most``.
+
+    Block i contains the next micro-batches of rank i mod world size, in the order in which the rank consumes them.
+    """
+    ranks = range(schedule.world_size)
+    own = [[n for step in range(start, stop) for n in schedule.of_rank(step, rank)] for rank in ranks]
     return [own[rank][i : i + most] for i in range(0, len(own[0]), most) for rank in ranks]
 
 
-def steps_per_dataset(grains: Grains) -> int:
+def steps_per_dataset(schedule: MicroBatchSchedule) -> int:
     """Steps that one dataset covers."""
-    return max(1, MAX_GRAINS // (grains.per_rank * grains.world_size))
+    return max(1, MAX_MICRO_BATCHES // (schedule.per_rank * schedule.world_size))
 
 
 def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:

@@ -37,8 +37,8 @@ class Order(Protocol):
         ...
 
 
-class GrainReader:
-    """Reads grains; thread-safe, and pickles without its open files.
+class MicroBatchReader:
+    """Reads micro-batches; thread-safe, and pickles without its open files.
 
     Args:
         index: the run's copy.
@@ -46,9 +46,9 @@ class GrainReader:
         views: every view to cut from each image.
         augmentation: None gives evaluation views (the centred square).
         seed: of the run; crops depend on it and on the position, on nothing else.
-        batch_size: samples of a grain.
+        batch_size: samples of a micro-batch.
         max_pixels: a larger image is not decoded.
-        read_timeout_s: after how long a grain counts as stalled; for whoever waits for :meth:`read`.
+        read_timeout_s: after how long a micro-batch counts as stalled; for whoever waits for :meth:`read`.
         verify_hashes: an image that is not what its sidecar's hash says is unreadable.
         reject_uniform: an image of one colour gets weight 0.
         equivariance: how the views of one image lie to each other.
@@ -83,31 +83,31 @@ class GrainReader:
         self._still = Recipe(self.views, None, seed, whole=whole)
         self._fetch = Fetcher(index, read_timeout_s, storage_timeout_s=storage_timeout_s)
 
-    def careful(self) -> GrainReader:
+    def careful(self) -> MicroBatchReader:
         """The same reader, whose reads never hang: each ends after ``read_timeout_s``, and is tried again."""
         other = copy.copy(self)
         other._fetch = self._fetch.as_careful()
         return other
 
-    def read(self, grain: int) -> Batch:
-        """The micro-batch at positions ``grain * batch_size`` and on.
+    def read(self, micro_batch: int) -> Batch:
+        """The micro-batch at positions ``micro_batch * batch_size`` and on.
 
         A sample that proves unreadable keeps its place: zeros, weight 0, and its reason in ``faults``.
         """
         if self.order is None:
             raise ValueError("this reader has no order; use read_rows")
-        span = self.order.slice(grain * self.batch_size, (grain + 1) * self.batch_size)
-        return self._batch(grain, span.sample_id, span.position, self.recipe, fast=True)
+        span = self.order.slice(micro_batch * self.batch_size, (micro_batch + 1) * self.batch_size)
+        return self._batch(micro_batch, span.sample_id, span.position, self.recipe, fast=True)
 
-    def read_rows(self, rows: Sequence[int] | np.ndarray, grain: int = 0) -> Batch:
+    def read_rows(self, rows: Sequence[int] | np.ndarray, micro_batch: int = 0) -> Batch:
         """Explicit rows of the index as evaluation views; every position is -1."""
         ids = np.asarray(rows, np.int64)
-        return self._batch(grain, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
+        return self._batch(micro_batch, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
 
-    def _batch(self, grain: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe, fast: bool) -> Batch:
+    def _batch(self, micro_batch: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe, fast: bool) -> Batch:
         """``fast``: decode with the arithmetic that is good enough to train on."""
         sizes = self.index.width[ids], self.index.height[ids]
-        plan = recipe.plan(grain, *sizes, positions)
+        plan = recipe.plan(micro_batch, *sizes, positions)
         weight = np.ones(len(ids), np.float32)
         faults: dict[int, str] = {}
         for i, (row, place) in enumerate(zip(ids.tolist(), self._fetch.places(ids), strict=True)):
@@ -124,8 +124,8 @@ class GrainReader:
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
         if self.boxes is not None:
             known = [self.boxes.of(row) if w else Boxes.none() for row, w in zip(ids.tolist(), weight, strict=True)]
-            return Batch(grain, plan.views(known), ids, positions, weight, self.index.label[ids], faults)
-        return Batch(grain, plan.views(), ids, positions, weight, self.index.label[ids], faults)
+            return Batch(micro_batch, plan.views(known), ids, positions, weight, self.index.label[ids], faults)
+        return Batch(micro_batch, plan.views(), ids, positions, weight, self.index.label[ids], faults)
 
     def _decode(self, row: int, place: Place, reduction: float, fast: bool) -> Decoded:
         data = self._fetch.read(place)

@@ -14,7 +14,7 @@ from radioplat.data.detection.box_table import BoxTable
 from radioplat.data.index.columns import Column
 from radioplat.data.index.filters import REASONS, draw_frequencies, reject_codes, weight_of
 from radioplat.data.index.shard_index import ShardIndex
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.order.order import SampleOrder
 from radioplat.data.views.render import ViewSpec
 from radioplat.data.views.view_plan import Equivariance
@@ -48,9 +48,7 @@ class RunData:
         self.codes, self.frequency, self.shard_weights = codes, frequency, shard_weights
 
     @classmethod
-    def create(
-        cls, index: ShardIndex, split: SplitConfig, max_pixels: int, boxes: BoxTable | None = None
-    ) -> RunData:
+    def create(cls, index: ShardIndex, split: SplitConfig, max_pixels: int, boxes: BoxTable | None = None) -> RunData:
         """Apply the filters and weights of ``split``; with ``boxes``, images that no annotation names are left out."""
         codes = reject_codes(index, split, max_pixels)
         if boxes is not None:
@@ -199,7 +197,7 @@ def order_hash(fields: dict[str, str]) -> str:
 
 
 @lru_cache(maxsize=2)
-def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> GrainReader:
+def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> MicroBatchReader:
     """The reader of a run's train split, opened once a process.
 
     Args:
@@ -209,7 +207,7 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> 
     """
     dataset = dataset_from_json(dataset_json)
     data = RunData.load(Path(directory), dataset.train_dataset)
-    return GrainReader(
+    return MicroBatchReader(
         index=data.index,
         order=data.order,
         views=[ViewSpec(*view) for view in views],

@@ -9,7 +9,7 @@ import numpy as np
 
 from radioplat.common.cpu_threads import decode_threads
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.loading.split_images import Images
 from radioplat.data.views.render import ViewSpec
@@ -34,7 +34,7 @@ def sample_images(
     index = build_index(split, where, index_dir, max_pixels=dataset.max_pixels)
     rows = at_most(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
     views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-    reader = GrainReader(
+    reader = MicroBatchReader(
         index,
         None,
         views,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radioplat.data.batch import Batch
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.threads import load_batches
 
 
@@ -22,7 +22,7 @@ class Images:
     """
 
     rows: np.ndarray
-    reader: GrainReader
+    reader: MicroBatchReader
     batch_size: int
     threads: int
 

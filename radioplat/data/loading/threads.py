@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from radioplat.data.batch import Batch
 from radioplat.data.loading.padding import padding_batch
-from radioplat.data.loading.reader import GrainReader
-from radioplat.data.order.dealing import PADDING
+from radioplat.data.loading.reader import MicroBatchReader
+from radioplat.data.order.micro_batch_schedule import PADDING
 from radioplat.data.storage.outage import is_waiting
 
 Item = TypeVar("Item")
@@ -68,15 +68,17 @@ def load_batches(
         pool.terminate()
 
 
-def load_grains(reader: GrainReader, grains: Iterable[int], *, threads: int, prefetch: int) -> Iterator[Batch]:
-    """Yield the batches of ``grains`` in order, padding included."""
+def load_micro_batches(
+    reader: MicroBatchReader, micro_batches: Iterable[int], *, threads: int, prefetch: int
+) -> Iterator[Batch]:
+    """Yield the batches of ``micro_batches`` in order, padding included."""
 
-    def read(grain: int, by: GrainReader = reader) -> Batch:
-        return padding_batch(by.views, by.batch_size) if grain == PADDING else by.read(grain)
+    def read(micro_batch: int, by: MicroBatchReader = reader) -> Batch:
+        return padding_batch(by.views, by.batch_size) if micro_batch == PADDING else by.read(micro_batch)
 
     return load_batches(
         read,
-        grains,
+        micro_batches,
         threads=threads,
         prefetch=prefetch,
         patience=reader.read_timeout_s,

@@ -47,12 +47,12 @@ class Stretch(NamedTuple):
         return self.parts[int(partition_of(self.seed, step, counts)[place])][1]
 
 
-def draw_at(plan: Sequence[tuple], grain: int) -> Draw:
-    """What a view's size is drawn from at a real ``grain``.
+def draw_at(plan: Sequence[tuple], micro_batch: int) -> Draw:
+    """What a view's size is drawn from at a real ``micro_batch``.
 
     Args:
         plan: the fields of each :class:`Stretch`, by ``first``, which begins at 0.
     """
     stretches = [Stretch(*fields) for fields in plan]
-    step, place = divmod(grain, sum(count for count, _ in stretches[0].parts))
+    step, place = divmod(micro_batch, sum(count for count, _ in stretches[0].parts))
     return next(s for s in reversed(stretches) if s.first <= step).draw_of(step, place)

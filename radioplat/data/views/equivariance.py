@@ -58,13 +58,13 @@ def quadrilateral(corners: np.ndarray) -> np.ndarray:
     return np.array([[x1 - x0 + g * x1, x3 - x0 + h * x3, x0], [y1 - y0 + g * y1, y3 - y0 + h * y3, y0], [g, h, 1.0]])
 
 
-def drawn_size(view: ViewSpec, seed: int, grain: int) -> int:
+def drawn_size(view: ViewSpec, seed: int, micro_batch: int) -> int:
     """Pixels a side of ``view`` in a micro-batch: drawn, or ``size`` where nothing is; 0 where it is left out."""
-    pairs = draw_at(view.plan, grain) if view.plan else view.sizes
+    pairs = draw_at(view.plan, micro_batch) if view.plan else view.sizes
     if len(pairs) == 1:
         return pairs[0][0]
     if not pairs:
         return 0 if view.plan else view.size
     chances = np.cumsum([chance for _, chance in pairs])
-    draw = uniforms(seed, "resolution", np.array([grain]), 1)[0, 0] * chances[-1]
+    draw = uniforms(seed, "resolution", np.array([micro_batch]), 1)[0, 0] * chances[-1]
     return pairs[int(np.searchsorted(chances, draw, side="right"))][0]

@@ -33,7 +33,7 @@ class Equivariance(Enum):
 
 
 class Recipe:
-    """Plans micro-batches; a pure function of its arguments, the grain and the positions.
+    """Plans micro-batches; a pure function of its arguments, the micro-batch and the positions.
 
     Args:
         views: every view to cut from each image.
@@ -54,7 +54,7 @@ class Recipe:
         self.whole = whole
         self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
 
-    def plan(self, grain: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
+    def plan(self, micro_batch: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
         """The plan of one micro-batch; it has no view that is left out there.
 
         Args:
@@ -64,7 +64,7 @@ class Recipe:
         drawn = self.augmentation is not None
         crops = plan_crops(width, height, self.augmentation, self.seed, position, self.whole)
         whole = np.stack([crop.matrix() for crop in crops]) if crops else np.empty((0, 3, 3))
-        sizes = [drawn_size(view, self.seed, grain) if drawn else view.size for view in self.views]
+        sizes = [drawn_size(view, self.seed, micro_batch) if drawn else view.size for view in self.views]
         shown = [(view, size) for view, size in zip(self.views, sizes, strict=True) if size]
         matrices = []
         for view, size in shown:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from radioplat.common.cpu_threads import decode_threads
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.loading.sample_images import at_most
 from radioplat.data.loading.split_images import Images
@@ -37,7 +37,7 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
         classes = index.classes or list(names) if classes is None else classes
         rows = RunData.create(index, split, dataset.max_pixels).kept()
         views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-        reader = GrainReader(
+        reader = MicroBatchReader(
             index,
             None,
             views,

@@ -77,7 +77,7 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
 
     Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
     """
-    grains, dataset = run.grains(seat.world_size), run.spec.dataset
+    schedule, dataset = run.micro_batch_schedule(seat.world_size), run.spec.dataset
 
     def part(first: int, last: int) -> CloseableIterator[Batch]:
         """One dataset of the stream: steps ``first`` to ``last``."""
@@ -85,7 +85,7 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
         if seat.rank == 0:
             iterators = open_stream(
                 run.reader_arguments,
-                grains,
+                schedule,
                 first,
                 last,
                 tasks=dataset.workers * seat.world_size,
@@ -93,4 +93,4 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
             )
         return read_stream(collectives.agree(iterators, channel)[seat.rank])
 
-    return read_in_turn(part, start, stop, steps_per_dataset(grains), grains.per_rank)
+    return read_in_turn(part, start, stop, steps_per_dataset(schedule), schedule.per_rank)

@@ -17,7 +17,7 @@ from radioplat.data.images.decode import BadSample, decode_rgb
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.fetch import Fetcher
 from radioplat.data.loading.run_data import RunData, open_reader
-from radioplat.data.loading.threads import load_grains
+from radioplat.data.loading.threads import load_micro_batches
 from radioplat.design.run import Run, keep_data, prepare
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.teacher import average_view
@@ -49,9 +49,10 @@ def _show(spec: Spec, folder: Path, batches: int) -> Path:
     keep_data(run, data)
     page = _Page(run, data.index)
     batches = min(batches, run.total_steps)
-    grains = [grain for step in range(batches) for grain in run.grains(1).of_step(step)]
+    schedule = run.micro_batch_schedule(1)
+    micro_batches = [n for step in range(batches) for n in schedule.of_step(step)]
     reader = open_reader(*run.reader_arguments)
-    loaded = load_grains(reader, grains, threads=decode_threads(spec.dataset.workers), prefetch=4)
+    loaded = load_micro_batches(reader, micro_batches, threads=decode_threads(spec.dataset.workers), prefetch=4)
     steps = [{"number": step, "batches": list(page.micro_batches(loaded))} for step in range(batches)]
     notes = [
         f"{batches} of {run.total_steps} global batches, {spec.global_batch_size} samples each in {run.micro_batches} "
@@ -65,8 +66,13 @@ def _show(spec: Spec, folder: Path, batches: int) -> Path:
     rejects = _rejects(data)
     template = "show_data.html.j2"
     return write_page(
-        folder / "data.html", "radioplat.tasks.inspect", template, title=title, notes=notes, rejects=rejects,
-        steps=steps
+        folder / "data.html",
+        "radioplat.tasks.inspect",
+        template,
+        title=title,
+        notes=notes,
+        rejects=rejects,
+        steps=steps,
     )
 
 

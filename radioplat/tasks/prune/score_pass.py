@@ -14,7 +14,7 @@ from radioplat.common.cpu_threads import decode_threads
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.data.batch import Batch
 from radioplat.data.loading.run_data import RunData, open_reader
-from radioplat.data.loading.threads import load_grains
+from radioplat.data.loading.threads import load_micro_batches
 from radioplat.design.run import Run
 from radioplat.errors import SpecError, TrainingError, WeightsError
 from radioplat.models.student.student import Student
@@ -33,9 +33,10 @@ from radioplat.training.watch.phases import Phases
 def first_batches(run: Run, count: int) -> Iterator[Batch]:
     """The first ``count`` micro-batches of ``run``, in its order."""
     steps = range(-(-count // run.micro_batches))
-    grains = itertools.islice((grain for step in steps for grain in run.grains(1).of_step(step)), count)
+    schedule = run.micro_batch_schedule(1)
+    micro_batches = itertools.islice((n for step in steps for n in schedule.of_step(step)), count)
     threads = decode_threads(run.spec.dataset.workers)
-    return load_grains(open_reader(*run.reader_arguments), grains, threads=threads, prefetch=2)
+    return load_micro_batches(open_reader(*run.reader_arguments), micro_batches, threads=threads, prefetch=2)
 
 
 def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelScore, count: int) -> None:
@@ -68,9 +69,9 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     feeder = Feeder(first_batches(run, count), clients, teachers, 2, run.partitions)
     with contextlib.closing(feeder):
         for batch, answers in feeder:
-            loss = module(made.micro_batch(0, batch.grain, batch, answers, StepRecord(0, 0.0)))["loss"]
+            loss = module(made.micro_batch(0, batch.micro_batch, batch, answers, StepRecord(0, 0.0)))["loss"]
             if not torch.isfinite(loss):
-                message = f"the loss of micro-batch {batch.grain} is not finite: it says nothing of channels"
+                message = f"the loss of micro-batch {batch.micro_batch} is not finite: it says nothing of channels"
                 raise TrainingError(message, where="prune.score", hint="Take score: magnitude, or look at the teacher.")
             loss.backward()
             score.see(student)

@@ -11,7 +11,7 @@ import torch
 
 from radioplat.common.cpu_threads import decode_threads
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.loading.split_images import Images
 from radioplat.data.views.render import ViewSpec
@@ -82,11 +82,11 @@ def open_photographs(spec: Spec, size: int, held_out: int, seed: int) -> Photogr
     return Photographs(Images(rows, reader, 1, threads), Images(judged, judging, 1, threads), size, seed)
 
 
-def _open(spec: Spec, name: str, split: SplitConfig, size: int) -> tuple[np.ndarray, GrainReader]:
+def _open(spec: Spec, name: str, split: SplitConfig, size: int) -> tuple[np.ndarray, MicroBatchReader]:
     dataset = spec.dataset
     index_dir = Path(dataset.index_dir or Path(spec.results_dir) / "index") / name
     index = build_index(split, f"dataset.{name}_dataset", index_dir, max_pixels=dataset.max_pixels)
-    reader = GrainReader(
+    reader = MicroBatchReader(
         index,
         None,
         [ViewSpec(str(size), size)],

@@ -75,7 +75,7 @@ class CachedTeacher:
         """Nothing is sent yet; without ``batch`` nothing is looked up either."""
         return _Seen(pixels, batch, self._places)
 
-    def submit(self, shared: _Seen, grain: int) -> Pending:
+    def submit(self, shared: _Seen, micro_batch: int) -> Pending:
         """Look every sample up, and ask for the rest; the answer's ``cached`` tells hits and misses."""
         keys = {row: feature_key(self._key, digest) for row, digest in shared.digests.items()}
         found = zip(keys, self._store.get(list(keys.values())), strict=True)
@@ -85,7 +85,7 @@ class CachedTeacher:
             packed = _merge(total, hits, None, [], (len(hits), 0))
             return lambda: packed
         asked = [row for row in range(total) if row not in hits]
-        pending = self._ask(shared, asked, grain)
+        pending = self._ask(shared, asked, micro_batch)
 
         def answer() -> Packed:
             fresh = to_host(pending())
@@ -98,13 +98,13 @@ class CachedTeacher:
 
         return functools.cache(answer)  # a batch that statistics are taken of is asked for twice
 
-    def _ask(self, shared: _Seen, rows: list[int], grain: int) -> Pending:
+    def _ask(self, shared: _Seen, rows: list[int], micro_batch: int) -> Pending:
         if len(rows) < len(shared.pixels):
-            return self._client.submit(self._client.share(shared.pixels[rows]), grain)
+            return self._client.submit(self._client.share(shared.pixels[rows]), micro_batch)
         kind = type(self._client)
         if kind not in shared.sent:
             shared.sent[kind] = self._client.share(shared.pixels)
-        return self._client.submit(shared.sent[kind], grain)
+        return self._client.submit(shared.sent[kind], micro_batch)
 
 
 def _rows(packed: Packed) -> Row:
@@ -114,9 +114,7 @@ def _rows(packed: Packed) -> Row:
     return {name: array for name, array in parts.items() if array is not None}
 
 
-def _merge(
-    total: int, hits: dict[int, Row], fresh: Packed | None, asked: list[int], cached: tuple[int, int]
-) -> Packed:
+def _merge(total: int, hits: dict[int, Row], fresh: Packed | None, asked: list[int], cached: tuple[int, int]) -> Packed:
     """Kept and fresh features in the order of the micro-batch; zeros for a sample that is neither (of no weight)."""
     seconds = fresh.seconds if fresh else 0.0
     if fresh and not hits:

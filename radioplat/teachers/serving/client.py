@@ -38,7 +38,7 @@ class TeacherClient(Protocol):
         """
         ...
 
-    def submit(self, shared: Any, grain: int) -> Pending:
+    def submit(self, shared: Any, micro_batch: int) -> Pending:
         """Ask for the features of what :meth:`share` returned; returns at once where the teacher runs elsewhere."""
         ...
 
@@ -74,7 +74,7 @@ class InlineTeacher:
         """Nothing to send."""
         return pixels
 
-    def submit(self, shared: np.ndarray, grain: int) -> Pending:
+    def submit(self, shared: np.ndarray, micro_batch: int) -> Pending:
         """See :class:`TeacherClient`; on a GPU the forward runs in the caller's thread.
 
         On a CPU it runs in the thread that asks for the answer, once: student and teacher take turns with all cores,

@@ -62,7 +62,7 @@ class RemoteTeacher:
         """Put the view into the object store, once for all teachers that see it."""
         return ray.put(pixels)
 
-    def submit(self, shared: ray.ObjectRef, grain: int) -> Pending:
+    def submit(self, shared: ray.ObjectRef, micro_batch: int) -> Pending:
         """Send a micro-batch; the answer is fetched when it is called for.
 
         The answer raises:

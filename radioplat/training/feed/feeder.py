@@ -28,7 +28,7 @@ class Feeder:
     batch would have been.
 
     Args:
-        partitions: which teachers are asked at which grain; default: all at each.
+        partitions: which teachers are asked at which micro-batch; default: all at each.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Feeder:
     def _feed(self) -> None:
         for batch in self._batches:
             answers = {}
-            if batch.grain >= 0:
+            if batch.micro_batch >= 0:
                 answers = self._ask(batch)
                 _ = batch.checksums  # the ledger's, ahead of the student and not in its time
             if not self._put((batch, answers)):
@@ -103,18 +103,18 @@ class Feeder:
     def _ask(self, batch: Batch) -> dict[str, Pending]:
         shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent
         answers = {}
-        factors = self._partitions.factors(batch.grain) if self._partitions else {}
+        factors = self._partitions.factors(batch.micro_batch) if self._partitions else {}
         for teacher in self._teachers:
             if teacher.name in self._left_out or factors.get(teacher.name) == 0:
                 continue
             client = self._clients[teacher.name]
             if teacher.mosaic > 1:
-                answers[teacher.name] = ask_in_mosaic(client, teacher, batch.views[teacher.view], batch.grain)
+                answers[teacher.name] = ask_in_mosaic(client, teacher, batch.views[teacher.view], batch.micro_batch)
                 continue
             key = (type(client), teacher.view)
             if key not in shared:
                 shared[key] = client.share(batch.views[teacher.view].shown, batch)
-            answers[teacher.name] = client.submit(shared[key], batch.grain)
+            answers[teacher.name] = client.submit(shared[key], batch.micro_batch)
         return answers
 
     def _put(self, item) -> bool:

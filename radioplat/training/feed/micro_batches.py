@@ -56,9 +56,9 @@ class MicroBatches:
         self._partitions = run.partitions
 
     def micro_batch(
-        self, step: int, grain: int, batch: Batch, answers: dict[str, Pending], record: StepRecord
+        self, step: int, micro_batch: int, batch: Batch, answers: dict[str, Pending], record: StepRecord
     ) -> MicroBatch:
-        """What arrived as micro-batch ``grain`` of ``step``, with the teachers' answers, which are waited for.
+        """What arrived as micro-batch ``micro_batch`` of ``step``, with the teachers' answers, which are waited for.
 
         Args:
             record: gets what was answered, and how long it took.
@@ -66,21 +66,21 @@ class MicroBatches:
         Raises:
             TrainingError: the order has other samples there.
         """
-        self._check(batch, grain, step)
+        self._check(batch, micro_batch, step)
         return self._made(batch, answers, record)
 
-    def _check(self, batch: Batch, grain: int, step: int) -> None:
+    def _check(self, batch: Batch, micro_batch: int, step: int) -> None:
         size = self._run.spec.dataset.batch_size
-        if batch.grain != grain:
-            message = f"step {step}: micro-batch {batch.grain} arrived where the order has {grain}"
+        if batch.micro_batch != micro_batch:
+            message = f"step {step}: micro-batch {batch.micro_batch} arrived where the order has {micro_batch}"
             raise TrainingError(message, where="data")
-        if grain < 0:
+        if micro_batch < 0:
             return
-        expected = self._order.slice(grain * size, (grain + 1) * size).sample_id
+        expected = self._order.slice(micro_batch * size, (micro_batch + 1) * size).sample_id
         if not np.array_equal(batch.sample_id, expected):
             first = int(np.flatnonzero(batch.sample_id != expected)[0])
             raise TrainingError(
-                f"step {step}: sample {batch.sample_id[first]} arrived at position {grain * size + first}, "
+                f"step {step}: sample {batch.sample_id[first]} arrived at position {micro_batch * size + first}, "
                 f"where the order has {expected[first]}",
                 where="data",
             )
@@ -93,12 +93,12 @@ class MicroBatches:
             {name: torch.tensor(batch.views[name].shown).to(device) for name in self._run.inner_views},
             torch.tensor(batch.weight).to(device),
             torch.tensor(batch.label).to(device),
-            factors=self._partitions.factors(batch.grain) if batch.grain >= 0 else {},
+            factors=self._partitions.factors(batch.micro_batch) if batch.micro_batch >= 0 else {},
             boxes=None if view.boxes is None else torch.tensor(view.boxes).to(device),
         )
         self._overlap_inside(batch, micro)
         for teacher in self._run.asked:
-            if batch.grain < 0 or micro.factors.get(teacher.name) == 0:
+            if batch.micro_batch < 0 or micro.factors.get(teacher.name) == 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
                 continue
             if teacher.name in self._objective.quarantined:
@@ -121,7 +121,7 @@ class MicroBatches:
 
     def _overlap_inside(self, batch: Batch, micro: MicroBatch) -> None:
         """How the views of teachers inside the module lie to the student's."""
-        for name in self._run.inner_views if batch.grain >= 0 else ():
+        for name in self._run.inner_views if batch.micro_batch >= 0 else ():
             overlap = overlap_of(batch.views[self._run.student_view], batch.views[name])
             if overlap is not None:
                 micro.inner_overlaps[name] = overlap.to(self._device)

@@ -14,13 +14,13 @@ from radioplat.teachers.serving.client import Pending, TeacherClient
 from radioplat.teachers.serving.packed_features import Array, Packed
 
 
-def ask_in_mosaic(client: TeacherClient, teacher: ResolvedTeacher, view: View, grain: int) -> Pending:
+def ask_in_mosaic(client: TeacherClient, teacher: ResolvedTeacher, view: View, micro_batch: int) -> Pending:
     """Ask for the maps of the student's ``view``; the answer has one of its own for each image.
 
     Attention mixes the images of a picture, as it does in RADIO's mosaic: a map says a little of its neighbours too.
     """
     mosaic = make_mosaic(View(view.shown, view.homography), teacher.input_size, teacher.mosaic)
-    pending = client.submit(client.share(mosaic.pixels), grain)
+    pending = client.submit(client.share(mosaic.pixels), micro_batch)
     height, width = view.pixels.shape[2:]
     return functools.cache(lambda: cut(pending(), mosaic, height, width))
 

@@ -1,8 +1,8 @@
 """When memory runs out: the group starts again, and the model sees each micro-batch in halves from then on.
 
-The grain, one micro-batch of the data, stays what it is, and so do the global batch, the order and the ledger: only
-forward and backward go through a grain in ``2^halvings`` pieces (:mod:`radioplat.objectives.pieces`). What is known of
-it lies in the task folder, so that every later start begins with it.
+The micro-batch of the data stays what it is, and so do the global batch, the order and the ledger: only
+forward and backward go through a micro-batch in ``2^halvings`` pieces (:mod:`radioplat.objectives.pieces`). The
+number is stored in the task folder, so that every later start begins with it.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Trainer:
         halvings: tuple[int, str],
     ) -> None:
         self.run, self.seat, self.spec = run, seat, run.spec
-        self.grains = run.grains(seat.world_size)
+        self.schedule = run.micro_batch_schedule(seat.world_size)
         data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
         self.bad = BadSamples(data.index, self.spec.dataset.max_bad_fraction, seat.device)
         torch.backends.cudnn.benchmark = self.spec.train.cudnn.benchmark
@@ -114,7 +114,7 @@ class Trainer:
 
     def build_engine(self) -> None:
         """Cut the weights up as ZeRO does; until then they may be changed."""
-        self.engine = build_engine(self.module, self.spec, self.grains.per_rank)
+        self.engine = build_engine(self.module, self.spec, self.schedule.per_rank)
         self.persistence.restore_optimizer(self.engine, self.module)
         self.running.sync()
         self.ema: Ema | None = None
@@ -256,26 +256,26 @@ class Trainer:
     def _step(self, step: int, feed: Iterator[Fed]) -> StepRecord:
         begin = time.perf_counter()
         record = StepRecord(step, self._set_learning_rate(step))
-        scale = self.seat.world_size * self.grains.per_rank / self.run.micro_batches
-        expected = self.grains.of_rank(step, self.seat.rank)
+        scale = self.seat.world_size * self.schedule.per_rank / self.run.micro_batches
+        expected = self.schedule.of_rank(step, self.seat.rank)
         self.guard.begin_step()
         self.spikes.tripped = self._moved = self._empty = False
         feed = self._begin_objective(step, feed, len(expected))
         used: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
-        for place, grain in enumerate(expected):
+        for place, micro_batch in enumerate(expected):
             self.phases.at(step, place)
             waited = time.perf_counter()
             with self.phases(DATA):
                 batch, answers = _next(step, feed)
             record.wait_data += time.perf_counter() - waited
-            micro = self.batches.micro_batch(step, grain, batch, answers, record)
+            micro = self.batches.micro_batch(step, micro_batch, batch, answers, record)
             record.wait += time.perf_counter() - waited
             # Where the step is lost already, its micro-batches are still taken from the stream.
             if not self._lost:
                 self._seed_draws(step, place * self.seat.world_size + self.seat.rank)
                 self._learn(step, batch, micro, record, scale, last=place == len(expected) - 1)
             terms = self._not_finite()
-            if batch.grain >= 0:
+            if batch.micro_batch >= 0:
                 self.ledger.record(step, batch)
                 self.bad.see(batch)
                 self.spikes.consumed(step, batch.position, batch.sample_id)
@@ -320,7 +320,7 @@ class Trainer:
         return self.guard.tripped or self.spikes.tripped or self._empty
 
     def _learn(self, step: int, batch: Batch, micro: MicroBatch, record: StepRecord, scale: float, last: bool) -> None:
-        real = batch.grain >= 0
+        real = batch.micro_batch >= 0
         self.running.micro_batch(real)
         self.loss_state.micro_batch(real)
         with out_of_memory.watched(self.run.folder, self.spec, self._halvings, self.state.attempt, step):

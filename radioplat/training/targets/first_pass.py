@@ -38,7 +38,7 @@ class TargetPass:
         measures = bool(normed(run.teachers)) and norm.fit is TargetNormFit.before and start == 0
         self._shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures else None
         steps = min(norm.fit_batches, run.total_steps) if measures and self._shared is None else 0
-        self._count = steps * run.grains(world_size).per_rank
+        self._count = steps * run.micro_batch_schedule(world_size).per_rank
         self._keeps = self._count * _micro_batch_bytes(run) <= KEPT_BYTES
         self.first_stop = run.total_steps if self._keeps else steps
 

@@ -13,7 +13,7 @@ from radioplat.data.detection.boxes import Boxes
 from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.arrow_batch import batch_to_table, table_to_batch
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import DataError
@@ -68,7 +68,7 @@ def test_views_carry_the_boxes_that_they_show(data):
     augmentation = AugmentationConfig(with_random_crop=False)
     augmentation.random_flip.hflip_probability = 1.0
     views = [ViewSpec("96", 96), ViewSpec("24", 24)]
-    reader = GrainReader(data.index, data.order, views, augmentation, 0, 4, boxes=data.boxes)
+    reader = MicroBatchReader(data.index, data.order, views, augmentation, 0, 4, boxes=data.boxes)
     batch = reader.read(0)
     for name, scale in (("96", 2.0), ("24", 0.5)):
         view = batch.views[name]
@@ -81,12 +81,12 @@ def test_views_carry_the_boxes_that_they_show(data):
 
 
 def test_boxes_travel_with_their_batch(data):
-    reader = GrainReader(data.index, data.order, [ViewSpec("48", 48)], None, 0, 2, boxes=data.boxes)
+    reader = MicroBatchReader(data.index, data.order, [ViewSpec("48", 48)], None, 0, 2, boxes=data.boxes)
     for rows in ([0, 1], [3, 3]):  # some, and none at all
         batch = reader.read_rows(rows)
         again = table_to_batch(batch_to_table(batch))
         np.testing.assert_array_equal(again.views["48"].boxes, batch.views["48"].boxes)
-    plain = GrainReader(data.index, data.order, [ViewSpec("48", 48)], None, 0, 2).read_rows([0, 1])
+    plain = MicroBatchReader(data.index, data.order, [ViewSpec("48", 48)], None, 0, 2).read_rows([0, 1])
     assert table_to_batch(batch_to_table(plain)).views["48"].boxes is None
 
 

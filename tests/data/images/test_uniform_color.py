@@ -11,7 +11,7 @@ from PIL import Image
 from radioplat.data.images.decode import BadSample, decode_rgb
 from radioplat.data.images.uniform_color import refuse_uniform_color
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.views.render import ViewSpec
 from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
@@ -46,7 +46,7 @@ def test_its_place_stays_with_weight_zero(tmp_path, write_tar, photo):
     split = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))])
     index = build_index(split, "d", tmp_path / "index", max_pixels=10**9)
     for asked, weight in ((True, [1, 0, 1]), (False, [1, 1, 1])):
-        reader = GrainReader(index, None, [ViewSpec("32", 32)], None, 0, 3, reject_uniform=asked)
+        reader = MicroBatchReader(index, None, [ViewSpec("32", 32)], None, 0, 3, reject_uniform=asked)
         batch = reader.read_rows([0, 1, 2])
         assert batch.weight.tolist() == weight and batch.sample_id.tolist() == [0, 1, 2]
         assert list(batch.faults) == ([1] if asked else [])

@@ -17,15 +17,15 @@ from radioplat.data.ledger.ledger import Ledger, lineage, read_consumed, write_r
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource
 
 
-def batch(grain: int, size: int = 2, bad: bool = False) -> Batch:
-    position = np.arange(grain * size, (grain + 1) * size)
-    pixels = np.random.default_rng(grain).integers(0, 256, (size, 3, 4, 4), np.uint8)
+def batch(micro_batch: int, size: int = 2, bad: bool = False) -> Batch:
+    position = np.arange(micro_batch * size, (micro_batch + 1) * size)
+    pixels = np.random.default_rng(micro_batch).integers(0, 256, (size, 3, 4, 4), np.uint8)
     weight = np.ones(size, np.float32)
     faults = {}
     if bad:
         weight[0], faults = 0, {int(position[0]) + 100: "corrupt_image: cut"}
     view = View(pixels, np.zeros((size, 3, 3), np.float32))
-    return Batch(grain, {"v": view}, position + 100, position, weight, np.full(size, -1), faults)
+    return Batch(micro_batch, {"v": view}, position + 100, position, weight, np.full(size, -1), faults)
 
 
 def test_what_is_written_is_read_back(tmp_path):

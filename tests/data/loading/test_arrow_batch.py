@@ -38,7 +38,7 @@ def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 
 def assert_equal(a: Batch, b: Batch) -> None:
-    assert a.grain == b.grain and a.faults == b.faults and list(a.views) == list(b.views)
+    assert a.micro_batch == b.micro_batch and a.faults == b.faults and list(a.views) == list(b.views)
     for name in ("sample_id", "position", "weight", "label"):
         assert same(getattr(a, name), getattr(b, name)), name
     for name in a.views:

@@ -61,7 +61,7 @@ def test_a_feeder_that_is_closed_releases_what_it_reads_from():
     left = threading.Event()
 
     class Padding:
-        grain = -1
+        micro_batch = -1
 
     def batches():
         try:

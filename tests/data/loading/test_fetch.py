@@ -15,7 +15,7 @@ from radioplat.data.images.decode import BadSample
 from radioplat.data.index.build import build_index
 from radioplat.data.loading import fetch
 from radioplat.data.loading.fetch import Fetcher
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.views.render import ViewSpec
 from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
@@ -106,7 +106,7 @@ def test_bytes_that_are_not_what_the_sidecar_says(tmp_path, write_tar, photo):
     write_tar(tmp_path / "a/0.tar", members)
     split = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))])
     index = build_index(split, "d", tmp_path / "i", max_pixels=10**9)
-    reader = GrainReader(index, None, [ViewSpec("32", 32)], None, 1, 5, verify_hashes=True)
+    reader = MicroBatchReader(index, None, [ViewSpec("32", 32)], None, 1, 5, verify_hashes=True)
     batch = reader.read_rows(range(5))
     assert batch.weight.tolist() == [1, 1, 1, 0, 0]
     assert [reason.partition(":")[0] for reason in batch.faults.values()] == ["hash_mismatch"] * 2

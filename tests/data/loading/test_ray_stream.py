@@ -20,14 +20,14 @@ from radioplat.data.index.build import build_index
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import deal, open_stream, read_in_turn, read_stream
 from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.storage.outage import read_waits
 from radioplat.errors import StorageError
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.feed.feeder import Feeder
 
 pytestmark = pytest.mark.timeout(180)
-SHARDS, PER_SHARD, GRAIN, STEPS = 40, 4, 4, 8  # 16 shards are shuffled together
+SHARDS, PER_SHARD, BATCH_SIZE, STEPS = 40, 4, 4, 8  # 16 shards are shuffled together
 TIMEOUT = 3.0
 
 
@@ -52,7 +52,7 @@ def run_data(tmp_path, write_tar, photo):
     sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(tmp_path / "a")}]}}
 
     def make(timeout: float = TIMEOUT, **fields: float):
-        fields = sources | {"batch_size": GRAIN, "read_timeout_s": timeout, **fields}
+        fields = sources | {"batch_size": BATCH_SIZE, "read_timeout_s": timeout, **fields}
         dataset = load_spec({"dataset": fields}).dataset
         split = dataset.train_dataset
         data = RunData.create(build_index(split, "d", tmp_path / "i", max_pixels=10**9), split, 10**9)
@@ -63,18 +63,20 @@ def run_data(tmp_path, write_tar, photo):
 
 
 def first_use(data: RunData, lowest: int) -> tuple[str, int]:
-    """A shard that no grain before ``lowest`` reads: its path, and the first grain that does."""
-    ids = data.order.slice(0, STEPS * 4 * GRAIN).sample_id
-    grain = {
-        s: int(np.flatnonzero(data.index.shard[ids] == s)[0]) // GRAIN for s in set(data.index.shard[ids].tolist())
+    """A shard that no micro-batch before ``lowest`` reads: its path, and the first micro-batch that does."""
+    ids = data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id
+    micro_batch = {
+        s: int(np.flatnonzero(data.index.shard[ids] == s)[0]) // BATCH_SIZE for s in set(data.index.shard[ids].tolist())
     }
-    shard = min((s for s in grain if grain[s] >= lowest), key=grain.__getitem__)
-    return data.index.shard_paths[shard], grain[shard]
+    shard = min((s for s in micro_batch if micro_batch[s] >= lowest), key=micro_batch.__getitem__)
+    return data.index.shard_paths[shard], micro_batch[shard]
 
 
 def stream(arguments, environment: dict | None = None):
-    """The batches of every step, four grains each."""
-    (iterator,) = open_stream(arguments, Grains(4, 1), 0, STEPS, tasks=2, cpus_per_task=1, environment=environment)
+    """The batches of every step, four micro-batches each."""
+    (iterator,) = open_stream(
+        arguments, MicroBatchSchedule(4, 1), 0, STEPS, tasks=2, cpus_per_task=1, environment=environment
+    )
     return read_stream(iterator)
 
 
@@ -83,30 +85,32 @@ def ids_of(batches) -> list[int]:
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 6), st.integers(1, 6), st.integers(1, 9))
-def test_round_robin_gives_each_rank_its_grains_in_order(micro_batches, world, start, steps, most):
-    grains = Grains(micro_batches, world)
-    blocks = deal(grains, start, start + steps, most)
+def test_round_robin_gives_each_rank_its_micro_batches_in_order(micro_batches, world, start, steps, most):
+    schedule = MicroBatchSchedule(micro_batches, world)
+    blocks = deal(schedule, start, start + steps, most)
     for rank in range(world):
-        own = [grain for block in blocks[rank::world] for grain in block]
-        assert own == [grain for step in range(start, start + steps) for grain in grains.of_rank(step, rank)]
+        own = [micro_batch for block in blocks[rank::world] for micro_batch in block]
+        assert own == [
+            micro_batch for step in range(start, start + steps) for micro_batch in schedule.of_rank(step, rank)
+        ]
     assert len(blocks) % world == 0 and all(1 <= len(block) <= most for block in blocks)
 
 
 @pytest.mark.proof
 def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data, slow_storage):
     arguments, data = run_data(timeout=60)
-    path, grain = first_use(data, lowest=16)
+    path, micro_batch = first_use(data, lowest=16)
     slow_storage.hold(path)
     feeder = Feeder(stream(arguments), {}, [], depth=4)
     batches = iter(feeder)
     too_long = threading.Timer(40, slow_storage.release)
     too_long.start()
-    found = [next(batches)[0] for _ in range(grain)]  # all that come before the late one are there without it
+    found = [next(batches)[0] for _ in range(micro_batch)]  # all that come before the late one are there without it
     assert too_long.is_alive()
     too_long.cancel()
     slow_storage.release()
     found += [batch for batch, _ in batches]
-    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     assert [b.faults for b in found if b.faults] == []
 
 
@@ -122,7 +126,7 @@ def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data
     os.replace(path + ".copy", path)
     found += batches
     assert TIMEOUT < time.monotonic() - begin < 60
-    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     assert [b.faults for b in found if b.faults] == []
 
 
@@ -132,7 +136,7 @@ def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_s
     path, _ = first_use(data, lowest=16)
     slow_storage.hold(path)
     found = list(stream(arguments))
-    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     dead = {i for b in found for i, w in zip(b.sample_id.tolist(), b.weight, strict=True) if w == 0}
     assert dead == set(np.flatnonzero(data.index.shard == data.index.shard_paths.index(path)).tolist())
     assert {r for b in found for r in b.faults.values()} == {f"short_read: no answer within {TIMEOUT:g} s"}
@@ -161,7 +165,7 @@ def test_storage_that_fails_is_waited_for_in_the_readers_processes(cluster, run_
     answer = "Input/output error" if fault == "fail" else f"no answer within {TIMEOUT:g} s"
     assert mended.is_set() and {note.answer for note in noted.values()} == {answer}
     assert fault == "hang" or len(noted) <= 2  # a process that waits goes on for longer than a read may hang
-    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     assert [b.faults for b in found if b.faults] == []
 
 
@@ -176,11 +180,11 @@ def test_storage_that_fails_for_too_long_is_its_own_error(cluster, run_data, fai
 
 def test_the_next_dataset_is_begun_before_one_ends(cluster, run_data):
     arguments, data = run_data(timeout=60)
-    grains, opened, began = Grains(4, 1), [], threading.Semaphore(0)
+    schedule, opened, began = MicroBatchSchedule(4, 1), [], threading.Semaphore(0)
 
     def part(first: int, last: int):
         opened.append((first, last))
-        (iterator,) = open_stream(arguments, grains, first, last, tasks=2, cpus_per_task=1)
+        (iterator,) = open_stream(arguments, schedule, first, last, tasks=2, cpus_per_task=1)
         batches = read_stream(iterator)
 
         def noted():
@@ -191,13 +195,13 @@ def test_the_next_dataset_is_begun_before_one_ends(cluster, run_data):
 
         return CloseableIterator(noted(), wake=batches.close)
 
-    batches = read_in_turn(part, 0, STEPS, STEPS // 2, grains.per_rank)
+    batches = read_in_turn(part, 0, STEPS, STEPS // 2, schedule.per_rank)
     found = [next(batches) for _ in range(12)]
     assert opened == [(0, 4)] and began.acquire(timeout=0)
     found.append(next(batches))  # of 16
     assert began.acquire(timeout=60) and opened == [(0, 4), (4, 8)]
     found += batches
-    assert ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
 
 
 def readers() -> list[int]:
@@ -222,11 +226,11 @@ def test_a_reader_that_is_killed_loses_no_sample(cluster, run_data, slow_storage
         os.kill(pid, signal.SIGKILL)
     slow_storage.release()
     found += batches
-    assert pids and ids_of(found) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+    assert pids and ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     assert [b.faults for b in found if b.faults] == []
     alone = open_reader(*arguments)
     for batch in (found[0], found[7], found[-1]):
-        assert (batch.views["32"].pixels == alone.read(batch.grain).views["32"].pixels).all()
+        assert (batch.views["32"].pixels == alone.read(batch.micro_batch).views["32"].pixels).all()
 
 
 def test_it_begins_where_less_than_a_cpu_is_free(cluster, run_data):
@@ -239,7 +243,7 @@ def test_it_begins_where_less_than_a_cpu_is_free(cluster, run_data):
     tenant = Tenant.remote()
     assert ray.get(tenant.here.remote())
     try:
-        (iterator,) = open_stream(arguments, Grains(4, 1), 0, STEPS, tasks=1, cpus_per_task=0.5)
-        assert ids_of(read_stream(iterator)) == data.order.slice(0, STEPS * 4 * GRAIN).sample_id.tolist()
+        (iterator,) = open_stream(arguments, MicroBatchSchedule(4, 1), 0, STEPS, tasks=1, cpus_per_task=0.5)
+        assert ids_of(read_stream(iterator)) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     finally:
         ray.kill(tenant)

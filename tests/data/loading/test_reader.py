@@ -1,4 +1,4 @@
-"""Grains from real shards, good and bad."""
+"""Micro-batches from real shards, good and bad."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from radioplat.data.images.decode import decode_rgb
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.storage.files import HandlePool
 from radioplat.data.views.crops import centre_crop
 from radioplat.data.views.render import ViewSpec, render, view_matrix
@@ -53,9 +53,9 @@ def index(tmp_path, write_tar, photo):
     return build_index(split, "d", tmp_path / "index", max_pixels=10**9)
 
 
-def reader(index, **kw) -> GrainReader:
+def reader(index, **kw) -> MicroBatchReader:
     arguments = {"order": Reversed(len(index)), "views": VIEWS, "augmentation": AugmentationConfig(), "seed": 3}
-    return GrainReader(index, **arguments | {"batch_size": 4} | kw)
+    return MicroBatchReader(index, **arguments | {"batch_size": 4} | kw)
 
 
 def equal(a, b) -> bool:
@@ -64,9 +64,9 @@ def equal(a, b) -> bool:
     return all(same) and a.faults == b.faults and np.array_equal(a.sample_id, b.sample_id)
 
 
-def test_a_grain_follows_the_order(index):
+def test_a_micro_batch_follows_the_order(index):
     batch = reader(index).read(1)
-    assert batch.grain == 1 and len(batch) == 4
+    assert batch.micro_batch == 1 and len(batch) == 4
     assert batch.position.tolist() == [4, 5, 6, 7] and batch.sample_id.tolist() == [3, 2, 1, 0]
     assert batch.label.tolist() == [3, 2, 1, 0] and batch.weight.tolist() == [1] * 4 and batch.faults == {}
     for name, size in (("32", 32), ("48", 48)):
@@ -81,17 +81,17 @@ def test_a_grain_follows_the_order(index):
 
 def test_an_unreadable_sample_keeps_its_place(index):
     row = index.samples["key"].to_pylist().index("cut")
-    grain, place = divmod(len(index) - 1 - row, 4)
-    batch = reader(index).read(grain)
+    micro_batch, place = divmod(len(index) - 1 - row, 4)
+    batch = reader(index).read(micro_batch)
     assert batch.weight.tolist() == [0.0 if i == place else 1.0 for i in range(4)]
     assert list(batch.faults) == [row] and batch.faults[row].startswith("corrupt_image")
     assert not batch.views["32"].pixels[place].any() and batch.sample_id[place] == row
 
 
 def test_crops_depend_on_seed_and_position_only(index):
-    first, grain = reader(index), 1
-    assert equal(first.read(grain), reader(index).read(grain))
-    assert not equal(first.read(grain), reader(index, seed=4).read(grain))
+    first, micro_batch = reader(index), 1
+    assert equal(first.read(micro_batch), reader(index).read(micro_batch))
+    assert not equal(first.read(micro_batch), reader(index, seed=4).read(micro_batch))
     assert not np.array_equal(first.read(1).views["32"].homography, first.read(3).views["32"].homography)
 
 
@@ -138,9 +138,9 @@ def test_everything_at_once_is_keyed_and_cut_anywhere(index, equivariance):
     views = [ViewSpec("student", 48, 8, sizes), ViewSpec("teacher", 48, 16, sizes)]
     first, again = (reader(index, augmentation=augmentation, equivariance=equivariance, views=views) for _ in range(2))
     shapes = set()
-    for grain in (0, 1, 5, 6):
-        batch = first.read(grain)
-        assert equal(batch, again.read(grain))
+    for micro_batch in (0, 1, 5, 6):
+        batch = first.read(micro_batch)
+        assert equal(batch, again.read(micro_batch))
         student, teacher = batch.views["student"], batch.views["teacher"]
         assert student.pixels.shape == teacher.pixels.shape
         shapes.add(student.pixels.shape[-1])

@@ -20,12 +20,12 @@ import ray
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream
 from radioplat.data.loading.run_data import RunData, dataset_to_json
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.feed.feeder import Feeder
 
 pytestmark = pytest.mark.timeout(180)
-SHARDS, PER_SHARD, GRAIN, STEPS = 40, 4, 4, 8
+SHARDS, PER_SHARD, BATCH_SIZE, STEPS = 40, 4, 4, 8
 BATCHES = STEPS * 4
 
 
@@ -50,11 +50,11 @@ def prepare(write_tar, photo):
         for shard in range(SHARDS):
             write_tar(folder / f"a/{shard:02}.tar", [(f"{shard}_{i}.jpg", photo(60, 50)) for i in range(PER_SHARD)])
         sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(folder / "a")}]}}
-        dataset = load_spec({"dataset": sources | {"batch_size": GRAIN, "read_timeout_s": 60}}).dataset
+        dataset = load_spec({"dataset": sources | {"batch_size": BATCH_SIZE, "read_timeout_s": 60}}).dataset
         split = dataset.train_dataset
         data = RunData.create(build_index(split, "d", folder / "i", max_pixels=10**9), split, 10**9)
         data.save(folder / "run")
-        ids = data.order.slice(0, BATCHES * GRAIN).sample_id
+        ids = data.order.slice(0, BATCHES * BATCH_SIZE).sample_id
         paths = [data.index.shard_paths[s] for s in dict.fromkeys(data.index.shard[ids].tolist())]
         return (str(folder / "run"), dataset_to_json(dataset), (("32", 32),)), ids.tolist(), paths
 
@@ -69,7 +69,7 @@ def prepared(tmp_path_factory, prepare):
 
 def start(arguments, world: int = 1, first: int = 0, last: int = STEPS):
     """One reader a rank; four micro-batches a step."""
-    iterators = open_stream(arguments, Grains(4, world), first, last, tasks=2, cpus_per_task=1)
+    iterators = open_stream(arguments, MicroBatchSchedule(4, world), first, last, tasks=2, cpus_per_task=1)
     return [read_stream(iterator) for iterator in iterators]
 
 
@@ -95,7 +95,7 @@ def start_and_end(arguments, ids: list[int], times: int, draw: random.Random) ->
     for number in range(times):
         stop = draw.choice([0, 1, BATCHES - 1, BATCHES, BATCHES + 1, draw.randint(2, BATCHES - 2)])
         (batches,) = start(arguments)
-        assert read(batches, stop) == ids[: stop * GRAIN], (number, stop)
+        assert read(batches, stop) == ids[: stop * BATCH_SIZE], (number, stop)
         batches.close()
         assert set(threading.enumerate()) <= threads, (number, stop)
         assert list(batches) == []
@@ -150,7 +150,7 @@ def test_a_feeder_that_waits_for_a_late_read_is_ended(cluster, tmp_path, prepare
     feeder.close()
     assert "feeder" not in {thread.name for thread in threading.enumerate()}
     assert time.monotonic() - begin < 8
-    assert found[0].sample_id.tolist() == ids[:GRAIN]
+    assert found[0].sample_id.tolist() == ids[:BATCH_SIZE]
 
 
 def test_the_thread_of_the_next_dataset_is_ended(cluster, prepared):
@@ -160,7 +160,7 @@ def test_the_thread_of_the_next_dataset_is_ended(cluster, prepared):
         return start(arguments, 1, first, last)[0]
 
     batches = read_in_turn(part, 0, STEPS, STEPS // 2, 4)
-    assert read(batches, 13) == ids[: 13 * GRAIN]  # the next was begun with the last of these
+    assert read(batches, 13) == ids[: 13 * BATCH_SIZE]  # the next was begun with the last of these
     batches.close()
     assert "next dataset" not in {thread.name for thread in threading.enumerate()}
 
@@ -175,19 +175,20 @@ def test_a_rank_that_ends_early_takes_nothing_from_the_other(cluster, prepared):
     reading.join()
     one.close()
     found += read(other, BATCHES)
-    grains = [grain for step in range(STEPS) for grain in Grains(4, 2).of_rank(step, 1)]
-    assert found == [i for grain in grains for i in ids[grain * GRAIN : (grain + 1) * GRAIN]]
+    micro_batches = [n for step in range(STEPS) for n in MicroBatchSchedule(4, 2).of_rank(step, 1)]
+    assert found == [i for n in micro_batches for i in ids[n * BATCH_SIZE : (n + 1) * BATCH_SIZE]]
 
 
 CYCLE = """
 import json, sys
 import ray
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.loading.ray_stream import open_stream, read_stream
 
 (folder, dataset, views), count = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-(iterator,) = open_stream((folder, dataset, tuple(map(tuple, views))), Grains(4, 1), 0, 8, tasks=2, cpus_per_task=1)
+schedule = MicroBatchSchedule(4, 1)
+(iterator,) = open_stream((folder, dataset, tuple(map(tuple, views))), schedule, 0, 8, tasks=2, cpus_per_task=1)
 batches = read_stream(iterator)
 for _ in range(count):
     next(batches)
@@ -240,12 +241,13 @@ def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare,
 MANY = """
 import json, sys
 import ray
-from radioplat.data.order.dealing import Grains
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.loading.ray_stream import open_stream, read_stream
 
 folder, dataset, views = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-opened = [open_stream((folder, dataset, tuple(map(tuple, views))), Grains(4, 1), 0, 8, tasks=1, cpus_per_task=0.1)
+schedule = MicroBatchSchedule(4, 1)
+opened = [open_stream((folder, dataset, tuple(map(tuple, views))), schedule, 0, 8, tasks=1, cpus_per_task=0.1)
           for _ in range(8)]
 streams = [read_stream(iterator) for (iterator,) in opened]
 for batches in streams:

@@ -30,7 +30,7 @@ def test_a_step_has_every_partition_as_often_as_it_should(counts, seed, step):
 
 def test_sizes_follow_stretch_and_partition():
     view = ViewSpec("v", 64, plan=PLAN)
-    sizes = np.array([drawn_size(view, 1, grain) for grain in range(4 * 8)]).reshape(8, 4)
+    sizes = np.array([drawn_size(view, 1, micro_batch) for micro_batch in range(4 * 8)]).reshape(8, 4)
     assert (sizes[:3] == 32).all()
     for step in range(3, 8):
         large = partition_of(7, step, [1, 3]) == 0
@@ -43,10 +43,10 @@ def test_what_is_drawn_inside_a_plan_is_drawn_alike_by_all():
     plan = (tuple(Stretch(0, 7, ((1, pairs), (1, LARGE)))),)
     student, teacher = (ViewSpec(name, 64, plan=plan) for name in ("student", "teacher"))
     plain = ViewSpec("plain", 64, sizes=pairs)
-    for grain in range(60):
-        drawn = draw_at(plan, grain) == pairs
-        assert drawn_size(student, 3, grain) == drawn_size(teacher, 3, grain)
-        assert drawn_size(student, 3, grain) == (drawn_size(plain, 3, grain) if drawn else 64)
+    for micro_batch in range(60):
+        drawn = draw_at(plan, micro_batch) == pairs
+        assert drawn_size(student, 3, micro_batch) == drawn_size(teacher, 3, micro_batch)
+        assert drawn_size(student, 3, micro_batch) == (drawn_size(plain, 3, micro_batch) if drawn else 64)
 
 
 def test_a_view_that_nobody_needs_is_not_made():
@@ -55,8 +55,8 @@ def test_a_view_that_nobody_needs_is_not_made():
     for equivariance in Equivariance:
         recipe = Recipe(views, AugmentationConfig(), 3, equivariance)
         shapes = [
-            {name: view.pixels.shape for name, view in recipe.plan(grain, side, side, position).views().items()}
-            for grain in range(20, 24)
+            {name: view.pixels.shape for name, view in recipe.plan(micro_batch, side, side, position).views().items()}
+            for micro_batch in range(20, 24)
         ]
         with_teacher = [found for found in shapes if "teacher" in found]
         assert [found["student"] for found in shapes] == [(2, 3, 32, 32)] * 4

@@ -15,7 +15,7 @@ from werkzeug.serving import make_server
 from radioplat.data.index.build import build_index
 from radioplat.data.index.survey import survey
 from radioplat.data.loading.fetch import Fetcher
-from radioplat.data.loading.reader import GrainReader
+from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.order.order import ArraySource, SampleOrder
 from radioplat.data.storage import outage, retry
 from radioplat.data.storage.files import RangeFile, list_files, read_range, stat_file
@@ -141,7 +141,9 @@ def test_a_run_reads_by_offset(folder, store, tmp_path):
     local = build_index(split(folder), "d", tmp_path / "local", max_pixels=10**9)
     order = SampleOrder([ArraySource(np.arange(40), np.asarray(index.shard), np.ones(40))], [1.0], 3)
     store.reset()
-    batches = [GrainReader(i, order, [ViewSpec("32", 32)], AugmentationConfig(), 3, 4).read(2) for i in (index, local)]
+    batches = [
+        MicroBatchReader(i, order, [ViewSpec("32", 32)], AugmentationConfig(), 3, 4).read(2) for i in (index, local)
+    ]
     assert (batches[0].views["32"].pixels == batches[1].views["32"].pixels).all() and not batches[0].faults
     wanted = int(index.length[batches[0].sample_id].sum())
     assert wanted <= store.sent < wanted + 20_000

@@ -45,8 +45,8 @@ def test_corners_stay_within_their_jitter_and_differ_between_views():
 def test_resolutions_are_drawn_alike_by_all():
     pairs = ((192, 0.25), (224, 0.25), (256, 0.5))
     student, teacher = ViewSpec("student", 256, 16, pairs), ViewSpec("t", 256, 14, pairs)
-    sizes = np.array([drawn_size(student, 3, grain) for grain in range(3000)])
-    assert all(drawn_size(teacher, 3, grain) == sizes[grain] for grain in range(50))
+    sizes = np.array([drawn_size(student, 3, micro_batch) for micro_batch in range(3000)])
+    assert all(drawn_size(teacher, 3, micro_batch) == sizes[micro_batch] for micro_batch in range(50))
     for size, chance in pairs:
         assert np.mean(sizes == size) == pytest.approx(chance, abs=0.03)
     assert drawn_size(ViewSpec("s", 64), 3, 0) == 64

@@ -32,9 +32,9 @@ class Watched(InlineTeacher):
         self.shared += 1
         return super().share(pixels, batch)
 
-    def submit(self, shared, grain):
+    def submit(self, shared, micro_batch):
         self.asked.append(len(shared))
-        return super().submit(shared, grain)
+        return super().submit(shared, micro_batch)
 
 
 def batch_of(seed: int = 0, count: int = 3, size: int = 64, weight=None) -> Batch:
@@ -55,7 +55,7 @@ def behind(store, teacher, client, grid=GRID, places=places_of) -> CachedTeacher
 
 
 def ask(client, batch: Batch):
-    return client.submit(client.share(batch.views["64"].pixels, batch), batch.grain)()
+    return client.submit(client.share(batch.views["64"].pixels, batch), batch.micro_batch)()
 
 
 def arrays(packed) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ class Means:
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         return pixels
 
-    def submit(self, shared: np.ndarray, grain: int):
+    def submit(self, shared: np.ndarray, micro_batch: int):
         self.shown.append(shared.shape)
         packed = pack(Features(spatial=patch_means(shared)), 0.5)
         return lambda: to_host(packed) if self.arrays else packed

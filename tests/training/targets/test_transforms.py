@@ -104,7 +104,7 @@ def test_a_teacher_is_measured_on_what_it_saw():
     summary[6:] += 9
     every, first = student(), student()
     given = list(fed(summary, spatial, np.ones(12, np.float32), 3))
-    partitioned = [(batch, answers if batch.grain < 2 else {}) for batch, answers in given]
+    partitioned = [(batch, answers if batch.micro_batch < 2 else {}) for batch, answers in given]
     fit_target_norm(every, TEACHERS, partitioned, torch.device("cpu"))
     fit_target_norm(first, TEACHERS, given[:2], torch.device("cpu"))
     for kind in ("summary", "spatial"):

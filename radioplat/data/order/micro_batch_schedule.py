@@ -1,4 +1,4 @@
-"""Which grain goes where: a step's micro-batches dealt to the ranks, padded to the same number each."""
+"""Assignment of micro-batches to steps and ranks: dealt round-robin, padded to the same number on each rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ PADDING = -1
 
 
 @dataclass(frozen=True)
-class Grains:
-    """The cut of a run's steps.
+class MicroBatchSchedule:
+    """The micro-batches of each step and rank of a run.
 
     Attributes:
-        micro_batches: real grains of one global batch.
+        micro_batches: micro-batches of one global batch, without padding.
         world_size: training workers.
     """
 
@@ -21,14 +21,14 @@ class Grains:
 
     @property
     def per_rank(self) -> int:
-        """Micro-batches of a step on each rank, padding included."""
+        """Number of micro-batches of a step on each rank, padding included."""
         return -(-self.micro_batches // self.world_size)
 
     def of_step(self, step: int) -> list[int]:
-        """Grains of one step, as dealt round-robin: number j goes to rank j mod world size."""
+        """Return the micro-batches of one step, with :data:`PADDING`; number j goes to rank j mod world size."""
         real = range(step * self.micro_batches, (step + 1) * self.micro_batches)
         return [*real, *[PADDING] * (self.per_rank * self.world_size - self.micro_batches)]
 
     def of_rank(self, step: int, rank: int) -> list[int]:
-        """Grains of one step on one rank, in the order they are consumed."""
+        """Return the micro-batches of one step on one rank, in the order in which it consumes them."""
         return self.of_step(step)[rank :: self.world_size]
