@@ -42,7 +42,7 @@ def test_what_is_put_back_comes_first_and_the_end_stays_the_end():
     with feeder(5) as it:
         first = list(islice(it, 3))
         it.put_back(first)
-        assert [batch.grain for batch, _ in it] == [0, 1, 2, 3, 4]
+        assert [batch.micro_batch for batch, _ in it] == [0, 1, 2, 3, 4]
         assert list(it) == []
 
 
@@ -61,6 +61,6 @@ def test_an_error_of_the_stream_comes_where_its_batch_would_have_been():
 
     teachers = resolve_teachers(load_spec(SPEC))
     with contextlib.closing(Feeder(broken(), {"a": Numbers(), "b": Numbers()}, teachers, 2)) as it:
-        assert next(it)[0].grain == 0
+        assert next(it)[0].micro_batch == 0
         with pytest.raises(OSError, match="no such shard"):
             next(it)
