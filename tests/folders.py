@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,7 @@ class Folder:
     imports: tuple[str, ...]
 
 
+@cache
 def folders() -> list[Folder]:
     """Every folder of ``radioplat/``, by path."""
     package = ROOT / "radioplat"
