@@ -92,8 +92,8 @@ def test_a_changed_field_begins_what_depends_on_it_anew(report, spec_file):
     done = [line.partition(" ")[0] for line in lines if "is done already" in line]
     assert done == ["00_start", "01_prune", "02_retrain", "04_ptq"]
     assert [line for line in lines if "anew" in line] == [
-        "03_export starts anew, changed: export.format: onnx -> safetensors; what it had left is in 03_export.before1",
-        "05_evaluate starts anew, what comes before it changed; what it had left is in 05_evaluate.before1",
+        "03_export runs again, changed: export.format: onnx -> safetensors; its old result is in 03_export.before1",
+        "05_evaluate runs again, a stage before it changed; its old result is in 05_evaluate.before1",
     ]
     assert again.entries[2].outcome == report[0].entries[2].outcome
 

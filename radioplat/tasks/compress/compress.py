@@ -1,4 +1,4 @@
-"""The task ``compress``: stages in order, each from what the one before left, with gates between them."""
+"""The task ``compress``: stages in order, each on the result of the one before, with gates between them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
 from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
-from radioplat.spec.checks.tasks.compress import compress_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.compress import OnFail, Stage
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.compress.derive import Inputs, check_chain, depends_on, fingerprint, placed, stage_spec
-from radioplat.tasks.compress.groups import Group, Step, groups_of
+from radioplat.tasks.compress.definition import Inputs, Product
+from radioplat.tasks.compress.derive import check_chain, depends_on, fingerprint, place, stage_spec
+from radioplat.tasks.compress.groups import Group, Step, compress_problems, groups_of
+from radioplat.tasks.compress.outcome import student_outcome
 from radioplat.tasks.compress.record import Entry, Record
-from radioplat.tasks.compress.relax import milder
-from radioplat.tasks.compress.stages import UNTRAINED, run_stage, student_outcome
+from radioplat.tasks.compress.stages import UNTRAINED
 from radioplat.tasks.evaluate.gate_metrics import gate_metric, measure, measuring_spec
 from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import keep_diary
 
-RECORD, START, STUDENT = "compress.json", "00_start", "student"
+RECORD, START = "compress.json", "00_start"
 
 
 class GateFailed(RadioplatError):
-    """A stage keeps less of the starting student than ``compress.gates.min_kept`` asks."""
+    """After a stage the student has less of the starting student's metric than ``compress.gates.min_kept``."""
 
 
 @dataclass(frozen=True)
 class CompressReport:
-    """What the chain came to.
+    """The result of a chain.
 
     Attributes:
-        entries: every stage and retry of this chain, in order; the first is the starting student.
+        entries: every stage and retry, in order; the first is the starting student.
         student: the last student, a checkpoint folder.
     """
 
@@ -53,31 +53,30 @@ class CompressReport:
 
 
 @dataclass
-class _Place:
-    """Where the chain is.
+class _State:
+    """The results that the next stage may read.
 
     Attributes:
-        inputs: what the next stage takes.
-        made: hashes of what made the last student (``student``), ONNX file (``export``) and engine (``engine``).
+        hashes: of all that the last result of each kind depends on.
     """
 
     inputs: Inputs = field(default_factory=Inputs)
-    made: dict[str, str] = field(default_factory=dict)
+    hashes: dict[Product, str] = field(default_factory=dict)
 
 
 def compress(
     spec: Spec | dict[str, Any] | str | Path, overrides: Sequence[str] = (), *, say: Callable[[str], None] = note
 ) -> CompressReport:
-    """Run ``compress.stages``; the same command goes on where it was.
+    """Run ``compress.stages``; called again, it continues where it stopped.
 
     Args:
         say: called with each line for the user.
 
     Raises:
-        SpecError: the stages cannot stand in this order, or a stage's fields contradict each other.
-        GateFailed: too little was kept, and there is no (further) milder setting.
+        SpecError: the order of the stages is impossible, or a stage's fields contradict each other.
+        GateFailed: too much quality was lost, and there is no (further) milder setting.
         RadioplatError: as a stage's task does.
-        Stopped: SIGTERM came; a stage that trains has saved.
+        Stopped: on SIGTERM; a stage that trains has saved a checkpoint.
     """
     spec = load_spec(spec, overrides)
     if problems := list(compress_problems(spec)):
@@ -99,44 +98,43 @@ class _Chain:
         self._reference: Entry | None = None
 
     def run(self, groups: list[Group]) -> CompressReport:
-        """All of it."""
-        at = _Place()
+        """Run all groups."""
+        state = _State()
         if groups[0].steps[0].stage is not Stage.distill:
-            self._start(at)
+            self._start(state)
         try:
             for group in groups:
-                self._run_group(group, at)
+                self._run_group(group, state)
             self._record.entries = {name: self._record.entries[name] for name in self._record.order}
         finally:
             self._write()
-        assert at.inputs.student is not None
         entries = [self._record.entries[name] for name in self._record.order]
-        return CompressReport(self._folder, entries, self._metric, at.inputs.student)
+        return CompressReport(self._folder, entries, self._metric, state.inputs.latest[Product.student])
 
-    def _start(self, at: _Place) -> None:
-        """The student that the others are compared with."""
+    def _start(self, state: _State) -> None:
+        """Measure the student that the others are compared with."""
         path = find_checkpoint(self._spec, self._spec.compress.checkpoint, "compress.checkpoint").resolve()
         names = (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE, EMA_FILE)
         files = [path / name for name in names] if path.is_dir() else [path]
-        said = fingerprint(*(_digest(file) for file in files if file.exists()))
-        entry = self._entry(START, START, said, [])
+        content = fingerprint(*(_digest(file) for file in files if file.exists()))
+        entry = self._entry(START, START, content, [])
         entry.outcome = entry.outcome or student_outcome(path)
         self._judge(entry, path)
         self._reference = entry
         gates = self._spec.compress.gates
         if gates.min_kept is not None and entry.kept is None and self._metric in entry.metrics:
             raise self._cannot_judge(entry)
-        at.inputs.student, at.made[STUDENT] = path, said
-        at.inputs.models[START] = path
+        state.inputs.latest[Product.student], state.hashes[Product.student] = path, content
+        state.inputs.models[START] = path
 
-    def _run_group(self, group: Group, at: _Place) -> None:
-        """Its stages, again with milder settings where too little is kept and the spec allows it."""
-        gates, before = self._spec.compress.gates, copy.deepcopy(at)
+    def _run_group(self, group: Group, state: _State) -> None:
+        """Run its stages, and run them again with milder settings if the gate fails and the spec allows it."""
+        gates, before, first = self._spec.compress.gates, copy.deepcopy(state), group.steps[0]
         changes: list[str] = []
         for attempt in range(gates.retries + 1):
-            at.inputs, at.made = copy.deepcopy(before.inputs), copy.deepcopy(before.made)
+            state.inputs, state.hashes = copy.deepcopy(before.inputs), dict(before.hashes)
             for step in group.steps:
-                entry = self._run_step(step, at, attempt, changes if step is group.steps[0] else [])
+                entry = self._run_step(step, state, attempt, changes if step is first else [])
             entry.passed = None
             if gates.min_kept is None or not group.gated:
                 return
@@ -146,98 +144,93 @@ class _Chain:
             self._write()
             if entry.passed:
                 return
-            said = (
+            message = (
                 f"{self._metric} after {entry.name} is {entry.kept:.1%} of the starting student's, "
                 f"and {gates.min_kept:.1%} was asked"
             )
             if gates.on_fail is OnFail.stop:
                 hint = "Take a milder setting, a lower min_kept, or on_fail: relax; the same command then goes on."
-                raise GateFailed(said, where="compress.gates.min_kept", hint=hint)
-            first = group.steps[0]
-            left = self._record.entries[first.name].outcome
-            assert left is not None
-            changes = milder(stage_spec(self._spec, first), first.stage, attempt + 1, Path(left.path))
+                raise GateFailed(message, where="compress.gates.min_kept", hint=hint)
+            outcome, milder = self._record.entries[first.name].outcome, first.definition.milder
+            assert outcome is not None
+            changes = milder(stage_spec(self._spec, first), attempt + 1, Path(outcome.path)) if milder else []
             if not changes or attempt == gates.retries:
                 why = "no retry is left" if changes else f"{first.stage.value} has no (further) milder setting"
-                raise GateFailed(f"{said}; {why}", where="compress.gates.min_kept", hint="Take a lower min_kept.")
-            self._say(f"{said}: {first.name} again, with {', '.join(changes)}")
+                raise GateFailed(f"{message}; {why}", where="compress.gates.min_kept", hint="Take a lower min_kept.")
+            self._say(f"{message}: {first.name} again, with {', '.join(changes)}")
 
-    def _run_step(self, step: Step, at: _Place, attempt: int, changes: list[str]) -> Entry:
-        """One stage, or what an earlier start left of it."""
-        name = f"{step.name}.relaxed{attempt}" if attempt else step.name
+    def _run_step(self, step: Step, state: _State, attempt: int, changes: list[str]) -> Entry:
+        """Run one stage, unless an earlier run has finished it."""
+        name, definition = f"{step.name}.relaxed{attempt}" if attempt else step.name, step.definition
         derived = stage_spec(self._spec, step, changes)
         fields = depends_on(derived, step.stage)
-        parts = {Stage.engine: ("export",), Stage.evaluate: (STUDENT, "export", "engine")}.get(step.stage, (STUDENT,))
-        parent = fingerprint(*(at.made.get(part, "") for part in parts))
-        said = fingerprint(step.stage.value, fields, parent)
-        entry = self._entry(name, step.stage.value, said, changes, fields)
+        parents = fingerprint(*(state.hashes.get(product, "") for product in definition.reads))
+        spec_hash = fingerprint(step.stage.value, fields, parents)
+        entry = self._entry(name, step.stage.value, spec_hash, changes, fields)
         folder = TaskFolder(self._folder, name)
         folder.write_experiment(fields)
         if entry.outcome is None or not Path(entry.outcome.path).exists():
             start = time.monotonic()
             try:
-                entry.outcome = run_stage(step.stage, placed(derived, step, folder.path, at.inputs, said), self._say)
+                entry.outcome = definition.run(place(derived, step, folder.path, state.inputs, spec_hash), self._say)
             finally:
                 entry.seconds += time.monotonic() - start
                 self._write()
-        left = Path(entry.outcome.path)
-        if step.changes_student:
-            at.inputs.student, at.made[STUDENT] = left, said
-            self._judge(entry, left)
-        elif step.stage in (Stage.export, Stage.engine):
-            at.made[step.stage.value] = said
-            at.inputs.onnx = left if step.stage is Stage.export else at.inputs.onnx
-        else:
+        path = Path(entry.outcome.path)
+        state.inputs.latest[definition.product], state.hashes[definition.product] = path, spec_hash
+        if definition.changes_student:
+            self._judge(entry, path)
+        elif definition.product is Product.figures:
             entry.metrics = entry.outcome.metrics
-        if step.changes_student or left.suffix in (".onnx", ".engine"):
-            if untrained := entry.outcome.facts.get(UNTRAINED):  # PTQ beside QAT
-                at.inputs.models[f"{name}.{UNTRAINED}"] = Path(untrained)
-            at.inputs.models[name] = left
+        if definition.changes_student or path.suffix in (".onnx", ".engine"):
+            if untrained := entry.outcome.facts.get(UNTRAINED):  # so that PTQ is evaluated as well as QAT
+                state.inputs.models[f"{name}.{UNTRAINED}"] = Path(untrained)
+            state.inputs.models[name] = path
         return entry
 
-    def _entry(self, name: str, stage: str, said: str, changes: list[str], fields: str = "") -> Entry:
-        """What the record has of a stage, or a new entry where its fields or a stage before it changed."""
+    def _entry(self, name: str, stage: str, spec_hash: str, changes: list[str], fields: str = "") -> Entry:
+        """Return the recorded entry of a stage, or a new one if its fields or a stage before it changed."""
         record, entry = self._record, self._record.entries.get(name)
         if entry is None and (self._folder / name).exists():  # of another chain
             _moved_aside(self._folder / name)
-        if entry is not None and entry.spec_hash != said:
+        if entry is not None and entry.spec_hash != spec_hash:
             folder = TaskFolder(self._folder, name)
             changed = folder.spec_changes(fields) if fields else ["it is another student"]
-            why = f"changed: {', '.join(changed)}" if changed else "what comes before it changed"
-            self._say(f"{name} starts anew, {why}; what it had left is in {_moved_aside(folder.path).name}")
+            why = f"changed: {', '.join(changed)}" if changed else "a stage before it changed"
+            self._say(f"{name} runs again, {why}; its old result is in {_moved_aside(folder.path).name}")
             entry = None
         elif entry is not None and entry.outcome is not None:
             self._say(f"{name} is done already")
         if entry is None:
-            entry = Entry(name, stage, said, changes)
+            entry = Entry(name, stage, spec_hash, changes)
         record.entries[name] = entry
         record.order.append(name)
         self._write()
         return entry
 
     def _judge(self, entry: Entry, student: Path) -> None:
-        """Measure a student, unless it was measured on the same."""
+        """Measure a student, unless it was measured with the same settings."""
         if entry.metrics_hash != self._measured_on:
             start = time.monotonic()
             entry.metrics = measure(self._measuring, student, self._folder / entry.name)
             entry.metrics_hash, entry.measured_s = self._measured_on, time.monotonic() - start
         self._reference = self._reference or entry
-        ours, theirs = entry.metrics.get(self._metric), self._reference.metrics.get(self._metric)
-        # A share of zero, or of a negative likeness, says nothing: what is worse would pass.
-        entry.kept = ours / theirs if ours is not None and theirs is not None and theirs > 0 else None
+        value, start_value = entry.metrics.get(self._metric), self._reference.metrics.get(self._metric)
+        # A share of zero or of a negative similarity is meaningless: a worse student would pass.
+        entry.kept = value / start_value if value is not None and start_value is not None and start_value > 0 else None
         self._write()
 
     def _cannot_judge(self, entry: Entry) -> SpecError:
         metric, known = self._metric, ", ".join(entry.metrics) or "none"
-        theirs = self._reference.metrics.get(metric) if self._reference else None
-        if theirs is not None and theirs <= 0:
+        start_value = self._reference.metrics.get(metric) if self._reference else None
+        if start_value is not None and start_value <= 0:
             return SpecError(
-                f"the starting student is worth nothing by this metric: its {metric} is {theirs:.3g}",
+                f"no share of the starting student's {metric} can be computed: it is {start_value:.3g}",
                 where="compress.gates.metric",
-                hint="Train it longer, or take another metric; without min_kept nothing is asked.",
+                hint="Train it longer, or take another metric; without min_kept there is no gate.",
             )
         return SpecError(
-            f"nothing is known of {metric} after {entry.name}; measured: {known}",
+            f"{metric} was not measured after {entry.name}; measured: {known}",
             where="compress.gates.metric",
             hint="fidelity needs teachers, knn labels in both splits, top1 a student's classifier, mAP a detector.",
         )
@@ -247,7 +240,7 @@ class _Chain:
 
 
 def _moved_aside(folder: Path) -> Path:
-    """Give a stage's folder another name: what trained for days is not deleted because a field changed."""
+    """Rename a stage's folder: days of training are not deleted because a field changed."""
     number = 1
     while (aside := folder.with_name(f"{folder.name}.before{number}")).exists():
         number += 1

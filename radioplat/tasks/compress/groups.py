@@ -1,58 +1,91 @@
-"""The stages as groups: what is judged, and begun again, together."""
+"""The order of stages: which orders are possible, and which stages one gate judges together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from radioplat.spec.checks.tasks.compress import CHANGES_STUDENT, RELAXES, stage_names
+from radioplat.errors import Problem
 from radioplat.spec.schema.compress import CompressConfig, Stage
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.compress.definition import StageDefinition
+from radioplat.tasks.compress.stages import STAGES
 
 
 @dataclass(frozen=True)
 class Step:
-    """One stage at its place.
+    """One stage at its place in the chain.
 
     Attributes:
-        name: ``02_retrain``, unlike any other of the chain.
+        name: ``02_retrain``, unique in the chain; also the name of its folder.
     """
 
     stage: Stage
     name: str
 
     @property
-    def changes_student(self) -> bool:
-        """Whether another student is what it leaves."""
-        return self.stage in CHANGES_STUDENT
+    def definition(self) -> StageDefinition:
+        """The stage's entry in :data:`~radioplat.tasks.compress.stages.STAGES`."""
+        return STAGES[self.stage]
 
 
 @dataclass(frozen=True)
 class Group:
     """Stages with one gate behind them.
 
-    What takes something away is judged after the retraining that directly follows it, and where too little is kept,
-    both are begun again with a milder setting of the first.
+    A stage that makes the student smaller is judged after the retraining that directly follows it. If too much quality
+    is lost, both run again, with a milder setting of the first.
     """
 
     steps: tuple[Step, ...]
 
     @property
     def gated(self) -> bool:
-        """Whether there is a student to judge. What ``distill`` leaves is what others are compared with."""
-        return self.steps[0].changes_student and self.steps[0].stage is not Stage.distill
-
-    @property
-    def relaxes(self) -> bool:
-        """Whether it has a milder setting."""
-        return self.steps[0].stage in RELAXES
+        """Whether there is a student to judge; other students are compared with the one that ``distill`` trains."""
+        return self.steps[0].definition.changes_student and self.steps[0].stage is not Stage.distill
 
 
 def groups_of(config: CompressConfig) -> list[Group]:
-    """All stages, in order."""
+    """Return all stages, in order."""
     groups: list[Group] = []
     for stage, name in zip(config.stages, stage_names(config), strict=True):
         step = Step(stage, name)
-        if stage is Stage.retrain and groups and len(groups[-1].steps) == 1 and groups[-1].relaxes:
+        alone = groups and len(groups[-1].steps) == 1
+        if stage is Stage.retrain and alone and groups[-1].steps[0].definition.milder:
             groups[-1] = Group((*groups[-1].steps, step))
         else:
             groups.append(Group((step,)))
     return groups
+
+
+def stage_names(config: CompressConfig) -> list[str]:
+    """Return ``01_prune``, ``02_retrain``, ...: the stages' folders."""
+    return [f"{i:02d}_{stage.value}" for i, stage in enumerate(config.stages, 1)]
+
+
+def compress_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield contradictions in section ``compress``."""
+    config = spec.compress
+    if not config.stages:
+        known = ", ".join(stage.value for stage in Stage)
+        yield Problem("no stage is named", "compress.stages", f"Stages: {known}.")
+    for i in range(len(config.stages)):
+        if problem := _misplaced(config.stages, i):
+            yield Problem(problem[0], f"compress.stages[{i}]", problem[1])
+    names = [*(stage.value for stage in Stage), *stage_names(config)]
+    for name in config.changes:
+        if name not in names:
+            yield Problem("no stage has this name", f"compress.changes.{name}", f"Stages: {', '.join(names)}.")
+    val = spec.dataset.val_dataset
+    if any(STAGES[stage].changes_student for stage in config.stages) and not (val.tar_data_sources or val.images_dir):
+        hint = "Each student is judged on it; the test split is never used for that."
+        yield Problem("the stages need held-out images", "dataset.val_dataset", hint)
+
+
+def _misplaced(stages: list[Stage], place: int) -> tuple[str, str] | None:
+    """Return why the stage at ``place`` cannot follow those before it, and a hint; None if it can."""
+    stage, before = stages[place], stages[:place]
+    quantized = [other.value for other in before if STAGES[other].quantizes]
+    if STAGES[stage].needs_floats and quantized:
+        return f"{quantized[0]} has quantized the student", f"Put {stage.value} before it, or leave it out."
+    return STAGES[stage].misplaced(before)

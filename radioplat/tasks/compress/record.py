@@ -1,4 +1,4 @@
-"""``compress.json``: what each stage was, how far it came and what it left; a rerun goes on from it."""
+"""``compress.json``: each stage's fields, progress and result; a rerun continues from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.errors import RadioplatError
-from radioplat.tasks.compress.stages import Outcome
+from radioplat.tasks.compress.outcome import Outcome
 from radioplat.tracking.results import write_atomic
 
 SCHEMA = 1
@@ -20,14 +20,15 @@ class Entry:
 
     Attributes:
         name: its folder: ``02_retrain``, ``02_retrain.relaxed1``.
-        spec_hash: of the fields it depends on, and of all stages before it.
+        spec_hash: of the fields that its result depends on, and of all stages before it.
         milder: overrides of a retry.
         outcome: None until it is done.
-        metrics: of the student it left, on the validation split; empty until they are taken.
-        metrics_hash: of what they were measured on.
-        seconds: of all starts, and of the measurement.
-        kept: share of the starting student's metric; None where nothing was measured.
-        passed: the verdict of the gate behind it; None where there is none.
+        metrics: of its student, on the validation split; empty until they are measured.
+        metrics_hash: of the settings that they were measured with.
+        seconds: time of all attempts.
+        measured_s: seconds that the measurement took.
+        kept: share of the starting student's metric; None if it was not measured.
+        passed: whether its gate let it pass; None if it has none.
     """
 
     name: str
@@ -44,26 +45,26 @@ class Entry:
 
 
 class Record:
-    """The file, and what it says; :meth:`write` after each change.
+    """The content of ``compress.json``; call :meth:`write` after each change.
 
     Args:
-        path: of ``compress.json``; read where it is there.
+        path: of ``compress.json``; read if it exists.
 
     Raises:
-        RadioplatError: it is there and cannot be read.
+        RadioplatError: it exists and cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: dict[str, Entry] = {}
-        self.order: list[str] = []  # of the entries that this start has come to
+        self.order: list[str] = []  # names of the entries that this run has reached
         if not path.exists():
             return
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"schema {found['schema']}")
-            for entry in found["stages"]:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"schema {content['schema']}")
+            for entry in content["stages"]:
                 outcome = entry.pop("outcome")
                 self.entries[entry["name"]] = Entry(**entry, outcome=Outcome(**outcome) if outcome else None)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -71,7 +72,7 @@ class Record:
             raise RadioplatError(f"cannot be read: {error}", where=str(path), hint=hint) from None
 
     def write(self, **facts: Any) -> None:
-        """Everything, in one step: a reader sees the old file or the new one."""
+        """Write all entries and ``facts`` atomically."""
         later = [name for name in self.entries if name not in self.order]
         stages = [asdict(self.entries[name]) for name in (*self.order, *later)]
         write_atomic(self.path, json.dumps({"schema": SCHEMA, **facts, "stages": stages}, indent=1))

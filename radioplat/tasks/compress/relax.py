@@ -1,4 +1,4 @@
-"""The milder setting of a stage that took too much."""
+"""Milder settings for a stage that lost too much quality."""
 
 from __future__ import annotations
 
@@ -6,69 +6,60 @@ import json
 import math
 from pathlib import Path
 
-from radioplat.spec.checks.tasks.compress import QUANTIZES
-from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.prune import PruneMode, SparsityPattern
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.sensitivity import most_sensitive
 
-STEP = 0.75  # of what went, the share that goes the next time
+STEP = 0.75  # each retry removes this share of what the previous attempt removed
 
 
-def milder(spec: Spec, stage: Stage, attempt: int, student: Path | None = None) -> list[str]:
-    """Overrides of ``spec`` for retry number ``attempt``, from 1; empty where there is nothing milder.
-
-    What quantizes leaves more layers float each time, those first that lose most; with teachers the last retry trains.
+def milder_quantize(spec: Spec, attempt: int, student: Path) -> list[str]:
+    """Return overrides that leave more layers in floats, the most sensitive first; with teachers the last retry trains.
 
     Args:
-        student: what the stage left at first, with nothing relaxed; a checkpoint folder.
+        attempt: number of the retry, from 1.
+        student: the checkpoint folder that the stage wrote before any retry.
     """
-    if stage in QUANTIZES:
-        trains = stage is Stage.qat or spec.quantize.mode is QuantizeMode.qat
-        if attempt == spec.compress.gates.retries and spec.distill.teacher and not trains:
-            return ["quantize.mode=qat"]
-        assert student is not None
-        return _quantize(spec, most_sensitive(spec, student), STEP**attempt)
-    if stage is Stage.low_rank:
-        return _low_rank(spec, STEP**attempt)
-    if stage is not Stage.prune:
-        return []
-    found = _prune(spec, attempt)
-    return found if found != _prune(spec, attempt - 1) else []
+    if attempt == spec.compress.gates.retries and spec.distill.teacher and spec.quantize.mode is not QuantizeMode.qat:
+        return ["quantize.mode=qat"]
+    layers = most_sensitive(spec, student)
+    count = math.ceil(len(layers) * (1 - STEP**attempt))
+    names = [*spec.quantize.skip_names, *layers[:count]]
+    return [f"quantize.skip_names={json.dumps(names)}"] if count < len(layers) else []
+
+
+def milder_prune(spec: Spec, attempt: int, student: Path | None = None) -> list[str]:
+    """Return overrides that remove less than retry ``attempt`` - 1 did; empty if nothing less is left to remove."""
+    overrides = _prune(spec, attempt)
+    return overrides if overrides != _prune(spec, attempt - 1) else []
 
 
 def _prune(spec: Spec, attempt: int) -> list[str]:
-    """Overrides; empty where nothing would go any more."""
-    asked, share = spec.prune, STEP**attempt
-    budgets = {name: kept for name, kept in vars(asked.budget).items() if kept is not None}
-    found = [f"prune.budget.{name}={1 - (1 - kept) * share:.6g}" for name, kept in budgets.items()]
-    if asked.cut and asked.mode is PruneMode.threshold:
-        found.append(f"prune.threshold={asked.threshold * share:.6g}")
-    elif not budgets and asked.cut:
-        found.append(f"prune.amount={asked.amount * share:.6g}")
-    if asked.blocks:
-        left = asked.blocks  # one fewer each time at least
+    """Return the overrides of one retry; empty if it would remove nothing."""
+    config, share = spec.prune, STEP**attempt
+    budgets = {name: kept for name, kept in vars(config.budget).items() if kept is not None}
+    overrides = [f"prune.budget.{name}={1 - (1 - kept) * share:.6g}" for name, kept in budgets.items()]
+    if config.cut and config.mode is PruneMode.threshold:
+        overrides.append(f"prune.threshold={config.threshold * share:.6g}")
+    elif not budgets and config.cut:
+        overrides.append(f"prune.amount={config.amount * share:.6g}")
+    if config.blocks:
+        blocks = config.blocks  # at least one fewer in each retry
         for number in range(1, attempt + 1):
-            left = max(0, min(left - 1, int(asked.blocks * STEP**number)))
-        if not left and not asked.cut and asked.sparsity.type is None:
+            blocks = max(0, min(blocks - 1, int(config.blocks * STEP**number)))
+        if not blocks and not config.cut and config.sparsity.type is None:
             return []
-        found.append(f"prune.blocks={left}")
-    if asked.sparsity.type is SparsityPattern.unstructured:
-        found.append(f"prune.sparsity.amount={asked.sparsity.amount * share:.6g}")
-    return found
+        overrides.append(f"prune.blocks={blocks}")
+    if config.sparsity.type is SparsityPattern.unstructured:
+        overrides.append(f"prune.sparsity.amount={config.sparsity.amount * share:.6g}")
+    return overrides
 
 
-def _low_rank(spec: Spec, share: float) -> list[str]:
-    asked = spec.low_rank
-    shares = {name: value for name in ("energy", "ratio") if (value := getattr(asked, name)) is not None}
-    found = [f"low_rank.{name}={1 - (1 - kept) * share:.6g}" for name, kept in shares.items()]
-    # How many singular values there are differs from layer to layer: more of them stay, by the same factor.
-    return found if asked.rank is None else [*found, f"low_rank.rank={math.ceil(asked.rank / share)}"]
-
-
-def _quantize(spec: Spec, layers: list[str], share: float) -> list[str]:
-    """The share of ``layers`` that stays quantized; those that come first become float."""
-    count = math.ceil(len(layers) * (1 - share))
-    names = [*spec.quantize.skip_names, *layers[:count]]
-    return [f"quantize.skip_names={json.dumps(names)}"] if count < len(layers) else []
+def milder_low_rank(spec: Spec, attempt: int, student: Path | None = None) -> list[str]:
+    """Return overrides that keep more of each layer's singular values."""
+    config, share = spec.low_rank, STEP**attempt
+    shares = {name: value for name in ("energy", "ratio") if (value := getattr(config, name)) is not None}
+    overrides = [f"low_rank.{name}={1 - (1 - kept) * share:.6g}" for name, kept in shares.items()]
+    # Layers have different numbers of singular values, so the rank grows by the same factor in all of them.
+    return overrides if config.rank is None else [*overrides, f"low_rank.rank={math.ceil(config.rank / share)}"]

@@ -1,18 +1,27 @@
-"""One stage done: the existing task called with the stage's spec, and what it left in figures."""
+"""The stages of a chain. A new stage is a value of :class:`~radioplat.spec.schema.compress.Stage` and an entry here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from radioplat.compression.cost import cost_of
-from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.vision_model import open_model, weight_files
-from radioplat.spec.checks.tasks.compress import QUANTIZES
+from radioplat.errors import Problem
+from radioplat.models.vision_model import open_architecture
+from radioplat.spec.checks.tasks.export import export_problems
+from radioplat.spec.checks.tasks.low_rank import low_rank_problems
+from radioplat.spec.checks.tasks.prune import prune_problems
+from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, quantize_problems
+from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, engine_type
 from radioplat.spec.schema.compress import Stage
+from radioplat.spec.schema.engine import TensorRTConfig
+from radioplat.spec.schema.evaluate import ModelEntry
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.compress.definition import Inputs, Product, Say, StageDefinition
+from radioplat.tasks.compress.outcome import Outcome, student_outcome
+from radioplat.tasks.compress.relax import milder_low_rank, milder_prune, milder_quantize
 from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.evaluate.detector import DetectorReport
 from radioplat.tasks.evaluate.detectors import DetectorsReport, side_tables
@@ -23,79 +32,64 @@ from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
 from radioplat.tasks.quantize.quantize import quantize
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a stage left.
-
-    Attributes:
-        path: a checkpoint folder, or a file.
-        bytes: of a checkpoint the weights' files, of anything else the file.
-        params, macs: of the backbone without scales, for one image; None where no student was left.
-        metrics: by the names of ``compress.gates.metric``; where the stage measured any.
-        facts: what else the task reported.
-    """
-
-    path: str
-    bytes: int
-    params: int | None = None
-    macs: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+UNTRAINED = "untrained"  # fact of a QAT stage: the checkpoint before training
 
 
-Say = Callable[[str], None]
-UNTRAINED = "untrained"  # of what QAT left: the checkpoint that it began with
-
-
-def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
-    """What a student or detector takes.
-
-    Args:
-        path: a checkpoint folder, or the file of ``export.format: safetensors``.
-
-    Raises:
-        WeightsError: it cannot be read.
-    """
-    model = open_model(path)
-    cost = cost_of(model.backbone, model.img_size)
-    size = sum(file.stat().st_size for file in weight_files(path))
-    params = cost.params - sum(q.scale.numel() for q in quantizers(model.backbone).values())
-    return Outcome(str(path), size, params, cost.macs, facts=facts or {})
-
-
-def run_stage(stage: Stage, spec: Spec, say: Say) -> Outcome:
-    """Call the stage's task; ``spec`` names what it reads and where it writes.
-
-    Raises:
-        RadioplatError: as the task does.
-    """
-    return _RUNS[stage](spec, say)
-
-
-def _train(spec: Spec, say: Say) -> Outcome:
+def _run_training(spec: Spec, say: Say) -> Outcome:
     run = distill if spec.distill.teacher else train
     result = run(spec, say=say, progress=True)
     return student_outcome(result.checkpoint, {"steps": result.global_step})
 
 
-def _prune(spec: Spec, say: Say) -> Outcome:
+def _training_problems(spec: Spec) -> list[Problem]:
+    return check(spec, "distill" if spec.distill.teacher else "train")
+
+
+def _distill_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:
+    if before:
+        return "distill begins a student and can only be the first stage", "To train on, take retrain."
+    return None
+
+
+def _start_from_student(spec: Spec, inputs: Inputs) -> None:
+    spec.train.pretrained_model_path = str(inputs.latest[Product.student])
+    spec.model.backbone.pretrained_backbone_path = None
+
+
+def _run_prune(spec: Spec, say: Say) -> Outcome:
     report = prune(spec, say=say)
     return student_outcome(report.path, {"amount": report.amount})
 
 
-def _low_rank(spec: Spec, say: Say) -> Outcome:
-    report = low_rank(spec, say=say)
-    return student_outcome(report.path)
+def _prune_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:
+    if Stage.low_rank in before:
+        return "two narrow layers in place of one cannot be pruned", "Put prune before low_rank."
+    return None
 
 
-def _quantize(spec: Spec, say: Say) -> Outcome:
+def _run_low_rank(spec: Spec, say: Say) -> Outcome:
+    return student_outcome(low_rank(spec, say=say).path)
+
+
+def _run_quantize(spec: Spec, say: Say) -> Outcome:
     report = quantize(spec, say=say, progress=True)
-    facts = {"quantized": len(report.layers), "float": len(report.skipped)}
+    facts: dict[str, Any] = {"quantized": len(report.layers), "float": len(report.skipped)}
     return student_outcome(report.result, facts | ({UNTRAINED: str(report.path)} if report.trained else {}))
 
 
-def _evaluate(spec: Spec, say: Say) -> Outcome:
+def _quantize_problems(spec: Spec) -> Iterator[Problem]:
+    if spec.quantize.backend == ONNX_BACKEND:
+        hint = "Take another backend, or quantize what the chain has exported."
+        yield Problem(f"{ONNX_BACKEND} leaves no student to go on with", "quantize.backend", hint)
+    else:
+        yield from quantize_problems(spec)
+
+
+def _forget_results(spec: Spec, inputs: Inputs) -> None:
+    spec.quantize.model_path = spec.quantize.qat.results_dir = None
+
+
+def _run_evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
     facts: dict[str, Any] = {}
     if not isinstance(result, DetectorReport):
@@ -105,24 +99,155 @@ def _evaluate(spec: Spec, say: Say) -> Outcome:
     return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
 
 
-def _export(spec: Spec, say: Say) -> Outcome:
+def _prefer_test_images(spec: Spec) -> None:
+    test = spec.dataset.test_dataset
+    if test.tar_data_sources or test.images_dir:
+        spec.dataset.val_dataset = test
+        spec.dataset.index_dir = str(Path(spec.dataset.index_dir or "").with_name("index_test"))
+
+
+def _evaluate_all_models(spec: Spec, inputs: Inputs) -> None:
+    section = spec.evaluate
+    if not section.resolutions:  # several resolutions are measured of one checkpoint only
+        section.checkpoint = None
+        section.models = [*section.models, *(ModelEntry(name, str(path)) for name, path in inputs.models.items())]
+
+
+def _run_export(spec: Spec, say: Say) -> Outcome:
     report = export(spec)
     return Outcome(str(report.path), report.bytes, facts={"max_abs_error": report.max_abs_error})
 
 
-def _engine(spec: Spec, say: Say) -> Outcome:
+def _export_outputs(spec: Spec) -> dict[str, str | None]:
+    named = {f"export.{name}": getattr(spec.export, name) for name in ("onnx_file", "output", "bundle")}
+    cache = (spec.export.calibration_cache or "").strip()
+    return {**named, "export.calibration_cache": None if cache.lower() in ("true", "false") else cache}
+
+
+def _run_engine(spec: Spec, say: Say) -> Outcome:
     report = gen_trt_engine(spec)
     facts = {"backend": report.backend.value, "version": report.version, "coverage": asdict(report.coverage)}
     return Outcome(str(report.path), report.bytes, facts=facts)
 
 
-_RUNS: dict[Stage, Callable[[Spec, Say], Outcome]] = {
-    Stage.distill: _train,
-    Stage.retrain: _train,
-    Stage.prune: _prune,
-    Stage.low_rank: _low_rank,
-    **dict.fromkeys(QUANTIZES, _quantize),
-    Stage.evaluate: _evaluate,
-    Stage.export: _export,
-    Stage.engine: _engine,
+def _engine_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:
+    if Stage.export not in before:
+        return "an engine is built from an ONNX file", "Put export before it."
+    last = len(before) - 1 - before[::-1].index(Stage.export)
+    if changed := sorted(stage.value for stage in before[last:] if STAGES[stage].changes_student):
+        return f"the export before it is older than {changed[0]}", "Put export after it."
+    return None
+
+
+def _read_onnx(spec: Spec, inputs: Inputs) -> None:
+    section = spec.gen_trt_engine
+    section.onnx_file = str(inputs.latest[Product.onnx])
+    formats = _engine_data_type(inputs.latest.get(Product.student))
+    if formats and section.tensorrt.data_type == TensorRTConfig().data_type:
+        section.tensorrt.data_type = formats
+
+
+def _engine_data_type(student: Path | None) -> str:
+    """Return the engine data type for a quantized student, int8 or fp8; empty if all its layers multiply in floats.
+
+    A layer of which only the weights are quantized multiplies in floats, and its engine is built in floats. 4-bit
+    weights are the exception: TensorRT has them under int8
+    (:func:`radioplat.exporting.engines.onnx_input.check_data_type`).
+    """
+    parts = open_architecture(student).quantizations.values() if student else ()
+    layers = [layer for quantization in parts for layer in quantization.layers.values()]
+    types = {
+        layer.activations or engine_type(str(layer.weights))
+        for layer in layers
+        if layer.activations is not None or layer.weights not in (None, *ACTIVATIONS)
+    }
+    return max(types, key=lambda name: DATA_TYPES[name].first_sm, default="")  # the type that the fewest GPUs have
+
+
+def _engine_outputs(spec: Spec) -> dict[str, str | None]:
+    cache = spec.gen_trt_engine.tensorrt.calibration.cal_cache_file
+    if cache and Path(cache).exists():  # it is only read; a missing one is written by the first engine
+        cache = None
+    named = {"gen_trt_engine.trt_engine": spec.gen_trt_engine.trt_engine}
+    return {**named, "gen_trt_engine.tensorrt.calibration.cal_cache_file": cache}
+
+
+_TRAINING = ("model", "dataset", "train", "distill")
+_QUANTIZE = StageDefinition(
+    run=_run_quantize,
+    section="quantize",
+    depends_on=(*_TRAINING, "quantize"),
+    product=Product.student,
+    place=_forget_results,
+    problems=_quantize_problems,
+    milder=milder_quantize,
+    needs_floats=True,
+    quantizes=True,
+)
+STAGES: dict[Stage, StageDefinition] = {
+    Stage.distill: StageDefinition(
+        run=_run_training,
+        section="distill",
+        depends_on=_TRAINING,
+        product=Product.student,
+        problems=_training_problems,
+        misplaced=_distill_misplaced,
+    ),
+    Stage.prune: StageDefinition(
+        run=_run_prune,
+        section="prune",
+        depends_on=(*_TRAINING, "prune"),
+        product=Product.student,
+        problems=prune_problems,
+        misplaced=_prune_misplaced,
+        milder=milder_prune,
+        needs_floats=True,
+    ),
+    Stage.low_rank: StageDefinition(
+        run=_run_low_rank,
+        section="low_rank",
+        depends_on=(*_TRAINING, "low_rank"),
+        product=Product.student,
+        problems=low_rank_problems,
+        milder=milder_low_rank,
+        needs_floats=True,
+    ),
+    Stage.quantize: _QUANTIZE,
+    Stage.ptq: replace(_QUANTIZE, overrides=("quantize.mode=ptq",)),
+    Stage.qat: replace(_QUANTIZE, overrides=("quantize.mode=qat",)),
+    Stage.retrain: StageDefinition(
+        run=_run_training,
+        section="distill",
+        depends_on=_TRAINING,
+        product=Product.student,
+        place=_start_from_student,
+        problems=_training_problems,
+    ),
+    Stage.evaluate: StageDefinition(
+        run=_run_evaluate,
+        section="evaluate",
+        depends_on=("dataset", "distill", "evaluate"),
+        product=Product.figures,
+        reads=(Product.student, Product.onnx, Product.engine),
+        adapt=_prefer_test_images,
+        place=_evaluate_all_models,
+    ),
+    Stage.export: StageDefinition(
+        run=_run_export,
+        section="export",
+        depends_on=("dataset", "export", "gen_trt_engine", "quantize"),
+        product=Product.onnx,
+        problems=export_problems,
+        outputs=_export_outputs,
+    ),
+    Stage.engine: StageDefinition(
+        run=_run_engine,
+        section="gen_trt_engine",
+        depends_on=("gen_trt_engine",),
+        product=Product.engine,
+        reads=(Product.onnx,),
+        misplaced=_engine_misplaced,
+        place=_read_onnx,
+        outputs=_engine_outputs,
+    ),
 }

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from radioplat.cluster.ray_cluster import wants_ray
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.checks.tasks.compress import compress_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import quantize_problems
@@ -25,6 +24,7 @@ from radioplat.spec.resolved.teacher import asked_teachers
 from radioplat.spec.schema.cluster import ClusterMode, Placement
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.compress.groups import compress_problems
 from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.tune.draw import ValueOf, grid
 from radioplat.tasks.tune.record import TrialRecord

@@ -13,18 +13,22 @@ from radioplat.errors import SpecError
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.spec.checks.tasks.compress import CHANGES_STUDENT, QUANTIZES
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.low_rank import LowRankConfig
 from radioplat.spec.schema.prune import PruneBudget, PruneConfig, PruneMode, SparsityConfig, SparsityPattern
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.compress.derive import SECTIONS, Inputs, check_chain, depends_on, placed, stage_spec
+from radioplat.tasks.compress.definition import Inputs, Product
+from radioplat.tasks.compress.derive import check_chain, depends_on, place, stage_spec
 from radioplat.tasks.compress.groups import Step, groups_of
-from radioplat.tasks.compress.relax import milder
+from radioplat.tasks.compress.relax import milder_low_rank, milder_prune
+from radioplat.tasks.compress.stages import STAGES
 from radioplat.tasks.quantize.qat import training_spec
 from radioplat.tasks.shared.retrain import retraining_spec
+
+CHANGES_STUDENT = {stage for stage, definition in STAGES.items() if definition.changes_student}
+QUANTIZES = {stage for stage, definition in STAGES.items() if definition.quantizes}
 
 
 def steps(spec) -> dict[str, Step]:
@@ -64,9 +68,11 @@ def test_a_stage_reads_what_the_one_before_left_and_writes_into_its_own_folder(t
     kwargs = {"depth": 1, "embed_dim": 32, "num_heads": 2}
     student = Student(StudentArchitecture(type="radio_vit_tiny_patch16", kwargs=kwargs, img_size=32))
     save_student(student, student.state_dict(), tmp_path)
-    inputs = Inputs(tmp_path, Path("s.onnx"), {"00_start": tmp_path, "04_export": Path("s.onnx")})
+    inputs = Inputs(
+        {Product.student: tmp_path, Product.onnx: Path("s.onnx")}, {"00_start": tmp_path, "04_export": Path("s.onnx")}
+    )
     found = {
-        step.stage: placed(stage_spec(spec, step), step, Path("out") / name, inputs, "0123456789")
+        step.stage: place(stage_spec(spec, step), step, Path("out") / name, inputs, "0123456789")
         for name, step in steps(spec).items()
     }
     assert {s.results_dir for s in found.values()} == {f"out/{name}" for name in steps(spec)}
@@ -105,7 +111,13 @@ def test_an_engine_is_typed_by_what_multiplies(layers, said, tmp_path):
     student = Student(StudentArchitecture("radio_vit_tiny_patch16", kwargs, img_size=32, quantized=how))
     save_student(student, student.state_dict(), tmp_path)
     (step,) = (step for step in steps(spec).values() if step.stage is Stage.engine)
-    there = placed(stage_spec(spec, step), step, tmp_path / "out", Inputs(tmp_path, Path("s.onnx")), "0123456789")
+    there = place(
+        stage_spec(spec, step),
+        step,
+        tmp_path / "out",
+        Inputs({Product.student: tmp_path, Product.onnx: Path("s.onnx")}),
+        "0123456789",
+    )
     assert there.gen_trt_engine.tensorrt.data_type == said
 
 
@@ -116,7 +128,7 @@ def test_no_two_trainings_of_a_chain_share_a_second_home(tmp_path):
     for name, step in steps(spec).items():
         derived = stage_spec(spec, step)
         for run, said in ((name, "a" * 64), (f"{name}.relaxed1", "b" * 64), (name, "c" * 64)):
-            there = placed(copy.deepcopy(derived), step, tmp_path / run, Inputs(tmp_path), said)
+            there = place(copy.deepcopy(derived), step, tmp_path / run, Inputs({Product.student: tmp_path}), said)
             if step.stage in (Stage.prune, Stage.low_rank):
                 config = getattr(there, step.stage.value).retrain
                 there = retraining_spec(there, config, tmp_path, tmp_path / run / step.stage.value / "round_1")
@@ -175,31 +187,30 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_begins_the_stages_anew_that_depend_on_it(change):
     after = load_spec(None, [change])
-    touched = {stage for stage in SECTIONS if depends_on(Spec(), stage) != depends_on(after, stage)}
+    touched = {stage for stage in Stage if depends_on(Spec(), stage) != depends_on(after, stage)}
     assert touched & set(CHANGES[change]) == CHANGES[change] and touched == CHANGES[change]
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 6))
 def test_a_retry_of_pruning_takes_less_each_time(share, attempt):
     def asked(config: PruneConfig, number: int) -> float:
-        (line,) = milder(Spec(prune=config), Stage.prune, number)
+        (line,) = milder_prune(Spec(prune=config), number)
         return float(line.partition("=")[2])
 
     amount = PruneConfig(amount=share)
     assert 0 < asked(amount, attempt + 1) < asked(amount, attempt) < share
     budget = PruneConfig(budget=PruneBudget(macs=share))
     assert share < asked(budget, attempt) < asked(budget, attempt + 1) < 1
-    assert milder(Spec(), Stage.retrain, attempt) == []
     energy = LowRankConfig(energy=share)
-    once, again = (milder(Spec(low_rank=energy), Stage.low_rank, n)[0] for n in (attempt, attempt + 1))
+    once, again = (milder_low_rank(Spec(low_rank=energy), n)[0] for n in (attempt, attempt + 1))
     assert share < float(once.partition("=")[2]) < float(again.partition("=")[2]) < 1
-    assert milder(Spec(low_rank=LowRankConfig(rank=6)), Stage.low_rank, 1) == ["low_rank.rank=8"]
+    assert milder_low_rank(Spec(low_rank=LowRankConfig(rank=6)), 1) == ["low_rank.rank=8"]
 
 
 @pytest.mark.parametrize(("blocks", "counts"), [(1, []), (2, [1]), (3, [2, 1]), (5, [3, 2, 1]), (8, [6, 4, 3, 2, 1])])
 def test_a_retry_takes_fewer_blocks_until_none_is_left(blocks, counts):
     spec = Spec(prune=PruneConfig(parts=[], blocks=blocks))
-    retries = [milder(spec, Stage.prune, number) for number in range(1, 10)]
+    retries = [milder_prune(spec, number) for number in range(1, 10)]
     assert retries == [[f"prune.blocks={count}"] for count in counts] + [[]] * (9 - len(counts))
     for lines in retries[: len(counts)]:
         assert not list(prune_problems(load_spec(spec, lines)))
@@ -207,15 +218,15 @@ def test_a_retry_takes_fewer_blocks_until_none_is_left(blocks, counts):
 
 def test_blocks_are_not_all_that_goes():
     spec = Spec(prune=PruneConfig(blocks=1, amount=0.4))
-    assert milder(spec, Stage.prune, 1) == ["prune.amount=0.3", "prune.blocks=0"]
-    assert milder(spec, Stage.prune, 2) == ["prune.amount=0.225", "prune.blocks=0"]
+    assert milder_prune(spec, 1) == ["prune.amount=0.3", "prune.blocks=0"]
+    assert milder_prune(spec, 2) == ["prune.amount=0.225", "prune.blocks=0"]
     zeros = Spec(prune=PruneConfig(blocks=1, sparsity=SparsityConfig(SparsityPattern.two_of_four)))
-    assert [milder(zeros, Stage.prune, n) for n in (1, 2)] == [["prune.blocks=0"], []]
+    assert [milder_prune(zeros, n) for n in (1, 2)] == [["prune.blocks=0"], []]
     threshold = Spec(prune=PruneConfig(mode=PruneMode.threshold, parts=[], blocks=1))
-    assert milder(threshold, Stage.prune, 1) == []
+    assert milder_prune(threshold, 1) == []
 
 
 def test_a_retry_is_a_spec():
     spec = load_spec(None, ["prune.amount=0.4", "prune.blocks=3", "prune.budget.params=0.5"])
-    again = load_spec(spec, milder(spec, Stage.prune, 1)).prune
+    again = load_spec(spec, milder_prune(spec, 1)).prune
     assert (again.amount, again.blocks, again.budget.params) == (0.4, 2, 0.625)

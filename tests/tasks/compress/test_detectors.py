@@ -20,9 +20,10 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.compress import GateMetric, Stage
 from radioplat.spec.schema.quantize import QuantizeConfig
 from radioplat.tasks.compress.compress import compress
-from radioplat.tasks.compress.derive import Inputs, placed, stage_spec
+from radioplat.tasks.compress.definition import Inputs, Product
+from radioplat.tasks.compress.derive import place, stage_spec
 from radioplat.tasks.compress.groups import Step
-from radioplat.tasks.compress.relax import milder
+from radioplat.tasks.compress.relax import milder_quantize
 from radioplat.tasks.compress.sensitivity import most_sensitive
 from radioplat.tasks.compress.show import tables_of
 from radioplat.tasks.evaluate.gate_metrics import gate_metric
@@ -83,7 +84,7 @@ def test_a_chain_measures_map_and_goes_on(spec, detector):
 
 
 def test_a_gate_on_what_a_detector_has_not(spec):
-    with pytest.raises(SpecError, match="compress.gates.metric: nothing is known of knn after 01_prune; measured: mAP"):
+    with pytest.raises(SpecError, match="compress.gates.metric: knn was not measured after 01_prune; measured: mAP"):
         compress(spec, ("compress.gates.min_kept=1", "compress.gates.metric=knn"))
 
 
@@ -110,7 +111,13 @@ def test_an_engine_is_typed_by_backbone_and_decoder(detector, backbone, decoder,
     save_detector(Detector(replace(form, student=student, quantized=quantized)), tmp_path)
     step = Step(Stage.engine, "02_engine")
     spec = load_spec(None, ["compress.stages=[export,engine]"])
-    there = placed(stage_spec(spec, step), step, tmp_path / "out", Inputs(tmp_path, Path("s.onnx")), "0123456789")
+    there = place(
+        stage_spec(spec, step),
+        step,
+        tmp_path / "out",
+        Inputs({Product.student: tmp_path, Product.onnx: Path("s.onnx")}),
+        "0123456789",
+    )
     assert there.gen_trt_engine.tensorrt.data_type == said
 
 
@@ -125,4 +132,4 @@ def test_the_layer_of_a_coarse_scale_relaxes_first(spec, detector, coarse, tmp_p
     asked = load_spec(spec)
     layers = most_sensitive(asked, tmp_path)
     assert layers[0] == coarse and len(layers) > 20
-    assert f'"{coarse}"' in milder(asked, Stage.ptq, 1, tmp_path)[0]
+    assert f'"{coarse}"' in milder_quantize(asked, 1, tmp_path)[0]

@@ -8,8 +8,8 @@ from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, save_o
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.compress.compress import START, _Chain
+from radioplat.tasks.compress.outcome import student_outcome
 from radioplat.tasks.compress.record import Entry
-from radioplat.tasks.compress.stages import student_outcome
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ from radioplat.tasks.compress.stages import student_outcome
     [
         (0.5, 0.4, 0.8, None),
         (0.5, -0.1, -0.2, None),  # the gate fails
-        (-0.1, -0.2, None, "the starting student is worth nothing by this metric: its fidelity is -0.1"),
-        (0.0, 0.3, None, "the starting student is worth nothing by this metric: its fidelity is 0"),
-        (0.5, None, None, "nothing is known of fidelity after 01_ptq; measured: none"),
+        (-0.1, -0.2, None, "no share of the starting student's fidelity can be computed: it is -0.1"),
+        (0.0, 0.3, None, "no share of the starting student's fidelity can be computed: it is 0"),
+        (0.5, None, None, "fidelity was not measured after 01_ptq; measured: none"),
     ],
 )
 def test_what_is_worse_does_not_pass(start, after, kept, said, tmp_path):

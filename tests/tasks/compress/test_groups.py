@@ -6,15 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.spec.checks.tasks.compress import CHANGES_STUDENT, QUANTIZES, RELAXES, compress_problems, stage_names
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.compress import CompressConfig, Stage
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.compress.groups import groups_of
+from radioplat.tasks.compress.groups import compress_problems, groups_of, stage_names
+from radioplat.tasks.compress.stages import STAGES
+
+CHANGES_STUDENT = {Stage.distill, Stage.prune, Stage.low_rank, Stage.quantize, Stage.ptq, Stage.qat, Stage.retrain}
+QUANTIZES = {Stage.quantize, Stage.ptq, Stage.qat}
+RELAXES = {Stage.prune, Stage.low_rank} | QUANTIZES
 
 
-def said(*overrides: str) -> list[str]:
-    """What stands in the way, a line each."""
+def test_every_stage_has_a_definition():
+    assert list(STAGES) == list(Stage)
+    assert {stage for stage, definition in STAGES.items() if definition.changes_student} == CHANGES_STUDENT
+    assert {stage for stage, definition in STAGES.items() if definition.milder} == RELAXES
+
+
+def problems(*overrides: str) -> list[str]:
+    """Return the problems of the order, as text."""
     spec = load_spec(None, ("dataset.val_dataset.images_dir=held_out", *overrides))
     return [str(problem) for problem in compress_problems(spec)]
 
@@ -26,7 +36,7 @@ def test_groups_hold_every_stage_once_in_order(stages):
     assert [step.name for group in groups for step in group.steps] == stage_names(config)
     for group in groups:
         assert len(group.steps) == 1 or [s.stage for s in group.steps][1:] == [Stage.retrain]
-        assert not group.gated or group.steps[-1].changes_student
+        assert not group.gated or group.steps[-1].definition.changes_student
 
 
 def test_what_takes_away_is_judged_after_its_retraining():
@@ -65,4 +75,4 @@ def test_an_accepted_order_has_an_export_for_each_engine_and_one_beginning(stage
     ],
 )
 def test_what_cannot_be_is_named_by_field(overrides, line):
-    assert any(found.startswith(line) for found in said(*overrides.split())), said(*overrides.split())
+    assert any(found.startswith(line) for found in problems(*overrides.split())), problems(*overrides.split())
