@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import is_detector, read_detector, read_detector_architecture
-from radioplat.models.detectors.registry import AnyDetector, build_detector
 from radioplat.models.pretrained.start import MODEL_PATH, start_student
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.objectives.detect import DetectObjective
@@ -49,7 +48,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
     architecture = DetectorArchitecture(
         backbone, len(classes), config.kind, dict(config.options), tuple(classes), quantized
     )
-    detector = build_detector(architecture)
+    detector = Detector(architecture)
     for size in dict.fromkeys((spec.dataset.img_size, *(s for s, _ in student_sizes(spec)))):
         where = "dataset.img_size" if size == spec.dataset.img_size else "dataset.augmentation.multi_scales"
         if size % detector.stride:
@@ -61,7 +60,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
     return architecture
 
 
-def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) -> AnyDetector:
+def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) -> Detector:
     """A detector with its starting weights: seeded by ``train.seed``, then what the spec names as pretrained.
 
     A pretrained detector gives every tensor of the same name and shape: one of other classes all but those that score
@@ -73,7 +72,7 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
     student = start_student(spec, architecture.student)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.train.seed)
-        detector = build_detector(architecture)
+        detector = Detector(architecture)
     detector.student.load_state_dict(student.fold().state_dict())
     if path := _pretrained_detector(spec):
         left = take_matching(detector, path, MODEL_PATH)
@@ -91,7 +90,7 @@ def _pretrained_detector(spec: Spec) -> str | None:
     return path if path and is_detector(path) else None
 
 
-def take_decoder(detector: AnyDetector, path: str | Path) -> None:
+def take_decoder(detector: Detector, path: str | Path) -> None:
     """Give ``detector`` the decoder of the detector at ``path``.
 
     Raises:
@@ -121,14 +120,14 @@ def detector_widths(
     """
     if not teachers:
         return {}
-    detector = build_detector(form)
+    detector = Detector(form)
     if spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return binding_widths(detector, teachers, infos, spec.dataset.img_size)
 
 
 def detect_objective(
-    detector: AnyDetector,
+    detector: Detector,
     view: str,
     teachers: Sequence[ResolvedTeacher],
     widths: Widths,
@@ -141,7 +140,7 @@ def detect_objective(
         return DetectObjective(detector, view, teachers, widths, config)
 
 
-def take_matching(detector: AnyDetector, path: str | Path, where: str) -> list[str]:
+def take_matching(detector: Detector, path: str | Path, where: str) -> list[str]:
     """Copy the tensors of the detector at ``path`` whose names and shapes ``detector`` has too.
 
     Returns:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.models.backbones.names import resolve
-from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import is_detector, read_detector_architecture
-from radioplat.models.detectors.registry import build_detector
 from radioplat.spec.schema.distill import TeacherConfig
 from radioplat.spec.schema.model import DetectorConfig
 from radioplat.spec.schema.root import Spec
@@ -39,7 +38,7 @@ def _apart(teacher: TeacherConfig, form: DetectorArchitecture, where: str) -> It
     if detector.kind != form.kind:
         yield Problem(f"the teacher's file holds a {form.kind}, not {detector.kind}", f"{where}.detector.kind", hint)
         return
-    own = build_detector(form).detr.config
+    own = Detector(form).detr.config
     for name, value in detector.options.items():
         there = getattr(own, name, None)
         if there != value:

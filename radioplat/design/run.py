@@ -27,8 +27,7 @@ from radioplat.design.student import equip
 from radioplat.design.views import run_views
 from radioplat.errors import SpecError
 from radioplat.evaluation.models.held_out_labels import held_out_labels
-from radioplat.models.detectors.base import DetectorArchitecture
-from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.peers import Peer
@@ -227,7 +226,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
     return max(steps)
 
 
-def build_student(run: Run) -> Student | AnyDetector:
+def build_student(run: Run) -> Student | Detector:
     """The student, or the detector on it, as it enters training; equal on every rank, because seeded."""
     if run.detector is not None:
         detector = start_detector(run.spec, run.detector, run.task)

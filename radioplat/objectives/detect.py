@@ -13,7 +13,7 @@ from torchvision.ops import box_convert
 from radioplat.common import collectives
 from radioplat.losses.base.grid import Overlap
 from radioplat.models.capture import captured
-from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.detectors.base import Detector
 from radioplat.objectives.detector_bindings import DetectorBindings, Widths, student_modules
 from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import Objective, StepContext
@@ -47,7 +47,7 @@ class DetectObjective(Objective):
 
     def __init__(
         self,
-        detector: AnyDetector,
+        detector: Detector,
         view: str,
         teachers: Sequence[ResolvedTeacher] = (),
         widths: Widths | None = None,

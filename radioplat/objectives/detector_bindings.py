@@ -16,7 +16,7 @@ from radioplat.losses.terms.logits import kl_sigmoid
 from radioplat.losses.terms.queries import TAPS, Answers, compared, match_queries, sureness, taken
 from radioplat.losses.weighting.iou_mask import object_mask
 from radioplat.models.capture import captured, find_module
-from radioplat.models.detectors.registry import AnyDetector
+from radioplat.models.detectors.base import Detector
 from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.teacher import MODULE, QUERY_MODULES, Bound, ResolvedTeacher, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
@@ -104,7 +104,7 @@ def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:
 
 
 def binding_widths(
-    detector: AnyDetector, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], size: int
+    detector: Detector, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], size: int
 ) -> Widths:
     """The widths of what each binding compares.
 

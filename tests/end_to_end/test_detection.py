@@ -16,8 +16,8 @@ from radioplat.data.ledger.ledger import effective, read_consumed
 from radioplat.design.detector import detector_architecture, take_decoder
 from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError, WeightsError
+from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import load_detector
-from radioplat.models.detectors.registry import build_detector
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.plan.plan import plan
@@ -146,7 +146,7 @@ def test_plan_says_of_a_teacher_what_the_run_says(spec, teacher):
 def test_plan_of_the_labels_alone_counts_the_whole_detector(spec):
     found = plan(load_spec(spec))
     assert not found.problems and found.facts["task"].startswith("train: ")
-    detector = build_detector(detector_architecture(*built_from(spec)))
+    detector = Detector(detector_architecture(*built_from(spec)))
     assert [(m.role, m.parameters) for m in found.models] == [
         ("detector", sum(parameter.numel() for parameter in detector.parameters()))
     ]

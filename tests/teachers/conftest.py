@@ -13,8 +13,8 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.teachers.cache.file import SUFFIX
 from radioplat.teachers.cache.store import FeatureStore
-from radioplat.teachers.upsamplers.checkpoint import save_upsampler
-from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.teachers.upsamplers.featsharp.checkpoint import save_upsampler
+from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp, FeatSharpConfig
 
 
 @pytest.fixture

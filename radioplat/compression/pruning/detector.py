@@ -6,14 +6,12 @@ import copy
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from radioplat.compression.pruning.groups import Readers
 from radioplat.compression.pruning.prune import Aim, Cuts, cut_channels, require_plain
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
 from radioplat.models.detectors.base import BACKBONE, Detector
-from radioplat.models.detectors.registry import build_detector
 from radioplat.spec.schema.prune import PruneConfig, PrunePart
 
 
@@ -36,7 +34,7 @@ def prune_detector(detector: Detector, config: PruneConfig, aim: Aim | None = No
     small = copy.deepcopy(detector).eval()
     readers = None if detector.pyramid.plain else _readers(small)
     student, cuts = cut_channels(detector.student, small.student, {}, config, ChannelScore(config), aim, readers)
-    made = build_detector(replace(detector.architecture, student=student.architecture))
+    made = Detector(replace(detector.architecture, student=student.architecture))
     tensors = {name: tensor for name, tensor in small.state_dict().items() if not name.startswith(BACKBONE)}
     made.load_state_dict(tensors | {f"{BACKBONE}{name}": tensor for name, tensor in student.state_dict().items()})
     return made.eval(), cuts
@@ -45,8 +43,7 @@ def prune_detector(detector: Detector, config: PruneConfig, aim: Aim | None = No
 def _readers(detector: Detector) -> Readers:
     """The projections of the maps to the encoder's width; those of DINO's further levels read the last map, then each
     other."""
-    detr = detector.detr
-    layers: nn.ModuleList = detr.input_proj if detector.architecture.kind == "dino" else detr.model.encoder_input_proj
+    layers = detector.input_projections
 
     def read(images: torch.Tensor) -> list[torch.Tensor]:
         maps = detector.maps(images)

@@ -1,16 +1,16 @@
-"""TAO's backbone names and timm's, through one table."""
+"""Backbones by name: TAO's names and timm's, in one table."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import timm
 
-import radioplat.models.backbones.fan
-import radioplat.models.backbones.nv_clip  # noqa: F401  timm knows their models then
+import radioplat.models.backbones.nv_clip  # noqa: F401  registers its models with timm
 from radioplat.errors import SpecError
 
 # Width, depth and heads of the ViT sizes (ViT paper, table 1; DeiT for tiny and small; So400m from SigLIP).
@@ -60,18 +60,20 @@ _RENAMES: list[tuple[str, str]] = [
     (r"fan_(base|large)", r"fan_\1_16_p4_hybrid"),
     (r"hiera_(tiny|small|base|base_plus|large|huge)_224", r"hiera_\1_224"),
 ]
+# Names of models that timm lacks, and the module that registers them with timm when it is imported.
+_EXTENSIONS: list[tuple[str, str]] = [(r"fan_.*", "radioplat.models.backbones.fan.fan")]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A backbone's structure.
+    """Structure of a backbone.
 
     Attributes:
         radio: True for a RADIO ViT (patch generator, class token per teacher, registers), else a timm model.
         name: the timm model name; for a RADIO ViT the name as the spec gave it.
         kwargs: constructor arguments.
-        class_tokens: of the model that was released under this name; a student has one for each of its teachers.
-        summary_slots: those of them that make its summary; empty for all.
+        class_tokens: number of class tokens in the model released under this name; a student has one for each teacher.
+        summary_slots: indices of the class tokens that make its summary; empty for all.
     """
 
     radio: bool
@@ -82,10 +84,10 @@ class Architecture:
 
 
 def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model.backbone.type") -> Architecture:
-    """Find the architecture that ``name`` (TAO's or timm's) stands for.
+    """Find the architecture that ``name`` (TAO's or timm's) refers to.
 
     Raises:
-        SpecError: nothing has that name; the hint lists the nearest that exist.
+        SpecError: no backbone has this name; the hint lists the nearest names.
     """
     kwargs = dict(kwargs or {})
     if radio := _RADIO.fullmatch(name):
@@ -102,6 +104,9 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
         if radio["dinov2"]:
             implied["init_values"] = _LAYER_SCALE
         return Architecture(True, name, {**implied, **kwargs}, tokens, tuple(range(spoken)))
+    for pattern, module in _EXTENSIONS:
+        if re.fullmatch(pattern, name):
+            importlib.import_module(module)
     for pattern, replacement in _RENAMES:
         match = re.fullmatch(pattern, name)
         if match:

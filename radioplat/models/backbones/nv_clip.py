@@ -1,8 +1,8 @@
 """NV-CLIP's image towers, by TAO's names: ``vit_l_14_siglip_clipa_224`` and ``_336``, ``vit_h_14_siglip_clipa_224``.
 
-Importing this module makes timm know them. They are ViTs with a class token that is not pooled, fixed sine and cosine
-positions, no norm before the blocks, and a norm behind the mean of the patches (CLIPA, Li et al. 2023,
-arXiv 2305.07017); the classifier, where there is one, is the projection into the space shared with text.
+Importing this module registers them with timm. They are ViTs with a class token that is not pooled, fixed sine and
+cosine positions, no norm before the blocks, and a norm after the mean of the patches (CLIPA, Li et al. 2023,
+arXiv 2305.07017). The classifier, if any, is the projection into the embedding space shared with text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NvClip(VisionTransformer):
 
 
 def checkpoint_filter_fn(tensors: dict[str, torch.Tensor], model: NvClip) -> dict[str, torch.Tensor]:
-    """OpenCLIP's names as timm's; its last norm comes behind the mean."""
+    """Rename OpenCLIP's tensors to timm's names; the last norm is applied after the mean."""
     renamed = vision_transformer.checkpoint_filter_fn(tensors, model)
     return {k.replace("norm.", "fc_norm.", 1) if k.startswith("norm.") else k: v for k, v in renamed.items()}
 

@@ -1,4 +1,4 @@
-"""The front of a RADIO ViT: patches, cropped position embeddings (CPE), class tokens and registers."""
+"""Input layer of a RADIO ViT: patches, cropped position embeddings (CPE), class tokens and registers."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class PatchGenerator(nn.Module):
 
     @property
     def num_prefix(self) -> int:
-        """Class tokens and registers, which come before the patches."""
+        """Number of class tokens and registers, which come before the patches."""
         return self.num_class_tokens + self.num_registers
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """``[B, 3, H, W]`` to tokens ``[B, prefix + H/p * W/p, D]``, patches in row-major order."""
+        """Turn images ``[B, 3, H, W]`` into tokens ``[B, prefix + H/p * W/p, D]``, patches in row-major order."""
         b, c, height, width = images.shape
         p = self.patch
         h, w = height // p, width // p
@@ -53,7 +53,7 @@ class PatchGenerator(nn.Module):
         return torch.cat([prefix, tokens], dim=1)
 
     def positions(self, batch: int, h: int, w: int) -> torch.Tensor:
-        """Position embeddings ``[B or 1, h * w, D]``."""
+        """Return position embeddings ``[B or 1, h * w, D]``."""
         table = self.pos_embed.reshape(1, self.side, self.side, -1).permute(0, 3, 1, 2).float()
         if self.training and self.crops_positions:
             grid = self._random_crops(batch, h, w, table.device)
@@ -69,7 +69,7 @@ class PatchGenerator(nn.Module):
         return crops.flatten(2).transpose(1, 2).to(self.pos_embed.dtype)
 
     def _random_crops(self, batch: int, h: int, w: int, device: torch.device) -> torch.Tensor:
-        """Sampling grids ``[B, h, w, 2]`` in [-1, 1], (x, y)."""
+        """Draw sampling grids ``[B, h, w, 2]`` in [-1, 1], (x, y)."""
         draws = torch.rand(batch, 4, device=device)
         low = math.sqrt(0.1)
         scale = low + (1 - low) * draws[:, 0]

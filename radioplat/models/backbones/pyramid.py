@@ -1,4 +1,4 @@
-"""Maps of a backbone at several strides, as a detector wants them."""
+"""Feature pyramid of a backbone: maps at three strides, as a detector needs them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from radioplat.models.backbones.timm_backbone import TimmBackbone
 class Pyramid(nn.Module):
     """Three maps, each of half the resolution of the one before.
 
-    A backbone with maps of its own at such strides (ResNet, ConvNeXt, Swin...) gives its last three. Of a plain ViT
-    with patches of p pixels the last map is brought to strides p/2, p and 2p: a deconvolution, nothing, a max-pooling
-    (the simple feature pyramid of Li et al. 2022, Exploring Plain Vision Transformer Backbones, section 3).
+    A backbone that has maps at such strides (ResNet, ConvNeXt, Swin...) returns its last three. The last map of a plain
+    ViT with patches of p pixels is brought to strides p/2, p and 2p by a deconvolution, nothing, and a max-pooling (the
+    simple feature pyramid of Li et al. 2022, Exploring Plain Vision Transformer Backbones, section 3).
 
-    Holds no backbone: that is given to :meth:`forward`, and only what the pyramid adds has weights here.
+    The backbone is not a submodule but an argument of :meth:`forward`: only the layers that the pyramid adds have
+    weights here.
 
     Attributes:
         strides: pixels, ascending.
@@ -55,10 +56,13 @@ class Pyramid(nn.Module):
         self.channels = tuple(level.shape[1] for level in self._probe(backbone))
 
     def forward(self, backbone: RadioViT | TimmBackbone, images: torch.Tensor) -> list[torch.Tensor]:
-        """Normalised ``[B, 3, H, W]``, both sides multiples of the greatest stride, to ``[B, C, H/s, W/s]`` by stride.
+        """Compute the maps ``[B, C, H/s, W/s]``, one for each stride s.
+
+        Args:
+            images: normalised ``[B, 3, H, W]``, both sides multiples of the greatest stride.
 
         Raises:
-            SpecError: another size.
+            SpecError: the images have another size.
         """
         last = self.strides[-1]
         if images.shape[-2] % last or images.shape[-1] % last:

@@ -19,7 +19,7 @@ DEFAULT_REGISTER_MULTIPLE = 8  # tokens before the patches, when nothing else is
 class RadioViT(nn.Module):
     """A ViT student (AM-RADIO, Ranzinger et al. 2024).
 
-    ``windows``, unset until a run asks for them, are used while training only.
+    ``windows`` is set by a run with ViTDet windows, and used while training only.
 
     Args:
         num_class_tokens: one for each distinct teacher, at least 1.
@@ -69,7 +69,7 @@ class RadioViT(nn.Module):
 
     @property
     def target(self) -> nn.Module:
-        """The module by whose names a user knows its parts."""
+        """The module relative to which users name submodules: itself."""
         return self
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -77,7 +77,8 @@ class RadioViT(nn.Module):
         self.grad_checkpointing = enable
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
-        """Normalised ``[B, 3, H, W]`` to summary ``[B, T*D]``, spatial ``[B, H/p, W/p, D]``, ``tokens [B, T, D]``."""
+        """Compute summary ``[B, T*D]``, spatial ``[B, H/p, W/p, D]`` and ``tokens [B, T, D]`` of normalised ``[B, 3, H,
+        W]``."""
         h, w = images.shape[-2] // self.stride, images.shape[-1] // self.stride
         size = self.windows.draw(h, w) if self.windows is not None and self.training else 0
         tokens = self.norm(self._blocks(self.patch_generator(images), h, w, size))
@@ -87,7 +88,8 @@ class RadioViT(nn.Module):
         return Features(classes.flatten(1), spatial, {"tokens": classes})
 
     def _blocks(self, tokens: torch.Tensor, h: int, w: int, size: int) -> torch.Tensor:
-        """Tokens ``[B, prefix + h * w, D]`` through all blocks, most of them in windows of ``size`` (0: none)."""
+        """Run tokens ``[B, prefix + h * w, D]`` through all blocks, most of them in windows of ``size`` patches (0:
+        none)."""
         prefix, inside = self.patch_generator.num_prefix, False
         for i, block in enumerate(self.blocks):
             windowed = bool(size) and self.windows is not None and i not in self.windows.global_layers

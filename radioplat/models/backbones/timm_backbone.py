@@ -23,11 +23,11 @@ class TimmBackbone(nn.Module):
         name: timm's model name, without a weights tag.
         num_classes: of the classifier; 0 for none.
         where: the spec field of the backbone, for messages.
-        input_size: side in pixels of its images; matters to models that are built for one size (Swin, MaxViT).
+        input_size: side of its images in pixels; used by models that are built for one size (Swin, MaxViT).
         kwargs: passed to ``timm.create_model``.
 
     Raises:
-        SpecError: the model refuses ``kwargs``, or gives no features in a form that is known here.
+        SpecError: the model refuses ``kwargs``, or its features have an unsupported form.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class TimmBackbone(nn.Module):
 
     @property
     def target(self) -> nn.Module:
-        """The module by whose names a user knows its parts."""
+        """The module relative to which users name submodules: timm's model."""
         return self.model
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As timm's.
+        """Call timm's method of this name.
 
         Raises:
-            SpecError: the model cannot.
+            SpecError: the model has no gradient checkpointing.
         """
         try:
             self.model.set_grad_checkpointing(enable)
@@ -77,7 +77,8 @@ class TimmBackbone(nn.Module):
             raise SpecError(f"timm's {name} has no gradient checkpointing", where="train.grad_checkpointing") from None
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
-        """Normalised ``[B, 3, H, W]`` to summary ``[B, D]``, spatial ``[B, h, w, D]``, if wanted ``logits [B, C]``."""
+        """Compute summary ``[B, D]``, spatial ``[B, h, w, D]`` and, if wanted, ``logits [B, C]`` of normalised ``[B, 3,
+        H, W]``."""
         raw = self.model.forward_features(images)
         summary = self.model.forward_head(raw, pre_logits=True) if "summary" in wanted else None
         # Not the classifier on the summary: some models average two, or pool and classify in one.
@@ -85,7 +86,7 @@ class TimmBackbone(nn.Module):
         return Features(summary, self.spatial(raw, images) if "spatial" in wanted else None, named)
 
     def spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """What ``forward_features`` gave as a map ``[B, h, w, D]``."""
+        """Return the output of ``forward_features`` as a map ``[B, h, w, D]``."""
         if raw.ndim == 4:
             return raw if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else raw.permute(0, 2, 3, 1)
         patches = raw[:, getattr(self.model, "num_prefix_tokens", 0) :]

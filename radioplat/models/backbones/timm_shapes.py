@@ -1,7 +1,7 @@
-"""timm's architectures by the names and shapes of their tensors.
+"""Recognise timm's architectures by the names and shapes of their tensors.
 
-Building the candidates to compare them takes most of a minute, so timm_shapes.json holds a digest of each. After an
-update of timm: ``python -m radioplat.models.backbones.timm_shapes`` (a few minutes) writes it anew.
+Building all models to compare them needs about a minute, so timm_shapes.json holds a digest of each. After an update of
+timm, run ``python -m radioplat.models.backbones.timm_shapes`` (a few minutes) to write the file again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST = 3  # names of one structure
 
 
 def timm_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Up to three models of timm whose tensors, the classifier's aside, have just these names and shapes."""
+    """Return up to three timm models whose tensors, the classifier's left out, have exactly these names and shapes."""
     return _table().get(_digest(tensors), [])
 
 
@@ -36,7 +36,7 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def build(names: Iterable[str]) -> dict[str, list[str]]:
-    """Digest to names; models are built without memory, those that cannot be are left out."""
+    """Map digests to model names. Models are built on the meta device; those that cannot be are left out."""
     table: dict[str, list[str]] = {}
     for name in names:
         try:

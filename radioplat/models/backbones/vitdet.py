@@ -1,9 +1,9 @@
-"""ViTDet windows: while a student trains, most of its blocks attend inside windows of the map (Li et al. 2022, 3).
+"""ViTDet windows: while a student trains, most blocks attend inside windows of the map (Li et al. 2022, section 3).
 
-The public description leaves open what becomes of tokens that have no place in the map. Here every window gets a copy
-of them (class tokens and registers) where a run of windowed blocks begins, so that attention inside a window is what it
-is on a small image; where the run ends the copies are averaged, which is exact if the windows agree and treats them
-alike if they do not. A global block then sees one of each again, as in evaluation, where there are no windows.
+The paper does not say how tokens outside the map (class tokens and registers) are treated. Here every window gets a
+copy of them where a run of windowed blocks begins, so that attention inside a window equals attention on a small image;
+where the run ends the copies are averaged, which is exact if the windows agree and symmetric if they do not. A global
+block then sees one of each again, as in evaluation, where there are no windows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NUM_GLOBAL = 4
 
 @dataclass(frozen=True)
 class Windows:
-    """When a ViT uses windows, and which.
+    """Probability and sizes of windows.
 
     Attributes:
-        prob: that a micro-batch is seen through windows.
-        sizes: sides in patches to draw from, evenly among those that fit the micro-batch's map.
+        prob: probability that a micro-batch is computed in windows.
+        sizes: sides in patches to draw from, with equal probability among those that fit the micro-batch's map.
         global_layers: indices of blocks that attend to the whole map all the same; the last block is always one.
     """
 
@@ -32,25 +32,25 @@ class Windows:
     global_layers: frozenset[int]
 
     def fitting(self, rows: int, columns: int) -> list[int]:
-        """The sizes that cut a map of ``rows x columns`` patches into whole windows, and into more than one."""
+        """Return the sizes that cut a map of ``rows x columns`` patches into two or more windows without remainder."""
         fits = (s for s in self.sizes if not (rows % s or columns % s) and s < max(rows, columns))
         return sorted(set(fits))
 
     @torch.compiler.disable  # a graph for each size: what is drawn decides which blocks see what
     def draw(self, rows: int, columns: int) -> int:
-        """The size for one micro-batch; 0 for none. Takes two numbers of torch's CPU generator, whatever they say."""
+        """Draw the size for one micro-batch; 0 for none. Always consumes two numbers of torch's CPU generator."""
         chance, which = torch.rand(2, device="cpu").tolist()
         fits = self.fitting(rows, columns)
         return fits[int(which * len(fits))] if fits and chance < self.prob else 0
 
 
 def global_layers(depth: int, num_global: int | None = None, num_windowed: int | None = None) -> frozenset[int]:
-    """Blocks that attend globally.
+    """Return the indices of the blocks that attend globally.
 
     Args:
-        depth: of the ViT.
+        depth: number of blocks of the ViT.
         num_global: how many, spread evenly; default 4.
-        num_windowed: instead, how many windowed blocks stand before each global one.
+        num_windowed: instead, how many windowed blocks come before each global one.
     """
     if num_windowed is not None:
         return frozenset(i for i in range(depth) if (i + 1) % (num_windowed + 1) == 0) | {depth - 1}
@@ -61,12 +61,12 @@ def global_layers(depth: int, num_global: int | None = None, num_windowed: int |
 def design_windows(
     prob: float, sizes: Iterable[int], depth: int, num_global: int | None, num_windowed: int | None
 ) -> Windows:
-    """Windows as ``distill.vitdet`` asks for them."""
+    """Return the windows that ``distill.vitdet`` configures."""
     return Windows(prob, tuple(sizes) or SIZES, global_layers(depth, num_global, num_windowed))
 
 
 def enter(tokens: torch.Tensor, prefix: int, rows: int, columns: int, size: int) -> torch.Tensor:
-    """``[B, prefix + rows * columns, D]`` to windows ``[B * n, prefix + size**2, D]``, row by row of the map."""
+    """Cut ``[B, prefix + rows * columns, D]`` into windows ``[B * n, prefix + size**2, D]``, row by row of the map."""
     b, _, d = tokens.shape
     n = rows // size * (columns // size)
     patches = tokens[:, prefix:].reshape(b, rows // size, size, columns // size, size, d)

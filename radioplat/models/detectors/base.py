@@ -1,5 +1,4 @@
-"""Detectors on a student's backbone: RT-DETR and RT-DETRv2 (Zhao et al. 2023; Lv et al. 2024), transformers' code, and
-DINO (Zhang et al. 2022; :mod:`radioplat.models.detectors.dino`)."""
+"""Detectors on a student's backbone; :mod:`radioplat.models.detectors.registry` lists their kinds."""
 
 from __future__ import annotations
 
@@ -14,13 +13,12 @@ from torchvision.ops import box_convert
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
 from radioplat.models.detectors.float_layers import float_layers
-from radioplat.models.detectors.rtdetr import rtdetr_of
+from radioplat.models.detectors.registry import kind_module
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
 from radioplat.models.student.student import Student, StudentArchitecture
 
 BACKBONE = "student."  # how the names of its modules begin in a detector
-KINDS = ("rtdetr", "rtdetr_v2", "dino")
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class DetectorArchitecture:
     Attributes:
         student: its backbone; without heads.
         num_classes: labels are below it.
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`radioplat.models.detectors.registry.KINDS`.
         options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
             ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
             ``DinoConfig``.
@@ -125,10 +123,16 @@ class Detector(nn.Module):
         super().__init__()
         if architecture.student.heads or architecture.student.num_classes:
             raise SpecError("a detector's backbone has no heads and no classifier", where=where)
+        module = kind_module(architecture.kind, where)
+        if architecture.num_classes < 1:
+            raise SpecError("a detector needs a class at least", where=f"{where}.num_classes")
         self.architecture = architecture
+        self._run, self._level_shapes = module.run, module.level_shapes
         self.student = Student(architecture.student)
         self.pyramid = Pyramid(self.student.backbone)
-        self.detr = _build(architecture, self.pyramid, where)
+        self.detr: nn.Module = module.build(
+            architecture.kind, architecture.options, architecture.num_classes, self.pyramid, where
+        )
         if architecture.quantized is not None:
             try:
                 quantize_modules(self, architecture.quantized)
@@ -184,6 +188,11 @@ class Detector(nn.Module):
         *maps, memory = said
         return [*(("maps", level.movedim(1, -1)) for level in maps), ("memory", memory)]
 
+    @property
+    def input_projections(self) -> nn.ModuleList:
+        """Layers that read the maps: one a map, then those of the decoder's further levels."""
+        return kind_module(self.architecture.kind, "").input_projections(self.detr)
+
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""
         backbone = self.student.backbone
@@ -199,20 +208,13 @@ class Detector(nn.Module):
         """
         maps, queries = self.maps(images), self.detr.config.num_queries
         levels = [tuple(level.shape[-2:]) for level in maps]
-        own = self.architecture.kind == "dino"
-        positions = sum(height * width for height, width in (self.detr.levels(levels) if own else levels))
+        positions = sum(height * width for height, width in self._level_shapes(self.detr, levels))
         if positions < queries:
             size = f"{images.shape[-1]} x {images.shape[-2]}"
             message = f"{queries} queries are more than the {positions} positions of images of {size} pixels"
             hint = "Larger images, or fewer queries."
             raise SpecError(message, where="model.detector.options.num_queries", hint=hint)
-        if own:
-            return self.detr(maps, targets)
-        self.detr.model.backbone.given = maps
-        try:
-            return self.detr(images, labels=targets)
-        finally:
-            self.detr.model.backbone.given = None
+        return self._run(self.detr, maps, images, targets)
 
     def outputs(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None) -> Outputs:
         """What training asks for; arguments as :meth:`forward`. Every parameter that learns has a gradient by it."""
@@ -281,18 +283,3 @@ def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **o
 
 def _count(target: dict[str, torch.Tensor]) -> int:
     return len(target["class_labels"])
-
-
-def _build(architecture: DetectorArchitecture, pyramid: Pyramid, where: str) -> nn.Module:
-    if architecture.kind not in KINDS:
-        hint = f"{' or '.join(KINDS)}."
-        raise SpecError(f"no detector is called {architecture.kind!r}", where=f"{where}.kind", hint=hint)
-    if architecture.num_classes < 1:
-        raise SpecError("a detector needs a class at least", where=f"{where}.num_classes")
-    if architecture.kind == "dino":
-        try:
-            from radioplat.models.detectors.dino import dino_of
-        except ImportError:
-            raise SpecError("DINO needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
-        return dino_of(architecture.options, architecture.num_classes, pyramid.channels, where)
-    return rtdetr_of(architecture.kind, architecture.options, architecture.num_classes, pyramid, where)

@@ -10,9 +10,17 @@ import torch
 from radioplat import __version__
 from radioplat.errors import WeightsError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
-from radioplat.models.detectors.registry import build_detector
-from radioplat.models.student.checkpoint import VERSION_KEY, has_average, read_average, save_files, unknown_form
+from radioplat.models.student.checkpoint import (
+    EMA_FILE,
+    VERSION_KEY,
+    has_average,
+    read_average,
+    save_files,
+    unknown_form,
+)
+from radioplat.models.weights.manifest import require_unchanged
 from radioplat.models.weights.read import load_into, read_checkpoint, require_finite
+from radioplat.models.weights.stored_numbers import require_plausible
 
 DETECTOR_FILE = "detector.safetensors"
 DETECTOR_KEY = "radioplat.detector"
@@ -51,12 +59,14 @@ def read_detector(
     """Architecture and tensors of a detector; ``ema`` as :func:`radioplat.models.student.checkpoint.load_student`.
 
     Raises:
-        WeightsError: it is missing, torn, holds a NaN, is no detector of ours, or lacks the averages asked for.
+        WeightsError: it is missing, torn, differs from its manifest, holds a NaN, is no detector of ours, or lacks the
+            averages asked for.
     """
     path = Path(path)
     file = path / DETECTOR_FILE if path.is_dir() else path
     content = read_checkpoint(file, where)
     architecture = _architecture(content.metadata, file, where)
+    require_unchanged(path, (DETECTOR_FILE, *(() if ema is False else (EMA_FILE,))), where)
     if ema and not has_average(path):
         hint = "The run that wrote it had train.enable_ema=false."
         raise WeightsError(f"{path} holds no EMA weights", where=where, hint=hint)
@@ -91,7 +101,7 @@ def load_detector(path: str | Path, where: str = "", ema: bool | None = None) ->
         WeightsError: it is missing, torn, holds a NaN, or is no detector of ours.
     """
     architecture, tensors = read_detector(path, where, ema)
-    detector = build_detector(architecture, where or "model.detector")
+    detector = Detector(architecture, where or "model.detector")
     load_into(detector, tensors, Path(path), where)
     return detector.eval()
 
@@ -99,6 +109,7 @@ def load_detector(path: str | Path, where: str = "", ema: bool | None = None) ->
 def _architecture(metadata: dict[str, str], file: Path, where: str) -> DetectorArchitecture:
     if DETECTOR_KEY not in metadata:
         raise WeightsError(f"{file} does not say which detector it holds", where=where)
+    require_plausible(metadata[DETECTOR_KEY], file, where)
     try:
         return DetectorArchitecture.from_json(metadata[DETECTOR_KEY])
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""RT-DETR and RT-DETRv2 as transformers has them, on maps that are there already."""
+"""RT-DETR and RT-DETRv2 (Zhao et al. 2023; Lv et al. 2024): transformers' models on the maps of our backbones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from transformers import (
+    RTDetrConfig,
+    RTDetrForObjectDetection,
+    RTDetrResNetConfig,
+    RTDetrV2Config,
+    RTDetrV2ForObjectDetection,
+)
 
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
@@ -22,8 +30,8 @@ _OURS = (
 )  # fmt: skip
 
 
-def rtdetr_of(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: Pyramid, where: str) -> nn.Module:
-    """An untrained RT-DETR on the maps of ``pyramid``.
+def build(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: Pyramid, where: str) -> nn.Module:
+    """Build an untrained RT-DETR on the maps of ``pyramid``.
 
     Args:
         kind: ``rtdetr`` or ``rtdetr_v2``.
@@ -31,19 +39,8 @@ def rtdetr_of(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: 
         where: the spec field of the detector, for messages.
 
     Raises:
-        SpecError: transformers is missing, or the arguments cannot be.
+        SpecError: an argument does not exist, or has a value that nothing can be built of.
     """
-    try:
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import (
-            RTDetrConfig,
-            RTDetrForObjectDetection,
-            RTDetrResNetConfig,
-            RTDetrV2Config,
-            RTDetrV2ForObjectDetection,
-        )
-    except ImportError:
-        raise SpecError("RT-DETR needs transformers", where=where, hint="pip install 'radioplat[hf]'") from None
     first = kind == "rtdetr"
     config_type = RTDetrConfig if first else RTDetrV2Config
     model_type = RTDetrForObjectDetection if first else RTDetrV2ForObjectDetection
@@ -74,7 +71,7 @@ def rtdetr_of(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: 
     except (StrictDataclassError, ValueError, TypeError, AssertionError, RuntimeError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
-    detr.model.backbone = _Given()
+    detr.model.backbone = _ComputedMaps()
     detr.model.encoder_input_proj = nn.ModuleList(
         nn.Sequential(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width)) for c in pyramid.channels
     )
@@ -83,6 +80,25 @@ def rtdetr_of(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: 
             delattr(detr, name)
     _start(detr)
     return detr
+
+
+def run(detr: nn.Module, maps: list[torch.Tensor], images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None):
+    """Run ``detr`` on ``maps``; arguments and output as :class:`radioplat.models.detectors.base.Detector`."""
+    detr.model.backbone.maps = maps
+    try:
+        return detr(images, labels=targets)
+    finally:
+        detr.model.backbone.maps = None
+
+
+def input_projections(detr: nn.Module) -> nn.ModuleList:
+    """Return the layers that bring the maps to the encoder's width, one a map."""
+    return detr.model.encoder_input_proj
+
+
+def level_shapes(detr: nn.Module, shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return heights and widths of the maps that the encoder reads: those of the backbone."""
+    return shapes
 
 
 def _require_heads(config: Any, where: str) -> None:
@@ -114,11 +130,11 @@ def _start(detr: nn.Module) -> None:
         nn.init.xavier_uniform_(layer.weight)
 
 
-class _Given(nn.Module):
-    """Stands where transformers has its backbone: hands over the maps that are there already."""
+class _ComputedMaps(nn.Module):
+    """Takes the place of transformers' backbone and returns maps that were computed before."""
 
-    given: list[torch.Tensor] | None = None
+    maps: list[torch.Tensor] | None = None
 
     def forward(self, images: torch.Tensor, mask: torch.Tensor) -> list[tuple[torch.Tensor, None]]:
-        """The maps that were given, ``[B, C, h, w]`` each, whatever the arguments; transformers asks for pairs."""
-        return [(level, None) for level in self.given or ()]
+        """Return ``maps``, ``[B, C, h, w]`` each, in the pairs that transformers expects; ignore the arguments."""
+        return [(level, None) for level in self.maps or ()]

@@ -1,1 +1,1 @@
-"""What changes a built backbone in place."""
+"""Modifications of a built backbone, in place."""

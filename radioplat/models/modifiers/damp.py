@@ -2,7 +2,7 @@
 
 ``L(w * xi)`` with xi ~ N(1, s^2) for every weight, drawn anew for each micro-batch from torch's generator, which the
 worker seeds by step and micro-batch. The gradient reaches w through the product. The noise is drawn where a layer
-uses its weight, inside a block, so that a block that is recomputed in backward draws the same again.
+uses its weight, inside a block, so that a block that is recomputed in backward draws the same noise again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radioplat.models.modifiers.spectral import SpectralWeight
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer with noise on its weight while training; its tensors' names are ``nn.Linear``'s."""
+    """A linear layer with noise on its weight while training; tensor names are those of ``nn.Linear``."""
 
     noise: float
 
@@ -40,7 +40,7 @@ def _noisy(layer: NoisyLinear | NoisyConv2d) -> torch.Tensor:
 
 
 def add_weight_noise(module: nn.Module, spread: float) -> int:
-    """Make the linear layers and convolutions of ``module`` noisy; how many there are.
+    """Make the linear layers and convolutions of ``module`` noisy, in place; return how many there are.
 
     Args:
         spread: standard deviation of xi.

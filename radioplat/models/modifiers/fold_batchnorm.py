@@ -12,14 +12,15 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
-    """A copy of ``model`` in which each BatchNorm that directly follows a convolution is folded into it.
+    """Return a copy of ``model`` in which each BatchNorm that directly follows a convolution is folded into it.
+
+    The pairs are found by running the model: a BatchNorm is folded if its input is the tensor that a convolution
+        returned.
+    If something else uses that tensor too, outputs would change; then ``model`` itself is returned.
 
     Args:
         model: in evaluation mode; called as ``model(example)``.
         example: an input, to see which layer feeds which.
-
-    The pairs are found by running the model: a BatchNorm is folded where its input is the very tensor that a
-    convolution returned. Should something else use that tensor too, outputs change; then ``model`` itself is returned.
     """
     return fold_pairs(model, example)[0]
 
@@ -28,10 +29,10 @@ def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
 def fold_pairs(
     model: nn.Module, example: torch.Tensor, say: Callable[[nn.Module], Sequence[torch.Tensor]] | None = None
 ) -> tuple[nn.Module, list[tuple[str, str]]]:
-    """As :func:`fold_batch_norm`, with the names of the convolutions and BatchNorms that became one.
+    """Do as :func:`fold_batch_norm`, and return the names of the folded convolutions and BatchNorms too.
 
     Args:
-        say: of a model what must not change, where that is not all that ``model(example)`` gives.
+        say: returns the outputs that must not change, where they are not all that ``model(example)`` returns.
     """
     every = following_norms(model, example)
     pairs = [(c, n) for c, n in every if sum(c == other for other, _ in every) == 1]
@@ -49,13 +50,13 @@ def fold_pairs(
 
 
 def drop_norm(model: nn.Module, name: str) -> None:
-    """Leave of the BatchNorm called ``name``, which is folded, what it does beside normalising."""
+    """Replace the folded BatchNorm called ``name`` by the activation that it contains, or the identity."""
     _replace(model, name, _what_follows(model.get_submodule(name)))
 
 
 @torch.no_grad()
 def following_norms(model: nn.Module, example: torch.Tensor) -> list[tuple[str, str]]:
-    """Names of (convolution, BatchNorm that takes its output), as calls of ``model(example)`` show them."""
+    """Return names of (convolution, BatchNorm that reads its output), found by calling ``model(example)``."""
     made: dict[int, tuple[str, torch.Tensor]] = {}
     pairs: list[tuple[str, str]] = []
 
@@ -79,7 +80,7 @@ def following_norms(model: nn.Module, example: torch.Tensor) -> list[tuple[str, 
 
 
 def _what_follows(norm: nn.Module) -> nn.Module:
-    """timm's BatchNorm carries its activation; torch's carries nothing."""
+    """Return the activation inside timm's BatchNorm, or the identity for torch's, which has none."""
     parts = [part for part in (getattr(norm, "drop", None), getattr(norm, "act", None)) if part is not None]
     return nn.Sequential(*parts) if parts else nn.Identity()
 

@@ -1,4 +1,4 @@
-"""A linear layer, or a convolution of one pixel, as two narrower ones in a row."""
+"""Low-rank factorization: a linear layer, or a 1 x 1 convolution, as two narrower ones in a row."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Splittable: TypeAlias = nn.Linear | nn.Conv2d
 
 
 def splittable(module: nn.Module) -> bool:
-    """Whether :func:`pair` knows how; not what somebody has made a subclass of."""
+    """Return whether :func:`pair` supports this layer; subclasses are not supported."""
     if type(module) is nn.Conv2d:
         return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
     return type(module) is nn.Linear
 
 
 def pair(layer: Splittable, rank: int) -> nn.Sequential:
-    """Two untrained layers of ``rank`` channels between them, which take and give what ``layer`` does.
+    """Build two untrained layers with ``rank`` channels between them, which replace ``layer``.
 
-    The first has the stride, the second the bias. They are ordinary layers: who quantizes or exports sees no other.
+    The first has the stride, the second the bias. They are ordinary layers, so quantization and export need no special
+    case.
     """
     bias, like = layer.bias is not None, {"device": layer.weight.device, "dtype": layer.weight.dtype}
     if isinstance(layer, nn.Linear):
@@ -33,10 +34,10 @@ def pair(layer: Splittable, rank: int) -> nn.Sequential:
 
 
 def split_layers(backbone: nn.Module, ranks: dict[str, int]) -> None:
-    """Put untrained pairs in the place of layers, in place.
+    """Replace layers of ``backbone`` by untrained pairs, in place.
 
     Args:
-        ranks: by the layer's name in ``backbone``.
+        ranks: rank by the layer's name in ``backbone``.
 
     Raises:
         SpecError: there is no such layer, or it cannot be split.

@@ -1,4 +1,4 @@
-"""How a backbone differs from the one that its name builds: what pruning leaves, as plain data."""
+"""Differences between a pruned backbone and the one that its name builds, as plain data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Scalar = int | float | bool | str | None
 
 @dataclass(frozen=True)
 class Reshaping:
-    """What to change in a freshly built module; kept as JSON, so it holds lists and not tuples.
+    """Changes to a freshly built module; kept as JSON, so with lists instead of tuples.
 
     Attributes:
-        kept: the children that stay of a container that lost some, by the container's name.
-        shapes: of every parameter and buffer that has another one, by its name after that.
-        attributes: what modules hold beside tensors and that differs (``out_features``, ``num_heads``, ``stride``), by
-            module name and attribute.
+        kept: indices of the remaining children, by the name of the container that lost some.
+        shapes: new shapes of parameters and buffers, by their names after the removal.
+        attributes: other attributes that differ (``out_features``, ``num_heads``, ``stride``), by module name and
+            attribute.
     """
 
     kept: dict[str, list[int]] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class Reshaping:
 
 
 def reshape(module: nn.Module, how: Reshaping) -> None:
-    """Change ``module`` in place. What stays of a tensor are its first rows and columns: as untrained as it was.
+    """Change ``module`` in place. Each tensor keeps its first rows and columns, so it is as untrained as before.
 
     Raises:
-        KeyError, AttributeError: ``how`` is of another module.
+        KeyError, AttributeError: ``how`` belongs to another module.
     """
     for name, indices in how.kept.items():
         keep_children(module.get_submodule(name), indices)
@@ -50,10 +50,10 @@ def reshape(module: nn.Module, how: Reshaping) -> None:
 
 
 def difference(base: nn.Module, changed: nn.Module, kept: dict[str, list[int]] | None = None) -> Reshaping:
-    """What makes a module of ``changed``'s form of ``base``, which is changed in place.
+    """Return the changes that turn ``base`` into the form of ``changed``; ``base`` is changed in place.
 
     Args:
-        kept: the children that ``changed`` kept of containers that lost some.
+        kept: indices of the children that remain in ``changed``, by the name of the container that lost some.
     """
     kept = kept or {}
     for name, indices in kept.items():
@@ -75,7 +75,7 @@ def difference(base: nn.Module, changed: nn.Module, kept: dict[str, list[int]] |
 
 
 def keep_children(container: nn.Module, indices: list[int]) -> None:
-    """Leave ``container``, an ``nn.Sequential`` or ``nn.ModuleList``, the children at ``indices``, numbered anew."""
+    """Keep only the children at ``indices`` of an ``nn.Sequential`` or ``nn.ModuleList``, and number them from 0."""
     children = list(container.children())
     for name in list(container._modules):
         del container._modules[name]
@@ -89,5 +89,5 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold it: a scalar, or a tuple or list of scalars."""
+    """Return whether JSON can represent ``value``: a scalar, or a tuple or list of scalars."""
     return isinstance(value, Scalar) or (isinstance(value, tuple | list) and all(isinstance(v, Scalar) for v in value))

@@ -1,4 +1,4 @@
-"""Weights that are zero and stay so: which layers have them, and what keeps training from moving them."""
+"""Sparse weights: which layers have zeros, and the gradient mask that keeps them zero while training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn.utils import parametrize
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Kept as JSON in the checkpoint; the masks themselves are the exact zeros of the weights.
+    """Sparse layers, kept as JSON in the checkpoint; the masks are the exact zeros of the weights.
 
     Attributes:
         pattern: ``unstructured`` or ``2:4``.
-        layers: names in the backbone of the layers whose zeros are held.
+        layers: names in the backbone of the layers whose zeros stay.
     """
 
     pattern: str
@@ -24,11 +24,11 @@ class Sparsity:
 
 
 def hold_zeros(backbone: nn.Module, how: Sparsity) -> int:
-    """Give what is zero now no gradient from here on; how many numbers that are.
+    """Mask the gradient of all weights that are zero now; return how many there are.
 
-    Without a gradient and without moments no optimizer here moves a zero, weight decay and averages keep it one, and so
-    does every ZeRO stage, for the gradient is masked before DeepSpeed sees it. To be called once weights are loaded and
-    before they are cut up.
+    Without gradient and moments no optimizer here changes a zero, and weight decay and averages keep it zero, at every
+    ZeRO stage, because the gradient is masked before DeepSpeed reads it. Call it once weights are loaded and before
+    they are partitioned.
     """
     count = 0
     for name in how.layers:
@@ -41,7 +41,7 @@ def hold_zeros(backbone: nn.Module, how: Sparsity) -> int:
 
 
 def own_weight(layer: nn.Module) -> nn.Parameter:
-    """The matrix that the optimizer moves; of a reparametrized layer the one under its scale."""
+    """Return the matrix that the optimizer updates; of a reparametrized layer, the one before the scale."""
     return layer.parametrizations.weight.original if parametrize.is_parametrized(layer, "weight") else layer.weight
 
 

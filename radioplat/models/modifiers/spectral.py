@@ -1,9 +1,10 @@
 """Spectral reparametrization: ``W = (gamma / sigma(W)) W``, sigma the largest singular value (Zhai et al. 2023).
 
-The scale of a layer becomes one learnt number, whatever the optimizer does to the matrix: attention cannot collapse.
-Sigma is ``u^T W v`` with the vectors of the power method (as spectral normalization has it, Miyato et al. 2018), which
-are running state: a forward reads them, and :func:`follow` moves them once per optimizer step, so that they are the
-same at any world size. q, k and v of an attention are scaled apart, as RADIO does.
+The scale of a layer becomes one learned number, whatever the optimizer does to the matrix, so attention cannot
+collapse. Sigma is ``u^T W v`` with the vectors of the power method (as in spectral normalization, Miyato et al. 2018),
+which are
+running state: a forward reads them, and :func:`follow` updates them once per optimizer step, so that they are the same
+at any world size. q, k and v of an attention are scaled separately, as RADIO does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class SpectralWeight(nn.Module):
     """The parametrization of one matrix ``[out, in]``.
 
     Args:
-        weight: the matrix at the start; gamma starts as its sigma, so that the layer starts as it was.
+        weight: the matrix at the start; gamma starts as its sigma, so the layer's output does not change.
         parts: groups of rows with a gamma each.
         iterations: of the power method, from a fixed start.
     """
@@ -41,7 +42,7 @@ class SpectralWeight(nn.Module):
         self.gamma = nn.Parameter(_sigma(weight.detach(), self.u, self.v))
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """The matrix that the layer multiplies with."""
+        """Return the matrix that the layer multiplies by."""
         effective = spectral_weight(weight, self.gamma, self.u, self.v)
         if self.noise and self.training:
             effective = effective * (1 + self.noise * torch.randn_like(effective))
@@ -49,7 +50,7 @@ class SpectralWeight(nn.Module):
 
     @torch.no_grad()
     def follow(self, weight: torch.Tensor) -> None:
-        """One iteration of the power method."""
+        """Run one iteration of the power method."""
         w = _by_part(weight, self.u.shape[0])
         # From v: what it starts with is random, and u is all ones then.
         u = F.normalize(torch.einsum("poi,pi->po", w, self.v.float()), dim=-1)
@@ -59,13 +60,13 @@ class SpectralWeight(nn.Module):
 
 
 def spectral_weight(weight: torch.Tensor, gamma: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``(gamma / sigma(W)) W`` by groups of rows, computed in fp32: ``[out, in]`` in the dtype of ``weight``."""
+    """Compute ``(gamma / sigma(W)) W`` by groups of rows in fp32; return ``[out, in]`` in the dtype of ``weight``."""
     factor = gamma.float() / _sigma(weight, u, v)
     return (_by_part(weight, len(gamma)) * factor[:, None, None]).reshape(weight.shape).to(weight.dtype)
 
 
 def _sigma(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``[parts]``; u and v need not be of length 1 (in bf16 they are not quite)."""
+    """Return sigma ``[parts]``; u and v need not have norm 1 (in bf16 they have not quite)."""
     u, v = F.normalize(u.float(), dim=-1), F.normalize(v.float(), dim=-1)
     return torch.einsum("po,poi,pi->p", u, _by_part(weight, len(u)), v)
 
@@ -75,7 +76,7 @@ def _by_part(weight: torch.Tensor, parts: int) -> torch.Tensor:
 
 
 def reparametrize(backbone: nn.Module, iterations: int = START) -> None:
-    """Give every linear layer of a ViT's blocks a :class:`SpectralWeight`; its output stays what it was.
+    """Give every linear layer of a ViT's blocks a :class:`SpectralWeight`; outputs do not change.
 
     Raises:
         SpecError: ``backbone`` is no ViT.
@@ -97,14 +98,14 @@ def follow(module: nn.Module) -> None:
 
 
 def materialise(module: nn.Module) -> None:
-    """Make plain weights of what :func:`reparametrize` did; outputs stay what they are."""
+    """Replace every :class:`SpectralWeight` by a plain weight; outputs do not change."""
     for layer in _layers(module):
         layer.parametrizations.weight[0].noise = 0.0
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
 
 
 def plain_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors with plain weights, by the plain layers' names."""
+    """Return a checkpoint's tensors with plain weights, by the plain layers' names."""
     plain = {name: tensor for name, tensor in tensors.items() if MARK not in name}
     for name, weight in tensors.items():
         if name.endswith(f"{MARK}original"):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from radioplat.errors import WeightsError
 from radioplat.models.modifiers.spectral import plain_tensors
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, read_architecture, read_tensors
+from radioplat.models.weights.manifest import require_unchanged
 from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
 from radioplat.models.weights.read import read_checkpoint, require_finite
 
@@ -98,6 +99,7 @@ def _of_ours(path: Path, where: str, shapes_only: bool) -> Donor:
         files = (path / STUDENT_FILE, path / HEADS_FILE) if path.is_dir() else (path,)
         tensors = {k: v for f in files for k, v in read_checkpoint(f, where, shapes_only=True).tensors.items()}
     else:
+        require_unchanged(path, (STUDENT_FILE, HEADS_FILE), where)
         tensors = read_tensors(path, where)
     tensors = plain_tensors(tensors)
     backbone = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}

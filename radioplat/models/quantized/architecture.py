@@ -1,4 +1,4 @@
-"""Which parts of a student are quantized, as plain data, and the modules that this makes."""
+"""Quantized parts of a student as plain data, and the modules built from it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LayerFormats:
     """Number formats of one layer, by the names of :class:`~radioplat.models.quantized.fake_quantize.NumberFormat`.
 
     Attributes:
-        weights, activations: None for float. The activations are those that the layer takes.
-        per_channel: a weight's scale for each output channel, or one for all.
+        weights, activations: None for float. The activations are the layer's input.
+        per_channel: whether the weight has a scale for each output channel, or one for all.
     """
 
     weights: str | None = "int8"
@@ -30,12 +30,12 @@ class LayerFormats:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What to change in a freshly built student; all names are those of its modules (``backbone.blocks.0.attn.qkv``).
+    """Changes to a freshly built student; all names are those of its modules (``backbone.blocks.0.attn.qkv``).
 
     Attributes:
         layers: the quantized layers.
-        residuals: blocks with a quantizer on their identity branch, and its format.
-        folded: pairs (convolution, BatchNorm); the convolution has a bias, and the BatchNorm is gone.
+        residuals: format by block, for blocks with a quantizer on their identity branch.
+        folded: pairs (convolution, BatchNorm); the convolution gets a bias, and the BatchNorm is removed.
         relu6: activations that are ReLU6 instead of ReLU.
         skipped: linear layers and convolutions that stay float, and why.
     """
@@ -60,17 +60,17 @@ class Quantization:
         return how
 
     def to_plain(self) -> dict[str, Any]:
-        """What JSON holds."""
+        """Return a dict that JSON can represent."""
         return asdict(self)
 
     def without_heads(self) -> Quantization:
-        """The same of the backbone alone, for a student with other heads."""
+        """Return the part of the backbone, for a student with other heads."""
         layers = {n: f for n, f in self.layers.items() if n.startswith("backbone.")}
         skipped = {n: why for n, why in self.skipped.items() if n.startswith("backbone.")}
         return replace(self, layers=layers, skipped=skipped)
 
     def split(self, prefix: str) -> tuple[Quantization, Quantization]:
-        """The part under ``prefix``, whose names lose it, and the rest."""
+        """Return the part under ``prefix``, with names without it, and the rest."""
         parts = []
         for own in (True, False):
             cut = prefix if own else ""
@@ -91,10 +91,10 @@ class Quantization:
 
 
 def quantize_modules(student: nn.Module, how: Quantization) -> None:
-    """Change ``student`` in place: its form alone, for weights and scales come from elsewhere.
+    """Replace layers of ``student`` by quantized ones, in place; weights and scales are loaded later.
 
     Raises:
-        AttributeError, TypeError: ``how`` is of another student.
+        AttributeError, TypeError: ``how`` belongs to another student.
     """
     for conv, norm in how.folded:
         layer = student.get_submodule(conv)

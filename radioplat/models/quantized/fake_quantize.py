@@ -18,7 +18,7 @@ from radioplat.spec.resolved.number_formats import DATA_TYPES, DataType
 
 
 class NumberFormat(str, Enum):
-    """What values are rounded to. All are symmetric around 0, with 0 among their values."""
+    """Number formats to round to. All are symmetric around 0 and contain 0."""
 
     int8 = "int8"
     int4 = "int4"
@@ -26,17 +26,17 @@ class NumberFormat(str, Enum):
 
     @property
     def row(self) -> DataType:
-        """What is known of it."""
+        """Entry of the table of number formats."""
         return DATA_TYPES[self.value]
 
     @property
     def highest(self) -> float:
-        """The largest value that it holds; the lowest is its negative."""
+        """The largest value of the format; the lowest is its negative."""
         return self.row.highest
 
     @property
     def bits(self) -> int:
-        """Of one value."""
+        """Bits of one value."""
         return self.row.bits
 
 
@@ -45,14 +45,14 @@ LEAST_SCALE = 1e-12
 
 
 def fake_quantize(x: torch.Tensor, scale: torch.Tensor, axis: int, format: NumberFormat | str) -> torch.Tensor:
-    """``x`` rounded to ``format``; computed in fp32, given back in the dtype of ``x``.
+    """Round ``x`` to ``format``; computed in fp32, returned in the dtype of ``x``.
 
     Args:
-        scale: what 1 in the format stands for: one number, or one for each index of ``axis``; its magnitude counts.
+        scale: the value of 1 in the format: one number, or one for each index of ``axis``; its sign is ignored.
         axis: -1 for one scale.
 
     Raises:
-        ValueError: no such format, or scales of another number.
+        ValueError: no such format, or a wrong number of scales.
     """
     count = 1 if axis == -1 else x.shape[axis]
     if scale.numel() != count:
@@ -61,13 +61,13 @@ def fake_quantize(x: torch.Tensor, scale: torch.Tensor, axis: int, format: Numbe
 
 
 def round_to(v: torch.Tensor, format: NumberFormat) -> torch.Tensor:
-    """fp32 ``v`` clipped to ``format`` and rounded to its nearest value."""
+    """Clip fp32 ``v`` to ``format`` and round it to the nearest value."""
     clipped = v.clamp(-format.highest, format.highest)
     return clipped.to(getattr(torch, format.row.torch_type)).float() if format.row.is_float else clipped.round()
 
 
 def effective_scale(scale: torch.Tensor) -> torch.Tensor:
-    """The positive fp32 scale that the operator divides by."""
+    """Return the positive fp32 scale that the operator divides by."""
     return scale.float().abs().clamp_min(LEAST_SCALE)
 
 
@@ -112,7 +112,7 @@ _operator.register_autograd(_backward, setup_context=_remember)
 
 
 def _along(scale: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
-    """``scale`` in a shape that broadcasts over ``x``."""
+    """Reshape ``scale`` so that it broadcasts over ``x``."""
     shape = [1] * x.ndim
     if axis != -1:
         shape[axis] = -1

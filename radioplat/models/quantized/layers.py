@@ -1,6 +1,6 @@
-"""Linear layers and convolutions whose input and weight are rounded; what else they hold keeps its names.
+"""Linear layers and convolutions whose input and weight are rounded; their tensors keep their names.
 
-A float layer becomes one in place, by its class: its tensors, hooks and place in the model stay what they were.
+A float layer becomes a quantized one in place, by changing its class: its tensors and hooks stay the same objects.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class QuantizedConv2d(nn.Conv2d):
 
 
 class QuantizedConv2dSame(QuantizedConv2d, Conv2dSame):
-    """The same of timm's convolution with TensorFlow's padding."""
+    """The same for timm's convolution with TensorFlow's padding."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As timm's; zeros that are padded are zeros in every format."""
+        """As timm's; padded zeros are exact in every format."""
         x, weight = _through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight)
         padded = pad_same(x, list(weight.shape[-2:]), list(self.stride), list(self.dilation))
         return F.conv2d(padded, weight, self.bias, self.stride, (0, 0), self.dilation, self.groups)
@@ -58,7 +58,7 @@ _QUANTIZED: dict[type, type] = {
 
 
 def can_be_quantized(layer: nn.Module) -> bool:
-    """Whether there is a quantized layer for it; a subclass that computes its weights in a way of its own has none."""
+    """Return whether there is a quantized class for ``layer``; subclasses that compute their weights have none."""
     return type(layer) in _QUANTIZED
 
 
@@ -71,10 +71,10 @@ def quantize_layer(
     """Make ``layer`` a quantized one in place, with scales of 1 until they are calibrated or loaded.
 
     Args:
-        per_channel: a weight's scale for each output channel, or one for all.
+        per_channel: whether the weight has a scale for each output channel, or one for all.
 
     Raises:
-        TypeError: there is no quantized layer for it.
+        TypeError: there is no quantized class for it.
     """
     if not can_be_quantized(layer):
         raise TypeError(f"no quantized layer stands for {type(layer).__name__}")

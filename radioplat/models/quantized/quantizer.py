@@ -1,4 +1,4 @@
-"""A place where a tensor is rounded to a number format, with the scale of its own."""
+"""A module that rounds a tensor to a number format, with a scale of its own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from radioplat.models.quantized.fake_quantize import NumberFormat, effective_sca
 
 
 class Quantizer(nn.Module):
-    """Rounds what it is given; the identity where ``enabled`` is False.
+    """Rounds its input; the identity if ``enabled`` is False.
 
-    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training moves it with LSQ's gradient, and under Adam and LAMB
-    by a step relative to itself (:mod:`radioplat.optim.quantizer_scale_steps`), for it is small (of a weight about
-    0.001). The operator takes its absolute value; :meth:`settled_scale` is what an export writes.
+    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training updates it with LSQ's gradient, and under Adam and
+    LAMB by a step relative to itself (:mod:`radioplat.optim.quantizer_scale_steps`), because it is small (about 0.001
+    for a weight). The operator uses its absolute value; :meth:`settled_scale` is the value that an export writes.
 
     Args:
-        format: what it rounds to.
+        format: number format to round to.
         channels: how many scales; None for a single one.
-        axis: along which they lie.
+        axis: the dimension that the scales belong to.
     """
 
     def __init__(self, format: NumberFormat | str, channels: int | None = None, axis: int = 0) -> None:
@@ -32,12 +32,12 @@ class Quantizer(nn.Module):
         self.scale = nn.Parameter(torch.ones(channels or 1, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` rounded, in its own dtype."""
+        """Return ``x`` rounded, in its own dtype."""
         return fake_quantize(x, self.scale, self.axis, self.format) if self.enabled else x
 
     @torch.no_grad()
     def set_amax(self, amax: torch.Tensor) -> None:
-        """Let the format's highest value stand for ``amax``, float ``[1]`` or ``[channels]``.
+        """Set the scale so that the format's highest value is ``amax``, float ``[1]`` or ``[channels]``.
 
         A channel of zeros alone gets the largest amax of the others (any scale is right for zeros, and a tiny one would
         not survive half precision); where all are zero, 1.
@@ -57,18 +57,18 @@ class Quantizer(nn.Module):
         return effective_scale(self.scale.detach())
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """Text shown by ``print``."""
         return f"{self.format.value}, axis={self.axis}, scales={self.scale.numel()}"
 
 
 def quantizers(module: nn.Module) -> dict[str, Quantizer]:
-    """All quantizers of ``module``, by name."""
+    """Return all quantizers of ``module``, by name."""
     return {name: m for name, m in module.named_modules() if isinstance(m, Quantizer)}
 
 
 @contextmanager
 def in_float(*modules: nn.Module) -> Iterator[None]:
-    """Let no quantizer in ``modules`` round meanwhile."""
+    """Disable every quantizer in ``modules`` inside the block."""
     found = [q for module in modules for q in quantizers(module).values() if q.enabled]
     for quantizer in found:
         quantizer.enabled = False

@@ -1,7 +1,7 @@
 """A quantizer on the identity branch of a residual block.
 
-TensorRT fuses ``convolution + branch (+ ReLU)`` into one INT8 kernel only where the branch comes quantized, too. A
-ResNet's block sends its identity through ``downsample``; an inverted residual (EfficientNet, MobileNet) adds it itself.
+TensorRT fuses ``convolution + branch (+ ReLU)`` into one INT8 kernel only if the branch is quantized too. In a ResNet
+block the identity passes through ``downsample``; an inverted residual (EfficientNet, MobileNet) adds it itself.
 Blocks of transformers and of ConvNeXt add to a stream that stays float.
 """
 
@@ -24,7 +24,7 @@ NAME = "residual_quantizer"
 
 
 class _QuantizedSkip(nn.Module):
-    """An inverted residual whose ``has_skip`` is off, and which adds the rounded input by itself."""
+    """An inverted residual with ``has_skip`` off that adds the rounded input itself."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.drop_path(super().forward(x)) + self.residual_quantizer(x)
@@ -55,16 +55,16 @@ _SKIPS: dict[type, type] = {
 
 
 def has_identity_branch(block: nn.Module) -> bool:
-    """Whether ``block`` adds an identity branch that TensorRT fuses into a convolution."""
+    """Return whether ``block`` adds an identity branch that TensorRT fuses into a convolution."""
     return type(block) in (BasicBlock, Bottleneck) or (type(block) in _SKIPS and block.has_skip)
 
 
 def quantize_residual(block: nn.Module, format: NumberFormat | str) -> None:
-    """Round the identity branch of ``block``, in place, by its new submodule (of it or of ``downsample``) called
+    """Round the identity branch of ``block``, in place, by a new submodule (of it or of ``downsample``) called
     ``residual_quantizer``.
 
     Raises:
-        TypeError: it has none.
+        TypeError: it has no such branch.
     """
     if not has_identity_branch(block):
         raise TypeError(f"{type(block).__name__} adds no identity branch")

@@ -17,7 +17,9 @@ from radioplat import __version__
 from radioplat.common.unknown_fields import unknown_fields
 from radioplat.errors import WeightsError
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.manifest import require_unchanged
 from radioplat.models.weights.read import load_into, require_finite
+from radioplat.models.weights.stored_numbers import require_plausible
 
 STUDENT_FILE, HEADS_FILE, EMA_FILE = "student.safetensors", "heads.safetensors", "ema.safetensors"
 STUDENT_KEY, VERSION_KEY = "radioplat.student", "radioplat.version"  # in the metadata
@@ -91,6 +93,7 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
         raise WeightsError(f"{file} is not a whole safetensors file: {error}", where=where) from None
     if STUDENT_KEY not in metadata:
         raise WeightsError(f"{file} does not say which architecture it holds", where=where)
+    require_plausible(metadata[STUDENT_KEY], file, where)
     try:
         return StudentArchitecture.from_json(metadata[STUDENT_KEY])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -158,9 +161,12 @@ def load_student(path: str | Path, where: str = "", ema: bool | None = None) -> 
         reparametrized ones.
 
     Raises:
-        WeightsError: the folder is no checkpoint, is torn, holds a NaN, or lacks the averages that are asked for.
+        WeightsError: the folder is no checkpoint, is torn, differs from its manifest, holds a NaN, or lacks the
+            averages that are asked for.
     """
-    student = Student(read_architecture(path, where))
+    architecture = read_architecture(path, where)
+    require_unchanged(path, (STUDENT_FILE, HEADS_FILE, *(() if ema is False else (EMA_FILE,))), where)
+    student = Student(architecture)
     tensors = read_tensors(path, where)
     if ema and not has_average(path):
         hint = "The run that wrote it had train.enable_ema=false."

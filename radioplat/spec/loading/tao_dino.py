@@ -12,7 +12,7 @@ from typing import Any
 
 from radioplat.errors import Problem
 
-# TAO's name -> arguments of radioplat.models.detectors.dino.DinoConfig.
+# TAO's name -> arguments of radioplat.models.detectors.dino.dino.DinoConfig.
 _OPTIONS = {
     "num_queries": ("num_queries",),
     "num_select": ("num_select",),

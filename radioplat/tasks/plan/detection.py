@@ -7,7 +7,7 @@ from radioplat.design.detector import detector_architecture, detector_widths
 from radioplat.design.detector_teachers import told_problems
 from radioplat.design.models import Models
 from radioplat.errors import RadioplatError
-from radioplat.models.detectors.registry import build_detector
+from radioplat.models.detectors.base import Detector
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.plan.findings import Plan
 
@@ -25,7 +25,7 @@ def detector_found(spec: Spec, models: Models, result: Plan) -> int | None:
         if models.teachers:
             result.problems += told_problems(spec)
         detector_widths(spec, form, models.teachers, models.infos)
-        return sum(parameter.numel() for parameter in build_detector(form).parameters())
+        return sum(parameter.numel() for parameter in Detector(form).parameters())
     except RadioplatError as error:
         result.problems += error.problems
     return None

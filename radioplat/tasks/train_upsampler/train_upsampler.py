@@ -19,8 +19,8 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.train_upsampler.images import open_photographs
 from radioplat.tasks.train_upsampler.training import Consistency, UpsamplerTraining
 from radioplat.teachers.base.teacher import FrozenTeacher, describe
-from radioplat.teachers.upsamplers.checkpoint import save_upsampler
-from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.teachers.upsamplers.featsharp.checkpoint import save_upsampler
+from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp, FeatSharpConfig
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.status import StatusLog
 from radioplat.tracking.task_log import keep_diary

@@ -25,7 +25,7 @@ from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
 from radioplat.tasks.train_upsampler.downsampler import BlurDownsampler
 from radioplat.tasks.train_upsampler.views import draw_views, move
 from radioplat.teachers.base.teacher import FrozenTeacher
-from radioplat.teachers.upsamplers.featsharp import FeatSharp
+from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp
 
 _BLUR_LR = 100.0  # times the learning rate: a blur has some dozen weights, which must get from -6 to 0 and above
 

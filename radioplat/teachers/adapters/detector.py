@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import load_detector, read_detector, read_detector_architecture
-from radioplat.models.detectors.registry import AnyDetector, build_detector
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
@@ -20,7 +20,7 @@ class DetectorTeacher(Adapter):
     in_fp32 = True
     needs_multiple = True
 
-    def __init__(self, detector: AnyDetector) -> None:
+    def __init__(self, detector: Detector) -> None:
         super().__init__()
         self.detector = detector.eval()
         form = detector.architecture
@@ -33,7 +33,7 @@ class DetectorTeacher(Adapter):
     def build(cls, teacher: ResolvedTeacher) -> DetectorTeacher:
         """See :class:`Adapter`."""
         where = weights_field(teacher)
-        return cls(build_detector(read_detector_architecture(teacher.weights or "", where), where))
+        return cls(Detector(read_detector_architecture(teacher.weights or "", where), where))
 
     def load(self, teacher: ResolvedTeacher) -> None:
         """See :class:`Adapter`."""

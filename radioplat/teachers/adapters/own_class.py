@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 from torch import nn
 
+from radioplat.common.import_path import import_object
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -56,18 +56,13 @@ class OwnClassTeacher(Adapter):
         """See :class:`Adapter`."""
         where = f"{teacher.where}.model.backbone"
         path = teacher.backbone.type or ""
-        module_name, _, class_name = path.partition(":")
-        try:
-            own_class = getattr(importlib.import_module(module_name), class_name)
-        except Exception as error:  # importing runs the user's module, which may raise anything
-            hint = "It must be on the PYTHONPATH of every worker, as package.module:ClassName."
-            raise SpecError(f"cannot import {path}: {_first_line(error)}", where=f"{where}.type", hint=hint) from None
+        own_class = import_object(path, f"{where}.type")
         if not (isinstance(own_class, type) and issubclass(own_class, nn.Module)):
             raise SpecError(f"{path} is no torch.nn.Module class", where=f"{where}.type")
         try:
             model = own_class(**teacher.backbone.kwargs)
         except Exception as error:  # whatever a user's constructor raises
-            message = f"{class_name} cannot be built with these arguments: {_first_line(error)}"
+            message = f"{own_class.__name__} cannot be built with these arguments: {_first_line(error)}"
             raise SpecError(message, where=f"{where}.kwargs", hint=_ON_META) from None
         return cls(model, f"{where}.type")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 from pathlib import Path
 
+from radioplat.common.hashing import file_hash
 from radioplat.errors import SpecError
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import model_kind
@@ -67,6 +69,24 @@ def adapter_class(teacher: ResolvedTeacher) -> type[Adapter]:
     """The adapter of ``teacher``."""
     module, name = ADAPTERS[kind_of(teacher)]
     return getattr(importlib.import_module(f"{_ROOM}.{module}"), name)
+
+
+def own_code_hash(teacher: ResolvedTeacher) -> str | None:
+    """Return sha256 (hex) of the source file of a user's own class; None for a built-in adapter.
+
+    What that file imports is not in the hash.
+
+    Raises:
+        SpecError: the module cannot be found.
+    """
+    if kind_of(teacher) != "class":
+        return None
+    module = (teacher.backbone.type or "").partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError as error:
+        raise SpecError(f"cannot import {module}: {error}", where=f"{teacher.where}.model.backbone.type") from None
+    return file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _is_radio_folder(path: Path) -> bool:

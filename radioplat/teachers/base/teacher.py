@@ -23,8 +23,7 @@ from radioplat.teachers.adapters.adapter import BOTH, Adapter, weights_field
 from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.base.ensemble import in_common, mean_of
 from radioplat.teachers.base.info import TeacherInfo, _numbers
-from radioplat.teachers.upsamplers.checkpoint import field_of, load_upsampler, upsampler_of
-from radioplat.teachers.upsamplers.featsharp import FeatSharp
+from radioplat.teachers.upsamplers.registry import upsampler_field, upsampler_module
 
 
 class Teacher(Protocol):
@@ -93,9 +92,9 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     assert found.spatial is not None and found.summary is not None  # both were asked for
     rows, columns, width = found.spatial.shape[1:]
     factor, parameters = teacher.upsample_factor, sum(p.numel() for p in model.parameters())
-    if config := upsampler_of(teacher, width):
-        with torch.device("meta"):
-            parameters += sum(p.numel() for p in FeatSharp(config).parameters())
+    if teacher.upsampler_checkpoint:
+        module = upsampler_module()
+        parameters += module.parameter_count(module.read_for_teacher(teacher, width))
     return TeacherInfo(
         teacher.name,
         found.summary.shape[-1],
@@ -122,7 +121,7 @@ def check_weights(teacher: ResolvedTeacher) -> None:
     for member in teacher.members:
         _structure(member).check(member)
     if teacher.upsampler_checkpoint:
-        load_upsampler(teacher.upsampler_checkpoint, field_of(teacher))
+        upsampler_module().load_upsampler(teacher.upsampler_checkpoint, upsampler_field(teacher))
 
 
 def _structure(teacher: ResolvedTeacher) -> Adapter:
@@ -230,11 +229,11 @@ def enlarge(images: torch.Tensor, factor: int) -> torch.Tensor:
     return F.interpolate(images, scale_factor=factor, mode="bicubic", align_corners=False)
 
 
-def _upsampler(teacher: ResolvedTeacher) -> FeatSharp | None:
+def _upsampler(teacher: ResolvedTeacher) -> nn.Module | None:
     if not teacher.upsampler_checkpoint:
         return None
-    describe(teacher)  # which raises where the two do not belong together
-    return load_upsampler(teacher.upsampler_checkpoint, field_of(teacher))
+    describe(teacher)  # raises where the two do not belong together
+    return upsampler_module().load_upsampler(teacher.upsampler_checkpoint, upsampler_field(teacher))
 
 
 def _folded(model: Adapter, size: int) -> Adapter:

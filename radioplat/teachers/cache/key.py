@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 from pathlib import Path
 
@@ -18,13 +17,13 @@ import numpy as np
 
 from radioplat.common.hashing import file_hash
 from radioplat.data.index.shard_index import ShardIndex
-from radioplat.errors import SpecError, WeightsError
+from radioplat.errors import WeightsError
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import weights_field, weights_of
-from radioplat.teachers.adapters.registry import adapter_class
+from radioplat.teachers.adapters.registry import adapter_class, own_code_hash
 from radioplat.teachers.cache.file import KEY_BYTES
-from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION, field_of
+from radioplat.teachers.upsamplers.registry import upsampler_field, upsampler_module
 
 # Goes up when what lies between pixels and answer changes: normalisation, folding, what an upsampler computes, the
 # resize to the loss grid.
@@ -43,7 +42,7 @@ def weights_hash(teacher: ResolvedTeacher) -> str:
     own = hashlib.sha256(json.dumps(each).encode()).hexdigest() if teacher.ensemble else each[0]
     if not teacher.upsampler_checkpoint:
         return own
-    both = [own, _path_hash(Path(teacher.upsampler_checkpoint), field_of(teacher))]
+    both = [own, _path_hash(Path(teacher.upsampler_checkpoint), upsampler_field(teacher))]
     return hashlib.sha256(json.dumps(both).encode()).hexdigest()
 
 
@@ -58,13 +57,13 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
     Raises:
         SpecError: a user's own class cannot be found here.
     """
-    adapter = adapter_class(teacher)
+    adapter, upsampler = adapter_class(teacher), upsampler_module() if teacher.upsampler_checkpoint else None
     backbone = dataclasses.asdict(teacher.backbone) | {"pretrained_backbone_path": None}  # its bytes are in `weights`
     libraries = ("timm", "transformers") if adapter.kind in ("hf", "detector") else ("timm",)
     parts = {
         "path": _PATH,
         "weights": weights,
-        "adapter": [adapter.kind, adapter.version, _own_code(teacher, adapter.kind)],
+        "adapter": [adapter.kind, adapter.version, own_code_hash(teacher)],
         "libraries": {name: importlib.metadata.version(name) for name in libraries},
         "backbone": backbone,
         "size": teacher.input_size,
@@ -73,7 +72,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
         "grid": list(grid),
         "precision": precision,
         # Where sizes are drawn it enlarges its view itself: the same pixels, another answer.
-        "upsampler": [KIND, VERSION, teacher.view_size] if teacher.upsampler_checkpoint else None,
+        "upsampler": upsampler and [upsampler.KIND, upsampler.VERSION, teacher.view_size],
         "wanted": sorted(teacher.wanted),
     }
     return _digest(json.dumps(parts, sort_keys=True, default=str).encode())
@@ -118,18 +117,6 @@ def _digest(*parts: bytes | memoryview) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
-
-
-def _own_code(teacher: ResolvedTeacher, kind: str) -> str | None:
-    """sha256 of the module that a user's own class stands in; what that module imports is not seen."""
-    if kind != "class":
-        return None
-    module = (teacher.backbone.type or "").partition(":")[0]
-    try:
-        spec = importlib.util.find_spec(module)
-    except ImportError as error:
-        raise SpecError(f"cannot import {module}: {error}", where=f"{teacher.where}.model.backbone.type") from None
-    return file_hash(Path(spec.origin)) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _path_hash(path: Path, where: str) -> str:

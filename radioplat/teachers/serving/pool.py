@@ -19,16 +19,20 @@ import ray
 from radioplat.errors import PlacementError, SpecError
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.serving.pool_controller import PoolKeeper
+from radioplat.teachers.upsamplers.registry import upsampler_module
 
 NAMESPACE = "radioplat"
 
 
 def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
     """What a teacher's features depend on, by field: two runs may share a pool where it is equal."""
+    from radioplat.teachers.adapters.registry import own_code_hash  # here: it imports torch
+
     service = teacher.service
     backbone = json.dumps(dataclasses.asdict(teacher.backbone), sort_keys=True, default=str)
     return {
         "weights": ", ".join(_file(member.weights) for member in teacher.members),
+        "code": own_code_hash(teacher) or "built in",
         "backbone": hashlib.sha256(backbone.encode()).hexdigest()[:16],
         "input_size": str(teacher.input_size),
         "upsampler": _upsampler(teacher),
@@ -43,13 +47,13 @@ def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
 def _upsampler(teacher: ResolvedTeacher) -> str:
     if not (path := teacher.upsampler_checkpoint):
         return "none"
-    from radioplat.common.hashing import file_hash  # here: these two import torch, which training workers have
-    from radioplat.teachers.upsamplers.checkpoint import KIND, VERSION
+    from radioplat.common.hashing import file_hash
 
+    module = upsampler_module()
     with contextlib.suppress(OSError):
         path = f"sha256 {file_hash(Path(path))[:16]}"
     # Where sizes are drawn the teacher enlarges its view itself: the same pixels, another answer.
-    return f"{KIND} {VERSION}, {path}, for {teacher.view_size} px"
+    return f"{module.KIND} {module.VERSION}, {path}, for {teacher.view_size} px"
 
 
 def _file(path: str | None) -> str:
@@ -80,7 +84,9 @@ def open_keeper(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = No
         .remote(teacher, num_gpus, ours)
     )
     theirs = ray.get(keeper.fingerprint.remote())
-    different = [f"{key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]
+    different = [
+        f"{key}: {theirs.get(key)} there, {value} here" for key, value in ours.items() if theirs.get(key) != value
+    ]
     if different:
         raise SpecError(
             f"pool {name} serves another {teacher.name} ({'; '.join(different)})",

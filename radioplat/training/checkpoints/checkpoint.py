@@ -33,10 +33,11 @@ from radioplat.models.student.checkpoint import (
 )
 from radioplat.models.vision_model import FORMATS, VisionModel, model_files
 from radioplat.models.weights.hashed_safetensors import write_tensors
+from radioplat.models.weights.manifest import MANIFEST, sums_in
 from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
 from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_way
 
-MANIFEST, OPTIMIZER = "manifest.json", "optimizer.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
 TARGET_NORM = "target_norm"  # prefix, in the optimizer file, of a target normalization that runs along
 _FILES = {STATE, OPTIMIZER}
@@ -174,11 +175,6 @@ def examine(folder: Path) -> RunState | Unreadable:
         reason = f"{'; '.join(faults)}; {_written_by(folder)}"
         return Unreadable(str(folder), step, reason, torn=False)
     return RunState(**state)
-
-
-def sums_in(manifest: dict[str, Any]) -> dict[str, str]:
-    """The files that a ``manifest.json`` lists, with their SHA-256."""
-    return {name: digest for name, digest in manifest.items() if isinstance(digest, str) and len(digest) == 64}
 
 
 def unknown_in_manifest(manifest: dict[str, Any]) -> list[str]:

@@ -30,9 +30,10 @@ from radioplat.data.storage.files import (
     write_file,
 )
 from radioplat.errors import TrainingError
+from radioplat.models.weights.manifest import MANIFEST, sums_in
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.tracking.lease import Holder, named, parse_holder
-from radioplat.training.checkpoints.checkpoint import MANIFEST, examine, sums_in, unknown_in_manifest
+from radioplat.training.checkpoints.checkpoint import examine, unknown_in_manifest
 from radioplat.training.checkpoints.retention import SCORES, Standing, doomed, read_score
 from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
 from radioplat.training.checkpoints.unreadable import Unreadable

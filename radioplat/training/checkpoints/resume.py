@@ -11,10 +11,11 @@ from radioplat.common.terminal import note
 from radioplat.data.storage.files import absolute, stat_file
 from radioplat.design.run import Run
 from radioplat.errors import Problem, RadioplatError, WeightsError
+from radioplat.models.weights.manifest import MANIFEST
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.results import TaskFolder
-from radioplat.training.checkpoints.checkpoint import MANIFEST, clear_left_behind, examine, survey
+from radioplat.training.checkpoints.checkpoint import clear_left_behind, examine, survey
 from radioplat.training.checkpoints.mirror import FIELD, Mirror, download
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.unreadable import Unreadable, UnreadableCheckpoints, check_in_the_way

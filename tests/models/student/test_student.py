@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -42,6 +43,27 @@ ARCHITECTURES = pytest.mark.parametrize("architecture", [RADIO, CNN], ids=["radi
 @ARCHITECTURES
 def test_architecture_as_json(architecture):
     assert StudentArchitecture.from_json(architecture.to_json()) == architecture
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda raw: raw["heads"][0].update(spatial_num_inner=10**9), r"heads\[0\].spatial_num_inner is 1000000000"),
+        (lambda raw: raw["heads"][1].update(num_inner=-1), r"heads\[1\].num_inner is -1"),
+        (lambda raw: raw["kwargs"].update(depth=10**9), "kwargs.depth is 1000000000"),
+        (lambda raw: raw.update(num_class_tokens=10**9), "num_class_tokens is 1000000000"),
+        (lambda raw: raw["heads"][0].update(hidden=2**40), r"heads\[0\].hidden is 1099511627776"),
+    ],
+)
+def test_a_crafted_architecture_is_refused_at_once(change, field, tmp_path):
+    save_student(student := Student(RADIO), student.state_dict(), tmp_path)
+    raw = json.loads(RADIO.to_json())
+    change(raw)
+    metadata = {"radioplat.student": json.dumps(raw)}
+    save_file(load_file(tmp_path / STUDENT_FILE), tmp_path / STUDENT_FILE, metadata)
+    with pytest.raises(WeightsError, match=f"student.safetensors describes an impossible model: {field}, not between"):
+        load_student(tmp_path)
 
 
 @ARCHITECTURES

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from radioplat.errors import SpecError
-from radioplat.models.detectors.dino import OPTIONS
+from radioplat.models.detectors.dino.dino import OPTIONS
 from radioplat.spec.loading import tao_dino
 from radioplat.spec.loading.load import load_spec, to_yaml
 

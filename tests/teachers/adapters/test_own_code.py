@@ -13,6 +13,8 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models.features import Features
 from radioplat.models.weights.read import read_weights
 from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe
+from radioplat.teachers.cache.key import teacher_key
+from radioplat.teachers.serving.pool import fingerprint
 
 OWN = """
 import torch
@@ -153,6 +155,14 @@ def test_a_class_of_the_user(package, write, teacher, same_as, normalised):
         describe(teacher(f"{package}:Mine", path, {"depth": 6}))
 
 
+def test_an_edited_class_is_another_teacher_to_caches_and_named_pools(package, teacher, tmp_path):
+    own, built_in = teacher(f"{package}:Mine", str(tmp_path)), teacher("resnet18", str(tmp_path))
+    ids = [(teacher_key(t, (2, 2), "fp32", "w"), fingerprint(t)["code"]) for t in (own, built_in)]
+    (tmp_path / "my_teachers.py").write_text(OWN.replace("x.mean", "x.amax"))
+    edited = [(teacher_key(t, (2, 2), "fp32", "w"), fingerprint(t)["code"]) for t in (own, built_in)]
+    assert edited[0][0] != ids[0][0] and edited[0][1] != ids[0][1] and edited[1] == ids[1]
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -184,7 +194,7 @@ def test_a_users_class_that_cannot_be_built_is_named(package, teacher, tmp_path)
     with pytest.raises(SpecError, match="NoForward has no method forward"):
         describe(teacher(f"{package}:NoForward", str(tmp_path)))
     (tmp_path / "broken_teacher.py").write_text("1 / 0")
-    with pytest.raises(SpecError, match="cannot import broken_teacher:X: division by zero"):
+    with pytest.raises(SpecError, match="cannot import broken_teacher:X: ZeroDivisionError: division by zero"):
         describe(teacher("broken_teacher:X", str(tmp_path)))
 
 

@@ -352,6 +352,24 @@ def test_a_student_with_a_field_of_another_version_is_named(write):
         load_student(folder)
 
 
+@pytest.mark.parametrize("name", ["student.safetensors", "heads.safetensors"])
+def test_flipped_weights_are_refused_by_the_file_they_are_in(name, write, tmp_path):
+    folder = write()
+    load_student(folder)
+    content = bytearray((folder / name).read_bytes())
+    content[-2] ^= 1  # the last weight, by 2^-15 of itself: still finite, still the right shape
+    (folder / name).write_bytes(content)
+    for path in (folder, folder / name) if name == "student.safetensors" else (folder,):
+        with pytest.raises(WeightsError, match=f"{name} is not the file that was written") as error:
+            load_student(path, "evaluate.checkpoint")
+        assert error.value.problems[0].where == "evaluate.checkpoint"
+    (folder / checkpoint.MANIFEST).write_text("{")
+    with pytest.raises(WeightsError, match="manifest.json cannot be read"):
+        load_student(folder)
+    (folder / checkpoint.MANIFEST).unlink()  # a folder without one, as `save_student` writes it, opens
+    load_student(folder)
+
+
 def test_what_is_still_being_written_does_not_count(write, tmp_path):
     done = write("model_epoch_001", 3)
     later = write("model_epoch_002", 6)

@@ -12,9 +12,9 @@ import torch
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.manifest import MANIFEST
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.training.checkpoints.checkpoint import (
-    MANIFEST,
     RunState,
     Snapshot,
     commit,

@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from timm.layers import SwiGLU
 from torch import nn
 
-from radioplat.teachers.upsamplers.jbu import JointBilateralStack
-from radioplat.teachers.upsamplers.local_attention import LocalAttention
+from radioplat.teachers.upsamplers.featsharp.jbu import JointBilateralStack
+from radioplat.teachers.upsamplers.featsharp.local_attention import LocalAttention
 
 Encode = Callable[[torch.Tensor], torch.Tensor]  # normalised [B, 3, H, W] -> raw map [B, h, w, D]
 

@@ -25,7 +25,8 @@ from transformers.models.deformable_detr.modeling_deformable_detr import (
 from transformers.models.rt_detr.modeling_rt_detr import get_contrastive_denoising_training_group
 
 from radioplat.errors import SpecError
-from radioplat.models.detectors.dino_loss import DinoLoss
+from radioplat.models.backbones.pyramid import Pyramid
+from radioplat.models.detectors.dino.loss import DinoLoss
 
 _PRIOR = 0.01  # what a class is given at the start (Lin et al. 2017, section 4.1)
 _FAR = 11.5  # logits of a box are kept within it: the sigmoid's gradient is 1e-5 there
@@ -151,14 +152,6 @@ class Dino(nn.Module):
         self.decoder.bbox_embed = nn.ModuleList(_box_head(width) for _ in range(heads))
         self.loss = DinoLoss(config)
         self._start()
-
-    def levels(self, shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Heights and widths that the encoder sees, of maps of these."""
-        seen = list(shapes)
-        while len(seen) < self.config.num_feature_levels:
-            h, w = seen[-1]
-            seen.append(((h + 1) // 2, (w + 1) // 2))
-        return seen
 
     def forward(self, maps: list[torch.Tensor], labels: list[dict[str, torch.Tensor]] | None = None):
         """See the class."""
@@ -290,12 +283,13 @@ class Dino(nn.Module):
             nn.init.constant_(head.bias, -math.log((1 - _PRIOR) / _PRIOR))
 
 
-def dino_of(options: dict[str, Any], num_classes: int, channels: tuple[int, ...], where: str) -> Dino:
-    """DINO for maps of these channels, by :data:`OPTIONS`.
+def build(kind: str, options: dict[str, Any], num_classes: int, pyramid: Pyramid, where: str) -> Dino:
+    """Build an untrained DINO for the maps of ``pyramid``, by :data:`OPTIONS`.
 
     Raises:
         SpecError: an option that does not exist, or with a value that nothing can be built of.
     """
+    channels = pyramid.channels
     for name in options:
         if name not in OPTIONS:
             raise SpecError("DINO has no such argument", where=f"{where}.options.{name}", hint=f"{', '.join(OPTIONS)}.")
@@ -316,6 +310,25 @@ def dino_of(options: dict[str, Any], num_classes: int, channels: tuple[int, ...]
     except (StrictDataclassError, ValueError, TypeError, KeyError, RuntimeError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
+
+
+def run(dino: Dino, maps: list[torch.Tensor], images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None):
+    """Run ``dino`` on ``maps``; arguments and output as :class:`radioplat.models.detectors.base.Detector`."""
+    return dino(maps, targets)
+
+
+def input_projections(dino: Dino) -> nn.ModuleList:
+    """Return the layers that bring the maps to the encoder's width: one a map, then those of further levels."""
+    return dino.input_proj
+
+
+def level_shapes(dino: Dino, shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return heights and widths of the maps that the encoder reads, the levels after the backbone's included."""
+    shapes = list(shapes)
+    while len(shapes) < dino.config.num_feature_levels:
+        height, width = shapes[-1]
+        shapes.append(((height + 1) // 2, (width + 1) // 2))
+    return shapes
 
 
 def _of(heads: nn.ModuleList, layer: int) -> nn.Module:

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from radioplat.errors import SpecError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture, detector_on
 from radioplat.models.detectors.checkpoint import load_detector, save_detector
-from radioplat.models.detectors.dino import OPTIONS
+from radioplat.models.detectors.dino.dino import OPTIONS, level_shapes
 from radioplat.models.student.student import StudentArchitecture
 
 SMALL = dict(
@@ -79,7 +79,7 @@ def test_queries_are_the_surest_positions_with_learned_contents(images):
     assert not torch.allclose(seen["boxes"][0], seen["boxes"][1])  # where they are is the image's
     best = scores["all"].amax(-1).sort(1, descending=True).indices[:, :20]
     points = []  # centres of all positions, level by level; a box starts around its own
-    for height, width in detector.detr.levels([(8, 12), (4, 6), (2, 3)]):
+    for height, width in level_shapes(detector.detr, [(8, 12), (4, 6), (2, 3)]):
         y, x = torch.meshgrid((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij")
         points.append(torch.stack([x, y], -1).flatten(0, 1))
     points = torch.cat(points)
@@ -247,6 +247,6 @@ def test_what_cannot_be_built_is_named(change, says):
 
 
 def test_every_option_is_an_argument():
-    from radioplat.models.detectors.dino import DinoConfig
+    from radioplat.models.detectors.dino.dino import DinoConfig
 
     assert set(OPTIONS) <= set(DinoConfig.__dataclass_fields__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig, cut, stitch
+from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp, FeatSharpConfig, cut, stitch
 
 
 def encode(images: torch.Tensor) -> torch.Tensor:

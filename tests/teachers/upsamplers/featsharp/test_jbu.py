@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radioplat.teachers.upsamplers.jbu import JointBilateral, JointBilateralStack
+from radioplat.teachers.upsamplers.featsharp.jbu import JointBilateral, JointBilateralStack
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe, enlarge
-from radioplat.teachers.upsamplers.checkpoint import load_upsampler, read_config
-from radioplat.teachers.upsamplers.featsharp import FeatSharpConfig
+from radioplat.teachers.upsamplers.featsharp.checkpoint import load_upsampler, read_config
+from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharpConfig
 
 WHERE = "distill.teacher[0].upsampler_checkpoint"
 CONFIG = FeatSharpConfig(dim=64, factor=2, grid=(4, 4), width=16, heads=2, window=3)

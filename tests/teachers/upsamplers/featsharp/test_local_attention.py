@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radioplat.teachers.upsamplers.local_attention import LocalAttention
+from radioplat.teachers.upsamplers.featsharp.local_attention import LocalAttention
 
 
 def attended(layer: LocalAttention, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""An upsampler on disk: a safetensors file that says in its metadata what it was built from."""
+"""FeatSharp checkpoints: a safetensors file whose metadata is the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models.weights.read import fit, read_checkpoint, require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.upsampler import FEATSHARP
-from radioplat.teachers.upsamplers.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp, FeatSharpConfig
+from radioplat.teachers.upsamplers.registry import upsampler_field
 
 KIND, VERSION = FEATSHARP, 1
 _KEY = "radioplat_upsampler"
@@ -23,46 +24,46 @@ _AGAIN = "radioplat train_upsampler writes such a file."
 
 
 def save_upsampler(model: FeatSharp, path: Path, **facts: Any) -> None:
-    """Write ``model`` to ``path``, whole or not at all.
+    """Write ``model`` to ``path`` atomically.
 
     Args:
-        facts: whatever else is worth knowing (of which teacher it is, at what size it was trained); JSON values.
+        facts: further metadata (its teacher, the size it was trained at); JSON values.
     """
-    said = {"kind": KIND, "version": VERSION, **facts, **dataclasses.asdict(model.config)}
+    metadata = {"kind": KIND, "version": VERSION, **facts, **dataclasses.asdict(model.config)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with written_aside(path) as aside:
-        save_file(tensors, aside, {_KEY: json.dumps(said)})
+        save_file(tensors, aside, {_KEY: json.dumps(metadata)})
 
 
 def read_config(path: str | Path, where: str) -> FeatSharpConfig:
-    """What the file at ``path`` says it was built from; its tensors are not read.
+    """Read the configuration of the upsampler at ``path``; its tensors are not read.
 
     Args:
         where: the spec field that named the path.
 
     Raises:
-        WeightsError: there is no such file, it is no upsampler, or of another version; the message names the field.
+        WeightsError: there is no such file, it is no upsampler, or has another version.
     """
-    said = _said(path, read_checkpoint(path, where, shapes_only=True).metadata, where)
+    stored = _stored_config(path, read_checkpoint(path, where, shapes_only=True).metadata, where)
     for key, wanted in (("kind", KIND), ("version", VERSION)):
-        if said.get(key) != wanted:
-            raise WeightsError(f"{path}: {key} is {said.get(key)!r}, not {wanted!r}", where=where, hint=_AGAIN)
-    found: dict[str, Any] = {}
+        if stored.get(key) != wanted:
+            raise WeightsError(f"{path}: {key} is {stored.get(key)!r}, not {wanted!r}", where=where, hint=_AGAIN)
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(FeatSharpConfig):
-        if field.name not in said:
+        if field.name not in stored:
             raise WeightsError(f"{path}: {field.name} is missing from its metadata", where=where, hint=_AGAIN)
-        found[field.name] = value = said[field.name]
+        values[field.name] = value = stored[field.name]
         numbers = value if field.name == "grid" and isinstance(value, list) and len(value) == 2 else [value]
         if (field.name == "grid" and numbers == [value]) or not all(_fits(field.name, n) for n in numbers):
             raise WeightsError(f"{path}: {field.name} cannot be {value!r}", where=where, hint=_AGAIN)
-    return FeatSharpConfig(**found | {"grid": tuple(found["grid"])})
+    return FeatSharpConfig(**values | {"grid": tuple(values["grid"])})
 
 
 def load_upsampler(path: str | Path, where: str) -> FeatSharp:
-    """The upsampler at ``path``, in evaluation mode, frozen, fp32.
+    """Load the upsampler at ``path``, in evaluation mode, frozen, fp32.
 
     Raises:
-        WeightsError: as :func:`read_config`, or its tensors are not finite or not the ones that it says.
+        WeightsError: as :func:`read_config`, or its tensors are not finite or do not fit the configuration.
     """
     config = read_config(path, where)
     try:
@@ -74,31 +75,31 @@ def load_upsampler(path: str | Path, where: str) -> FeatSharp:
     require_finite(tensors, path, where)
     try:
         tensors = fit(model, tensors, path, where)
-    except WeightsError as error:  # what it advises concerns backbones
+    except WeightsError as error:  # its hint is about backbones
         raise WeightsError(error.problems[0].message, where=where, hint=_AGAIN) from None
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(False).eval()
 
 
-def upsampler_of(teacher: ResolvedTeacher, spatial_dim: int) -> FeatSharpConfig | None:
-    """The upsampler that the spec gives ``teacher``, None for none; seen to fit, its tensors not read.
+def read_for_teacher(teacher: ResolvedTeacher, spatial_dim: int) -> FeatSharpConfig:
+    """Read the configuration of ``teacher``'s upsampler and check that it fits; its tensors are not read.
 
     Args:
+        teacher: one with an ``upsampler_checkpoint``.
         spatial_dim: width of the teacher's own map.
 
     Raises:
         SpecError: it makes maps finer by another factor than the spec says.
         WeightsError: it cannot be read, or belongs to a teacher of another width.
     """
-    if not teacher.upsampler_checkpoint:
-        return None
-    path, where = teacher.upsampler_checkpoint, field_of(teacher)
+    path, where = teacher.upsampler_checkpoint, upsampler_field(teacher)
+    assert path is not None
     config = read_config(path, where)
     if config.factor != teacher.upsample_factor:
         raise SpecError(
             f"{path} makes a map {config.factor} times finer, not {teacher.upsample_factor}",
             where=f"{teacher.where}.upsample_factor",
-            hint=f"Take {config.factor}.",
+            hint=f"Set it to {config.factor}.",
         )
     if config.dim != spatial_dim:
         raise WeightsError(
@@ -109,19 +110,20 @@ def upsampler_of(teacher: ResolvedTeacher, spatial_dim: int) -> FeatSharpConfig 
     return config
 
 
-def field_of(teacher: ResolvedTeacher) -> str:
-    """The spec field that names the upsampler."""
-    return f"{teacher.where}.upsampler_checkpoint"
+def parameter_count(config: FeatSharpConfig) -> int:
+    """Count the parameters of the upsampler that ``config`` describes, without allocating them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in FeatSharp(config).parameters())
 
 
-def _said(path: str | Path, metadata: dict[str, str], where: str) -> dict[str, Any]:
+def _stored_config(path: str | Path, metadata: dict[str, str], where: str) -> dict[str, Any]:
     try:
-        said = json.loads(metadata[_KEY])
+        stored = json.loads(metadata[_KEY])
     except (KeyError, ValueError):
-        said = None
-    if not isinstance(said, dict):
+        stored = None
+    if not isinstance(stored, dict):
         raise WeightsError(f"{path} is no upsampler: its metadata has no {_KEY}", where=where, hint=_AGAIN)
-    return said
+    return stored
 
 
 def _fits(name: str, value: Any) -> bool:

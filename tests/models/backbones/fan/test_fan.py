@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from radioplat.models.backbones.fan import ChannelProcessing, Fan
+from radioplat.models.backbones.fan.fan import ChannelProcessing, Fan
 from radioplat.models.backbones.names import resolve
 from radioplat.models.backbones.pyramid import Pyramid
 from radioplat.models.backbones.timm_backbone import TimmBackbone

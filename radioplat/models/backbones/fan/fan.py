@@ -1,8 +1,8 @@
-"""FAN: a vision transformer whose channels attend too, on the first stages of a ConvNeXt.
+"""FAN: a vision transformer with attention over channels, on the first stages of a ConvNeXt.
 
 Zhou et al. 2022, Understanding The Robustness in Vision Transformers (arXiv 2204.12451); TAO's ``fan_tiny`` to
-``fan_large``, which timm does not have. Importing this module makes timm know them. Tensors are named as in the
-published models, as far as timm's ConvNeXt, Fourier positions and class attention (which FAN shares with XCiT) are.
+``fan_large``, which timm does not have. Importing this module registers them with timm. Tensor names are those of the
+published models, except inside timm's ConvNeXt, Fourier positions and class attention (which FAN shares with XCiT).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Fan(nn.Module):
         self.apply(_init)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that are no weights of a layer."""
+        """Return names of parameters that weight decay leaves out."""
         return {name for name, _ in self.named_parameters() if name.endswith(("cls_token", "temperature"))}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether blocks are computed again in the backward pass."""
+        """Recompute each block in the backward pass, or not."""
         self.grad_checkpointing = enable
 
     def forward_features(self, images: torch.Tensor) -> torch.Tensor:
@@ -87,16 +87,16 @@ class Fan(nn.Module):
         return self.norm(x)
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
-        """The class token, or the logits of it."""
+        """Return the class token, or its logits."""
         return x[:, 0] if pre_logits else self.head(x[:, 0])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, num_classes]``."""
+        """Return logits ``[B, num_classes]``."""
         return self.forward_head(self.forward_features(images))
 
 
 class HybridEmbed(nn.Module):
-    """Two stages of a ConvNeXt, and patches of 2 x 2 of their map: ``[B, D, H/16, W/16]``."""
+    """Patch embedding: two ConvNeXt stages, then 2 x 2 patches of their map; returns ``[B, D, H/16, W/16]``."""
 
     patch_size = (16, 16)
 
@@ -112,7 +112,8 @@ class HybridEmbed(nn.Module):
 
 
 class FanBlock(nn.Module):
-    """Tokens attend to each other, then channels are weighted; both beside the residual, scaled by channel."""
+    """Self-attention over tokens, then channel attention; each is added to the residual with a learned scale per
+    channel."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
@@ -141,10 +142,10 @@ class TokenMixing(nn.Module):
 
 
 class ChannelProcessing(nn.Module):
-    """What an MLP makes of the tokens, each channel times how much it agrees with the tokens' prototype.
+    """Channel attention: the output of an MLP on the tokens, times a weight per channel.
 
-    The prototype is the mean over a head's channels of the tokens' shares (a softmax over tokens); a channel's
-    weight is the sigmoid of the product of its own shares with it, times a temperature by head.
+    The prototype is the mean over a head's channels of the channels' softmax over tokens. A channel's weight is the
+    sigmoid of the product of its own softmax with the prototype, times a temperature per head.
     """
 
     def __init__(self, dim: int, num_heads: int, hidden: int) -> None:
@@ -162,7 +163,7 @@ class ChannelProcessing(nn.Module):
 
 
 class ConvMlp(nn.Module):
-    """Two linear layers, and between them depthwise convolutions on the map that the tokens are."""
+    """Two linear layers with depthwise convolutions between them, on the tokens arranged as a map."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
