@@ -1,4 +1,4 @@
-"""Spec section ``compress``: the stages that take a trained student to an engine, and the gates between them."""
+"""Spec section ``compress``: a chain of tasks from a trained student to an engine, with gates between them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from radioplat.spec.ranges import number
 
 
 class Stage(str, Enum):
-    """A task of the chain; each takes the student that the stage before left."""
+    """A task of the chain; its input is the previous stage's student."""
 
-    distill = "distill"  # task distill (train without teachers) from the beginning; only the first stage
+    distill = "distill"  # task distill (or train, without teachers); only as the first stage
     prune = "prune"
     low_rank = "low_rank"
-    quantize = "quantize"  # as the section quantize says
+    quantize = "quantize"  # as set in section quantize
     ptq = "ptq"  # task quantize with mode: ptq
     qat = "qat"  # task quantize with mode: qat
-    retrain = "retrain"  # task distill (train where there are no teachers) from the student of the stage before
-    evaluate = "evaluate"  # on dataset.test_dataset where the spec has one, else on val_dataset
+    retrain = "retrain"  # task distill (or train, without teachers), starting from the previous stage's student
+    evaluate = "evaluate"  # on dataset.test_dataset if the spec has one, else on val_dataset
     export = "export"
     engine = "engine"  # task gen_trt_engine
 
 
 class GateMetric(str, Enum):
-    """What of an evaluation a gate looks at."""
+    """Metric of an evaluation that a gate compares."""
 
     fidelity = "fidelity"  # mean over teachers and kinds
     knn = "knn"
-    top1 = "top1"  # of the student's own classifier
-    mAP = "mAP"  # of a detector
+    top1 = "top1"  # accuracy of the student's own classifier
+    mAP = "mAP"  # for detectors
 
 
 class OnFail(str, Enum):
-    """What follows where too little is kept."""
+    """Reaction to a gate that fails."""
 
     stop = "stop"
-    relax = "relax"  # the stage again, with a milder setting
+    relax = "relax"  # repeat the stage with a milder setting
 
 
 @dataclass
 class GatesConfig:
-    """What each stage must keep of the starting student, on ``dataset.val_dataset``."""
+    """Quality that each stage must keep, relative to the starting student, on ``dataset.val_dataset``."""
 
-    min_kept: float | None = number(None, above=0, at_most=1)  # share of the metric; unset: nothing is asked
-    metric: GateMetric | None = None  # unset: fidelity, and of a detector mAP
+    min_kept: float | None = number(None, above=0, at_most=1)  # share of the metric; unset: no gate
+    metric: GateMetric | None = None  # unset: fidelity, or mAP for a detector
     on_fail: OnFail = OnFail.stop
-    retries: int = number(3, at_least=0)  # milder settings that are tried, with on_fail: relax
+    retries: int = number(3, at_least=0)  # milder settings to try with on_fail: relax
 
 
 @dataclass
@@ -55,6 +55,6 @@ class CompressConfig:
 
     checkpoint: str | None = None  # the starting student; default: results_dir/distill's (or train's) latest
     stages: list[Stage] = field(default_factory=list)
-    # overrides of the spec for one stage, by its name (`retrain`) or by its number and name (`02_retrain`)
+    # spec overrides for one stage, keyed by its name (`retrain`) or its number and name (`02_retrain`)
     changes: dict[str, list[str]] = field(default_factory=dict)
     gates: GatesConfig = field(default_factory=GatesConfig)

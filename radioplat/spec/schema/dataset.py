@@ -10,7 +10,7 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class WeightMode(str, Enum):
-    """How often a sample whose hash is seen f times is drawn: 1/f, 1/f^2, 1/log(1+f), or always."""
+    """Sampling weight of an image whose hash occurs f times: 1/f, 1/f^2, 1/log(1+f), or 1."""
 
     inv_frequency = "inv_frequency"
     inv_sq_frequency = "inv_sq_frequency"
@@ -30,7 +30,7 @@ class TarSource:
 
 @dataclass
 class ResolutionFilter:
-    """Thresholds on the native resolution; each applies only when set, and each is inclusive."""
+    """Inclusive thresholds on the native resolution; an unset one does not apply."""
 
     min_short_side: int | None = number(None, at_least=0)
     min_long_side: int | None = number(None, at_least=0)
@@ -53,7 +53,7 @@ class SplitConfig:
     dedup: bool = False  # (+)
     # (+) COCO-format annotations of the images in images_dir; with model.task: detection
     coco: str | None = None
-    # (+) an image of one colour, which only its pixels tell, keeps its place in the order with weight zero
+    # (+) give images of a single colour weight zero; found when they are decoded, they keep their place in the order
     reject_uniform_color: bool = False
 
 
@@ -84,7 +84,7 @@ class Switch:
 
 @dataclass
 class RandomRotate(Switch):
-    """Turn an image by one of ``angle_list`` (degrees, counter-clockwise), drawn evenly."""
+    """Rotate by a random one of ``angle_list`` (degrees, counter-clockwise), all equally likely."""
 
     rotate_probability: float = number(0.5, at_least=0, at_most=1)
     angle_list: list[float] = number(lambda: [90.0, 180.0, 270.0])
@@ -92,8 +92,7 @@ class RandomRotate(Switch):
 
 @dataclass
 class RandomColor(Switch):
-    """Change brightness, contrast and saturation by a factor in 1 +- the field, and turn the hue by up to +-hue * 360
-    degrees."""
+    """Scale brightness, contrast and saturation by 1 +- the field, and rotate the hue by up to +-hue * 360 degrees."""
 
     brightness: float = number(0.3, at_least=0)
     contrast: float = number(0.3, at_least=0)
@@ -103,22 +102,21 @@ class RandomColor(Switch):
 
 @dataclass
 class RandomErase(Switch):
-    """Paint a random rectangle grey."""
+    """Fill a random rectangle with grey."""
 
     erase_probability: float = number(0.2, at_least=0, at_most=1)
 
 
 @dataclass
 class ScaleRandomCrop(Switch):
-    """Enlarge an image by a factor from ``scale_range`` beyond what fills the view, and cut at a random place; takes
-    the place of ``random_crop``."""
+    """Resize to ``scale_range`` times what fills the view and crop at random; replaces ``random_crop``."""
 
     scale_range: list[float] = number(lambda: [1.0, 1.2], at_least=1)
 
 
 @dataclass
 class AugmentationConfig:
-    """Views are cut once per image and shared by the student and its teachers."""
+    """Augmentation of an image, applied once and shared by the student and its teachers."""
 
     random_flip: RandomFlip = field(default_factory=RandomFlip)
     random_crop: RandomCrop = field(default_factory=RandomCrop)
@@ -129,7 +127,7 @@ class AugmentationConfig:
     random_aug: Switch = field(default_factory=Switch)
     with_scale_random_crop: ScaleRandomCrop = field(default_factory=ScaleRandomCrop)
     with_random_blur: bool = False
-    # sizes, each as likely as the others; or TAO's form, {size: probability} each
+    # image sizes, all equally likely; or, as in TAO, a list of {size: probability}
     multi_scales: list[Any] = field(default_factory=list)
     patch_size: int | None = number(None, at_least=1)
     mean: list[float] = number(lambda: [0.485, 0.456, 0.406])
@@ -144,7 +142,7 @@ class DatasetConfig:
     batch_size: int = number(8, at_least=1)
     workers: int = number(8, at_least=1)
     num_classes: int = number(0, at_least=0)
-    # (+) names of the classes of detection shards, by label; a COCO file names its own
+    # (+) class names of detection shards, by label; a COCO file has its own
     classes: list[str] = field(default_factory=list)
     val_img_size: int | None = number(None, at_least=1, at_most=65_536)
     val_batch_size: int | None = number(None, at_least=1)
@@ -156,18 +154,18 @@ class DatasetConfig:
     val_dataset: SplitConfig = field(default_factory=SplitConfig)
     test_dataset: SplitConfig = field(default_factory=SplitConfig)
     quant_calibration_dataset: SplitConfig = field(default_factory=SplitConfig)
-    # (+) where the shard index is kept; default: results_dir/index
+    # (+) folder of the shard index; default: results_dir/index
     index_dir: str | None = None
-    # (+) larger images are rejected by their header (a decompression bomb is never decoded), in pixels
+    # (+) pixels; larger images are rejected by their header, so a decompression bomb is never decoded
     max_pixels: int = number(178_956_970, at_least=1)
-    # (+) the share of recent samples that may prove unreadable before the run stops with a report
+    # (+) share of recent samples that may be unreadable; above it the run stops with a report
     max_bad_fraction: float = number(0.05, at_least=0, at_most=1)
-    # (+) seconds after which a read that hangs is tried from another process; a shard that fails for so long while
-    # others of its source can be read is given up
+    # (+) seconds after which a read that hangs is retried in another process; a shard that fails for as long, while
+    # others of its source can be read, counts as unreadable
     read_timeout_s: float = number(120.0, above=0, at_most=SECONDS)
-    # (+) seconds that a run waits for storage that fails or is away, before it ends
+    # (+) seconds that a run waits for failing or unreachable storage before it ends
     storage_timeout_s: float = number(1800.0, above=0, at_most=SECONDS)
-    # (+) an image whose bytes are not what the sidecar's sha256 or md5 says is unreadable
+    # (+) treat an image whose bytes do not match the sidecar's sha256 or md5 as unreadable
     verify_hashes: bool = False
-    # (+) batches that are decoded and asked of the teachers ahead of the student, per training worker
+    # (+) micro-batches per training worker that are decoded and sent to the teachers ahead of the student
     prefetch_batches: int = number(4, at_least=1)

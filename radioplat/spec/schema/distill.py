@@ -1,4 +1,4 @@
-"""Spec section ``distill``: the teachers, what of them the student learns, and the heads that join them."""
+"""Spec section ``distill``: the teachers, the losses against them, and the student's heads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class _WithImportPaths(EnumMeta):
-    """omegaconf looks members up by name; an import path is a member too, see :meth:`LossType._missing_`."""
+    """Accept an import path as an enum member where omegaconf looks one up; see :meth:`LossType._missing_`."""
 
     def __getitem__(cls, name: Any) -> Any:
         return cls(name) if isinstance(name, str) and _IMPORT_PATH.fullmatch(name) else super().__getitem__(name)
 
 
 class LossType(str, Enum, metaclass=_WithImportPaths):
-    """Distillation losses, formulas in ``radioplat.losses``; or a user's own, as ``package.module:function``."""
+    """Distillation losses (formulas in ``radioplat.losses``), or the user's own as ``package.module:function``."""
 
     KL = "KL"
     CE = "CE"
@@ -42,7 +42,7 @@ class LossType(str, Enum, metaclass=_WithImportPaths):
     rkd_angle = "rkd_angle"
     angle = "angle"
     tangent_sphere = "tangent_sphere"
-    # of bindings between detectors
+    # for bindings between detectors
     phi_s = "phi_s"
     IOU = "IOU"
 
@@ -56,12 +56,12 @@ class LossType(str, Enum, metaclass=_WithImportPaths):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the import path of a user's function."""
+        """True for the import path of a user's function."""
         return ":" in self.value
 
 
 class Mode(str, Enum):
-    """What of a teacher is distilled; ``auto`` follows from the loss."""
+    """Teacher output that is distilled; ``auto`` chooses it by the loss."""
 
     auto = "auto"
     logits = "logits"
@@ -80,7 +80,7 @@ class SummaryLoss(str, Enum):
 
 
 class SpatialLoss(str, Enum):
-    """The loss between maps, by the names of TAO's ``spatial_loss_type``."""
+    """Loss between feature maps, with TAO's names of ``spatial_loss_type``."""
 
     mse = "mse"
     dampened_mse = "dampened_mse"
@@ -99,7 +99,7 @@ class KLForm(str, Enum):
 
 
 class LabelForm(str, Enum):
-    """How labels are weighed beside teachers; see ``radioplat.losses.terms.hard_labels``.
+    """Formula that combines label loss and distillation; see ``radioplat.losses.terms.hard_labels``.
 
     ``alpha``: alpha * CE + (1 - alpha) * distillation; ``tao``: (1 - sum of loss_lambda) * CE + distillation.
     """
@@ -109,7 +109,7 @@ class LabelForm(str, Enum):
 
 
 class Balance(str, Enum):
-    """How teachers are weighed beside their ``loss_lambda``; see ``radioplat.losses.weighting.balance``."""
+    """Weighting of teachers in addition to ``loss_lambda``; see ``radioplat.losses.weighting.balance``."""
 
     fixed = "fixed"
     loss_scale = "loss_scale"
@@ -117,7 +117,7 @@ class Balance(str, Enum):
 
 
 class Kind(str, Enum):
-    """What of a teacher a loss term compares."""
+    """Teacher output that a loss term compares."""
 
     summary = "summary"
     spatial = "spatial"
@@ -125,7 +125,7 @@ class Kind(str, Enum):
 
 
 class Scheme(str, Enum):
-    """Who learns beside the student: nobody, its teachers, or it is its own teacher; see the user guide."""
+    """Distillation scheme: fixed teachers, teachers trained along, or the student as its own teacher."""
 
     offline = "offline"
     online = "online"
@@ -134,7 +134,7 @@ class Scheme(str, Enum):
 
 
 class Source(str, Enum):
-    """Where a teacher comes from: trained weights, the student's average, its deeper layers, or a network beside it."""
+    """Source of a teacher: trained weights, the student's EMA, its deeper layers, or a network trained along."""
 
     weights = "weights"
     ema = "ema"
@@ -143,7 +143,7 @@ class Source(str, Enum):
 
 
 class AverageView(str, Enum):
-    """What the student's average looks at: what the student sees, or another crop of the image."""
+    """Input of the student's EMA: the student's own view, or another crop of the image."""
 
     same = "same"
     shifted = "shifted"
@@ -151,7 +151,7 @@ class AverageView(str, Enum):
 
 @dataclass
 class ExtraLossConfig:
-    """(+) A loss term beside those of ``mode``; its weight multiplies it inside the teacher."""
+    """(+) A loss term in addition to those of ``mode``; ``weight`` is its factor in the teacher's sum."""
 
     type: LossType = MISSING
     kind: Kind = MISSING
@@ -170,17 +170,17 @@ class ViTDetConfig:
 
 @dataclass
 class BindingConfig:
-    """A loss between the outputs of two named modules; ``weight`` multiplies it, and nothing else does."""
+    """A loss between the outputs of two named modules; ``weight`` is its only factor."""
 
     teacher_module_name: str = MISSING
     student_module_name: str = MISSING
     criterion: LossType = MISSING
     weight: float = number(1.0, at_least=0)
-    teacher: str | None = None  # (+) by name; unset: the only one
+    teacher: str | None = None  # (+) the teacher's name; unset: the only teacher
 
 
 class TargetNormType(str, Enum):
-    """What is done to a teacher's features before a loss compares them."""
+    """Transform of a teacher's features before a loss compares them."""
 
     none = "none"
     standardize = "standardize"
@@ -191,14 +191,14 @@ class TargetNormType(str, Enum):
 
 
 class TargetNormFit(str, Enum):
-    """When a teacher's statistics are taken."""
+    """When a teacher's feature statistics are measured."""
 
     before = "before"
     running = "running"
 
 
 class SpatialNormType(str, Enum):
-    """TAO's names of the transforms of a map."""
+    """TAO's names for transforms of a feature map."""
 
     phi = "phi"
     zca = "zca"
@@ -207,12 +207,12 @@ class SpatialNormType(str, Enum):
 
 @dataclass
 class TargetNormConfig:
-    """(+) The transform of teachers' features (``radioplat.losses.target_transforms.phi_s``, ``whitening``); heads
-    still speak raw ones.
+    """(+) Transform of teachers' features (``radioplat.losses.target_transforms.phi_s``, ``whitening``).
 
-    ``standardize`` has one scale for all dimensions, ``standardize_channels`` one for each. ``fit: before`` measures
-    over ``fit_batches`` global batches before the first step, then all is frozen; ``running`` measures the targets of
-    training itself, anew after the first step and after each ``refresh_steps``, until ``freeze_after``.
+    Heads still output raw features. ``standardize`` has one scale for all dimensions, ``standardize_channels`` one
+    for each. ``fit: before`` measures over ``fit_batches`` global batches before the first step and then freezes;
+    ``running`` measures the targets during training and updates the transform after the first step and every
+    ``refresh_steps`` steps, until step ``freeze_after``.
     """
 
     type: TargetNormType = TargetNormType.none
@@ -220,49 +220,51 @@ class TargetNormConfig:
     fit_batches: int = number(100, at_least=1)
     refresh_steps: int = number(100, at_least=1)
     freeze_after: int = number(3000, at_least=1)
-    path: str | None = None  # of statistics: read where the file is there, else written once they are measured
+    path: str | None = None  # statistics file: read if it exists, else written after measuring
 
 
 @dataclass
 class PartitionConfig:
-    """(+) A share of every global batch, in whole micro-batches, and the names of the teachers that see it."""
+    """(+) A share of every global batch, in whole micro-batches, and the names of its teachers."""
 
     share: float = number(MISSING, above=0, at_most=1 + 1e-6, hint="All add up to 1.")
     teachers: list[str] = field(default_factory=list)
-    # pixels a side of the student's view there; unset: as everywhere else
+    # side in pixels of the student's view in this partition; unset: dataset.img_size
     img_size: int | None = number(None, at_least=1, at_most=65_536)
 
 
 @dataclass
 class StageConfig:
-    """(+) A stretch of the run: so many optimizer steps, and what is different in them."""
+    """(+) One of several consecutive parts of the run: its optimizer steps, and the settings that differ in it."""
 
     steps: int = number(MISSING, at_least=1)
-    img_size: int | None = number(None, at_least=1, at_most=65_536)  # of the student; unset: as everywhere else
-    teachers: list[str] = field(default_factory=list)  # who teaches; empty: all of them
-    # the schedule starts again at each stage, its warm-up too; unset: train.optim.lr
+    img_size: int | None = number(None, at_least=1, at_most=65_536)  # student's view; unset: dataset.img_size
+    teachers: list[str] = field(default_factory=list)  # teachers of this stage; empty: all
+    # the schedule, with its warm-up, restarts at each stage; unset: train.optim.lr
     lr: float | None = number(None, above=0)
 
 
 @dataclass
 class MesaConfig:
-    """(+) MESA: the student's map against that of its moving average on another crop, both layer-normalised."""
+    """(+) MESA: compare the student's map with that of its moving average on another crop, both layer-normalised."""
 
     weight: float = number(0.0, at_least=0)
-    start_step: int = number(0, at_least=0)  # the first global step at which it counts
+    start_step: int = number(0, at_least=0)  # first global step with this loss
     view: AverageView = AverageView.shifted
 
 
 @dataclass
 class TeacherConfig:
-    """One teacher; an unset field inherits the global ``distill`` one."""
+    """One teacher; an unset field takes the value of the same field of ``distill``."""
 
     name: str | None = None  # (+) default: from the backbone's type
     source: Source = Source.weights  # (+) see distill.scheme
-    view: AverageView = AverageView.same  # (+) of source ema
+    view: AverageView = AverageView.same  # (+) for source: ema
     model: ModelConfig = field(default_factory=ModelConfig)
     pretrained_teacher_model_path: str | None = None
-    ensemble: list[str] = field(default_factory=list)  # (+) several weights of one backbone: their mean teaches
+    ensemble: list[str] = field(
+        default_factory=list
+    )  # (+) several weight files of one backbone; the target is the mean of their features
     loss_type: LossType | None = None
     loss_lambda: float | None = number(None, at_least=0)
     mode: Mode | None = None
@@ -277,22 +279,24 @@ class TeacherConfig:
     fd_loss_weight: float = number(1.0, at_least=0)
     summary_loss_type: SummaryLoss = SummaryLoss.CE
     spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
-    # 0: all positions count alike; 1: by the teacher's saliency alone
+    # 0: all positions weigh the same; 1: weights follow the teacher's saliency alone
     spatial_focal_weight: float = number(0.0, at_least=0, at_most=1)
     spatial_focal_gamma: float = number(1.0, at_least=0)
-    spatial_focal_max_weight: float = number(4.0, at_least=1, also=(0,), hint="1 is the mean of all; 0: no limit.")
+    spatial_focal_max_weight: float = number(
+        4.0, at_least=1, also=(0,), hint="1 is the mean over all positions; 0: no limit."
+    )
     extra_losses: list[ExtraLossConfig] = field(default_factory=list)  # (+)
-    # the student's class token that its head reads; default: one of its own
+    # index of the student's class token that the head reads; default: a token of its own
     summary_token_idx: int | None = number(None, at_least=0)
     spatial_mlp_version: str = "v2"  # or attn
     spatial_num_inner: int | None = number(None, at_least=0, at_most=100)
-    # (+) the map's head is so many times finer than the student's map, by pixel shuffle
+    # (+) factor by which the spatial head's map is finer than the student's map (pixel shuffle)
     fd_upsample_factor: int = number(1, at_least=1, at_most=16)
-    spatial_norm_type: SpatialNormType | None = None  # of the map; unset: target_norm.type
-    adaptor: str | None = None  # featsharp: its map is made upsample_factor times finer
-    upsampler_checkpoint: str | None = None  # what `train_upsampler` wrote
+    spatial_norm_type: SpatialNormType | None = None  # transform of the feature map; unset: target_norm.type
+    adaptor: str | None = None  # featsharp: upsample the teacher's map by upsample_factor
+    upsampler_checkpoint: str | None = None  # file written by `train_upsampler`
     do_upsample: bool = True
-    # (+) k: sees k x k of the student's images side by side, in a picture of input_size
+    # (+) k: the teacher gets k x k of the student's images tiled into one image of input_size
     mosaic: int = number(1, at_least=1, at_most=64)
 
 
@@ -306,12 +310,12 @@ class DistillConfig:
     loss_type: LossType = LossType.KL
     loss_lambda: float = number(0.5, at_least=0)
     kl_form: KLForm = KLForm.tao  # (+)
-    temperature: float = number(1.0, above=0)  # (+) of KL in the hinton form
-    # (+) share of cross-entropy with labels; an image without a label is distilled alone
+    temperature: float = number(1.0, above=0)  # (+) for KL with kl_form: hinton
+    # (+) weight of cross-entropy with labels; images without a label have only distillation losses
     alpha: float = number(0.0, at_least=0, at_most=1)
     label_form: LabelForm = LabelForm.alpha  # (+)
     balance: Balance = Balance.fixed  # (+)
-    # (+) UNIC's: an image loses each teacher but its worst with this probability
+    # (+) UNIC's teacher dropping: probability per image of dropping each teacher except the one with the highest loss
     teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
     mode: Mode = Mode.auto
     use_mlp: bool = True
@@ -319,13 +323,13 @@ class DistillConfig:
     mlp_num_inner: int = number(0, at_least=0, at_most=100)
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
     bindings: list[BindingConfig] = field(default_factory=list)
-    # (+) with model.task: detection: what multiplies the detector's own losses beside the bindings, and whether its
-    # decoder starts with the (first) teacher's weights
+    # (+) with model.task: detection: factor of the detector's own losses next to the bindings, and whether its decoder
+    # starts from the (first) teacher's weights
     box_loss_weight: float = number(1.0, at_least=0)
     decoder_from_teacher: bool = False
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
-    # (+) who sees which share of every global batch; a teacher that none names sees everything
+    # (+) which teachers see which share of every global batch; a teacher in none of them sees everything
     partitions: list[PartitionConfig] = field(default_factory=list)
-    stages: list[StageConfig] = field(default_factory=list)  # (+) one after another; they are the whole run
-    then: list[str] = field(default_factory=list)  # (+) tasks to run on the trained student, in this order
+    stages: list[StageConfig] = field(default_factory=list)  # (+) in this order; together they are the whole run
+    then: list[str] = field(default_factory=list)  # (+) tasks to run afterwards on the trained student, in this order

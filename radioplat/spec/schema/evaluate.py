@@ -1,4 +1,4 @@
-"""Spec section ``evaluate``, and those of its metrics that have fields of their own; each is off unless asked for."""
+"""Spec section ``evaluate``, and its metrics with their own fields; each of those is off by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _weight_decays() -> list[float]:
 
 
 class EvaluationPrecision(str, Enum):
-    """What a checkpoint computes in while it is judged: its weights and activations are cast."""
+    """Number format that a checkpoint's weights and activations are cast to for the evaluation."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -27,7 +27,7 @@ class ModelEntry:
 
     name: str = "???"
     path: str = "???"  # a checkpoint folder, a .safetensors of `export`, an .onnx or an .engine
-    # of a checkpoint; unset: fp32. A file and an engine compute in what they were written in
+    # for a checkpoint; unset: fp32. ONNX files and engines have their own
     precision: EvaluationPrecision | None = None
 
 
@@ -36,68 +36,72 @@ class LinearProbeConfig:
     """(+) ``evaluate.linear_probe``: a linear classifier on frozen summaries of labelled training images."""
 
     enable: bool = False
-    weight_decays: list[float] = number(_weight_decays, at_least=0)  # the best on ``held_out`` is taken
-    held_out: float = number(0.2, above=0, below=1)  # share of each class of the training images that judges them
+    weight_decays: list[float] = number(_weight_decays, at_least=0)  # candidates; the best on ``held_out`` is used
+    held_out: float = number(
+        0.2, above=0, below=1
+    )  # share of each class of the training images that selects the weight decay
     max_iter: int = number(200, at_least=1)  # of L-BFGS, for each weight decay
 
 
 class DecoderKind(str, Enum):
-    """What is fitted on a frozen map."""
+    """Decoder fitted on a frozen feature map."""
 
-    linear = "linear"  # a layer at the map's grid, fitted to its optimum
-    light = "light"  # convolutions up to four times the map's grid, trained
+    linear = "linear"  # one linear layer at the map's resolution, fitted to convergence
+    light = "light"  # convolutions up to four times the map's resolution, trained by gradient descent
 
 
 @dataclass
 class LightDecoderConfig:
-    """(+) How a light decoder is trained; of no use to a linear one."""
+    """(+) Training of a ``light`` decoder."""
 
     width: int = number(128, at_least=1)  # channels
     steps: int = number(400, at_least=1)
     batch_size: int = number(16, at_least=1)  # maps
-    lr: float = number(2e-3, above=0)  # at its highest: one cycle
+    lr: float = number(2e-3, above=0)  # peak of a one-cycle schedule
     weight_decay: float = number(0.01, at_least=0)
 
 
 @dataclass
 class MaskedConfig:
-    """(+) A decoder on frozen maps, fitted and judged on images with masks.
+    """(+) A decoder on frozen maps, fitted and evaluated on images with masks.
 
-    Masks are PNGs of numbers: ``masks_dir/a/b.png`` belongs to ``a/b.<any image>`` of each folder of images; in the
-    tars below ``shards_dir`` it is the member ``<key>.seg.png``.
+    Masks are PNGs of class numbers: ``masks_dir/a/b.png`` belongs to ``a/b.<extension>`` in each image folder; in tar
+    files below ``shards_dir`` it is the member ``<key>.seg.png``.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ()  # the images of a sample: the fields of their folders without `_dir`
-    members: ClassVar[tuple[str, ...]] = ()  # what stands in a shard between the key and the image's own extension
+    roles: ClassVar[tuple[str, ...]] = ()  # names of the images of a sample: their folder fields without `_dir`
+    members: ClassVar[tuple[str, ...]] = ()  # for each image, the text between key and extension in a shard
 
     masks_dir: str | None = None
-    shards_dir: str | None = None  # in place of the folders
+    shards_dir: str | None = None  # instead of the folders
     num_classes: int = number(0, at_least=0, at_most=255)
-    # the numbers in a mask that are class 0, 1, ...; empty: these numbers themselves
+    # mask values of class 0, 1, ...; empty: the value is the class
     class_values: list[int] = number(list, at_least=0, at_most=255)
-    # the number of a pixel without a class; null: there is none
-    ignore_index: int | None = number(255, at_least=0, at_most=255, hint="null: there is none.")
-    val_masks_dir: str | None = None  # unset, and no val_shards_dir: ``val_share`` is held out, by name
+    # mask value of pixels without a class; null: all pixels have one
+    ignore_index: int | None = number(255, at_least=0, at_most=255, hint="null: all pixels have a class.")
+    val_masks_dir: str | None = (
+        None  # unset, without val_shards_dir: ``val_share`` of the images is held out, chosen by name
+    )
     val_shards_dir: str | None = None
     val_share: float = number(0.25, above=0, below=1)
     max_images: int | None = number(None, at_least=2)  # per split; unset: all
     decoder: DecoderKind = DecoderKind.linear
-    # views of each training image: the centred square, then crops and flips of dataset.augmentation
+    # views of each training image: first the centre crop, then random crops and flips as in dataset.augmentation
     views: int = number(1, at_least=1)
-    weight_decays: list[float] = number(_weight_decays, at_least=0)  # of a linear decoder
-    held_out: float = number(0.2, above=0, below=1)  # share of the training images that judges them
+    weight_decays: list[float] = number(_weight_decays, at_least=0)  # candidates for a linear decoder
+    held_out: float = number(0.2, above=0, below=1)  # share of the training images that selects among them
     max_iter: int = number(200, at_least=1)
     light: LightDecoderConfig = field(default_factory=LightDecoderConfig)
 
     @property
     def wanted(self) -> bool:
-        """Whether it was asked for."""
+        """True if the spec asks for this metric."""
         return bool(self.shards_dir) or any(getattr(self, f"{role}_dir") for role in self.roles)
 
 
 @dataclass
 class SegmentationConfig(MaskedConfig):
-    """(+) ``evaluate.segmentation``: a class for each pixel of an image."""
+    """(+) ``evaluate.segmentation``: predict the class of each pixel."""
 
     roles: ClassVar[tuple[str, ...]] = ("images",)
     members: ClassVar[tuple[str, ...]] = ("",)
@@ -108,10 +112,10 @@ class SegmentationConfig(MaskedConfig):
 
 @dataclass
 class ChangeConfig(MaskedConfig):
-    """(+) ``evaluate.change``: what has changed between two images of one place.
+    """(+) ``evaluate.change``: detect changes between two images of the same place.
 
-    The map of a pair is the difference of its two maps. Class 0 is no change; masks of 0 and 255, as change data sets
-    often have, are ``class_values: [0, 255]`` and ``ignore_index: null``.
+    The decoder's input is the difference of the two feature maps. Class 0 is no change; for masks of 0 and 255, which
+    are common, set ``class_values: [0, 255]`` and ``ignore_index: null``.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("before", "after")
@@ -126,51 +130,50 @@ class ChangeConfig(MaskedConfig):
 
 @dataclass
 class CorrespondenceConfig:
-    """(+) ``evaluate.correspondence``: positions of held-out images found again in a warped copy of each."""
+    """(+) ``evaluate.correspondence``: match positions of held-out images with those in a warped copy."""
 
     enable: bool = False
-    images: int = number(64, at_least=1)  # the first of the held-out images
+    images: int = number(64, at_least=1)  # number of held-out images, from the first on
     thresholds: list[float] = number(lambda: [0.05, 0.1, 0.2], above=0, at_most=1)  # shares of the image's side
-    max_rotation: float = number(30.0, at_least=0, at_most=180)  # degrees, either way
-    max_zoom: float = number(1.25, at_least=1, at_most=4)  # times, either way
-    max_shift: float = number(0.1, at_least=0, at_most=0.5)  # share of the side, either way along each axis
-    # how much the scale changes from edge to edge by perspective
+    max_rotation: float = number(30.0, at_least=0, at_most=180)  # degrees, in both directions
+    max_zoom: float = number(1.25, at_least=1, at_most=4)  # factor, in both directions
+    max_shift: float = number(0.1, at_least=0, at_most=0.5)  # share of the side, in both directions along each axis
+    # perspective: relative change of scale from edge to edge
     max_tilt: float = number(0.1, at_least=0, at_most=0.5)
 
 
 @dataclass
 class ZeroShotConfig:
-    """(+) ``evaluate.zero_shot``: held-out images named by a text tower, through the head of its image tower."""
+    """(+) ``evaluate.zero_shot``: classify held-out images by a text encoder, through the head of its image encoder."""
 
-    text_tower: str | None = None  # a Hugging Face folder: CLIP or SigLIP with its tokenizer
-    teacher: str | None = None  # whose summary shares the text's space
-    class_names: list[str] = field(default_factory=list)  # in the order of the labels; empty: the index's own names
+    text_tower: str | None = None  # Hugging Face folder of CLIP or SigLIP, with the tokenizer
+    teacher: str | None = None  # teacher whose summary is in the text encoder's space
+    class_names: list[str] = field(default_factory=list)  # in label order; empty: the names in the index
     templates: list[str] = field(default_factory=lambda: ["a photo of a {}."])
 
 
 @dataclass
 class EvaluateConfig:
-    """Spec section ``evaluate``: what a trained student is worth on ``dataset.val_dataset``."""
+    """Spec section ``evaluate``: measure a trained student on ``dataset.val_dataset``."""
 
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
-    # (+) several models side by side, instead of the checkpoint: the others are compared with the first. A mapping of
-    # names to paths will do
+    # (+) several models instead of the checkpoint, each compared with the first; also as a mapping of names to paths
     models: list[ModelEntry] = field(default_factory=list)
     results_dir: str | None = None
     batch_size: int | None = number(None, at_least=1)
-    # processes of this machine that encode, a GPU each; without one, each has its share of cores
+    # encoding processes on this machine, with one GPU each; without GPUs they share the cores
     num_gpus: int = number(1, at_least=1)
     knn_k: int = number(20, at_least=1)
     knn_temperature: float = number(0.07, above=0)
     max_images: int | None = number(None, at_least=1)  # (+) per split; unset: all
-    # (+) true: the EMA weights; false: the plain ones; unset: the EMA weights where the checkpoint has them
+    # (+) true: EMA weights; false: plain weights; unset: EMA weights if the checkpoint has them
     use_ema: bool | None = None
-    baseline: bool = True  # (+) evaluate the untrained student beside the trained one
-    # (+) images shown in the PCA pictures; of detectors with their boxes
+    baseline: bool = True  # (+) evaluate the untrained student, too
+    # (+) number of PCA pictures; for detectors, pictures with boxes
     pictures: int = number(4, at_least=0, hint="0: no pictures.")
-    # (+) vectors that linear CKA compares; 0: no CKA
+    # (+) feature vectors that linear CKA compares; 0: no CKA
     cka_rows: int = number(1024, at_least=4, also=(0,), hint="0: no CKA.")
-    # (+) sizes in pixels at which the student is judged beside its own: fidelity, and whether its features agree
+    # (+) further image sizes in pixels: fidelity there, and agreement of the features across sizes
     resolutions: list[int] = number(list, at_least=1, at_most=65_536)
     linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
     segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)

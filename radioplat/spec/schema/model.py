@@ -11,9 +11,9 @@ from radioplat.spec.ranges import number
 
 @dataclass
 class BackboneConfig:
-    """A backbone: TAO's name or any timm model name, and where its weights come from."""
+    """A backbone: TAO's name or any timm model name, and the source of its weights."""
 
-    type: str | None = None  # needed unless the weights are a radioplat checkpoint, which knows its own
+    type: str | None = None  # required unless the weights are a radioplat checkpoint, which contains it
     pretrained_backbone_path: str | None = None
     freeze_backbone: bool = False
     freeze_norm: bool = False
@@ -22,21 +22,21 @@ class BackboneConfig:
     feature_dim: int | None = number(None, at_least=1)
     student_norm_mean: list[float] = number(list)
     student_norm_std: list[float] = number(list, above=0)
-    # (+) architecture arguments on top of what `type` implies: embed_dim, depth, num_heads, ...
+    # (+) architecture arguments that override those of `type`: embed_dim, depth, num_heads, ...
     kwargs: dict[str, Any] = field(default_factory=dict)
-    # (+) RADIO ViT: side in pixels of the position table that CPE crops from, and how many registers follow
-    # the class tokens: a number, or enough to make their sum a multiple of `register_multiple`.
+    # (+) RADIO ViT: side in pixels of the position table that CPE crops from, and the number of registers after the
+    # class tokens: fixed, or enough to make their sum a multiple of register_multiple.
     cpe_max_size: int | None = number(None, at_least=1, at_most=65_536)
-    cpe: bool = True  # while a student trains; false: the whole table at every step, as in evaluation
+    cpe: bool = True  # random crops of the table during training; false: always the whole table, as in evaluation
     cpe_num_registers: int | None = number(None, at_least=0)
     register_multiple: int | None = number(None, at_least=1)
-    # (+) of a student: DropPath, and linear layers as (gamma / sigma(W)) W
+    # (+) student only: DropPath rate, and linear layers reparametrized as (gamma / sigma(W)) W
     drop_path: float = number(0.0, at_least=0, below=1)
     spectral_reparam: bool = False
 
 
 class ModelTask(str, Enum):
-    """What is trained: a backbone with whatever heads its teachers and labels ask for, or a detector on it."""
+    """Model to train: a backbone with heads for its teachers and labels, or a detector on a backbone."""
 
     features = "features"
     detection = "detection"
@@ -47,7 +47,7 @@ class DetectorConfig:
     """(+) The detector on the backbone, with ``model.task: detection``."""
 
     kind: str = "rtdetr_v2"  # or rtdetr; see radioplat.models.detectors.registry
-    # arguments of its configuration: num_queries, d_model, decoder_layers, num_denoising, weight_loss_giou, ...
+    # the detector's configuration: num_queries, d_model, decoder_layers, num_denoising, weight_loss_giou, ...
     options: dict[str, Any] = field(default_factory=dict)
 
 

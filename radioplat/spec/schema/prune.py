@@ -1,4 +1,4 @@
-"""Spec section ``prune``: what leaves a trained student."""
+"""Spec section ``prune``: remove channels, heads, blocks or single weights of a trained student."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from radioplat.spec.schema.retrain import RetrainConfig
 
 
 class PruneMode(str, Enum):
-    """How much goes."""
+    """Criterion for the number of removed channels: a share, or a threshold on the score."""
 
     amount = "amount"
     threshold = "threshold"
 
 
 class PruneScore(str, Enum):
-    """What a channel is worth."""
+    """Importance score of a channel."""
 
     magnitude = "magnitude"  # the norm of its weights
     taylor = "taylor"  # |weight x gradient|: the first-order change of the loss (Molchanov et al. 2019)
@@ -26,59 +26,59 @@ class PruneScore(str, Enum):
 
 
 class RawScore(str, Enum):
-    """TAO's: the norm of ``magnitude``."""
+    """TAO's field: the norm for ``score: magnitude``."""
 
     L1 = "L1"
     L2 = "L2"
 
 
 class PrunePart(str, Enum):
-    """Where channels may go."""
+    """Dimensions that may be pruned."""
 
     hidden = "hidden"  # inside a block: an MLP's hidden units, a bottleneck's channels
     heads = "heads"  # whole attention heads
-    width = "width"  # of the stream between blocks: a ViT's embedding, a stage's channels
+    width = "width"  # between blocks: a ViT's embedding, a stage's channels
 
 
 class PruneScope(str, Enum):
-    """Among which channels the least worthy are looked for."""
+    """Set of channels that are ranked together."""
 
     layer = "layer"
     all = "global"
 
 
 class SparsityPattern(str, Enum):
-    """Which single weights become zero."""
+    """Pattern of the single weights that become zero."""
 
-    unstructured = "unstructured"  # the smallest, wherever they are
-    two_of_four = "2:4"  # of every four consecutive inputs the two smallest
+    unstructured = "unstructured"  # the smallest, anywhere
+    two_of_four = "2:4"  # the two smallest of every four consecutive inputs
 
 
 class PruneSchedule(str, Enum):
-    """How what goes is spread over rounds."""
+    """Distribution of the pruning over rounds."""
 
-    linear = "linear"  # the same share of the whole each time
-    cubic = "cubic"  # most of it early (Zhu and Gupta 2017)
-    geometric = "geometric"  # the same share of what is left each time
+    linear = "linear"  # the same share of the original in each round
+    cubic = "cubic"  # most of it in early rounds (Zhu and Gupta 2017)
+    geometric = "geometric"  # the same share of the remaining channels in each round
 
 
 @dataclass
 class SparsityConfig:
-    """Single weights of linear layers and convolutions that become zero, and stay so while training goes on."""
+    """Zero single weights of linear layers and convolutions, and keep them zero during further training."""
 
     type: SparsityPattern | None = None
-    amount: float = number(0.5, above=0, below=1)  # share of the weights that is zero then; of 2:4 it is a half
+    amount: float = number(0.5, above=0, below=1)  # share of zero weights; always one half for 2:4
     scope: PruneScope = PruneScope.layer
-    exclude: list[str] = field(default_factory=list)  # patterns of the backbone's layers that are left alone
+    exclude: list[str] = field(default_factory=list)  # name patterns of backbone layers to leave unchanged
 
 
 @dataclass
 class PruneBudget:
-    """What the pruned backbone may take, as a share of what it takes now; ``amount`` is then found."""
+    """Limits of the pruned backbone as shares of the original; ``amount`` is then searched for."""
 
     params: float | None = number(None, above=0, below=1)
-    macs: float | None = number(None, above=0, below=1)  # multiply-accumulates of one image of dataset.img_size
-    latency: float | None = number(None, above=0, below=1)  # seconds of such an image, on the machine that prunes
+    macs: float | None = number(None, above=0, below=1)  # multiply-accumulates of one image at dataset.img_size
+    latency: float | None = number(None, above=0, below=1)  # seconds per such image on the pruning machine
 
 
 @dataclass
@@ -88,29 +88,29 @@ class PruneConfig:
     checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
     results_dir: str | None = None
     mode: PruneMode = PruneMode.amount
-    amount: float = number(0.5, at_least=0, below=1)  # share of the channels that goes
-    # channels go that are worth less than this share of their layer's most worthy one
+    amount: float = number(0.5, at_least=0, below=1)  # share of the channels to remove
+    # remove channels whose score is below this share of the highest score in their layer
     threshold: float = number(0.1, at_least=0, below=1)
-    granularity: int = number(8, at_least=1)  # channels that stay are a multiple of this
+    granularity: int = number(8, at_least=1)  # remaining channels are a multiple of this
     raw_prune_score: RawScore = RawScore.L2
     score: PruneScore = PruneScore.magnitude  # (+)
     scope: PruneScope = PruneScope.layer  # (+)
-    # (+) unset: hidden and heads; none where only sparsity is asked for
+    # (+) unset: hidden and heads; none if only sparsity is set
     parts: list[PrunePart] | None = None
     exclude: list[str] = field(default_factory=list)  # (+) patterns of the backbone's layers that are left alone
-    # (+) blocks that go whole, those that change their input least: a count
+    # (+) number of blocks to remove: those that change their input least
     blocks: int = number(0, at_least=0)
     budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)  # (+)
-    # (+) micro-batches that blocks, and channels by gradients, are judged over
+    # (+) micro-batches for the scores of blocks, and for scores by gradients
     score_batches: int = number(8, at_least=1)
-    rounds: int = number(1, at_least=1, at_most=1000)  # (+) so often something goes, with retraining after each time
+    rounds: int = number(1, at_least=1, at_most=1000)  # (+) number of pruning rounds, each followed by retraining
     schedule: PruneSchedule = PruneSchedule.geometric  # (+)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)  # (+)
 
     @property
     def cut(self) -> list[PrunePart]:
-        """Where channels go."""
+        """Dimensions to prune."""
         if self.parts is not None:
             return self.parts
         return [] if self.sparsity.type is not None else [PrunePart.hidden, PrunePart.heads]

@@ -1,4 +1,4 @@
-"""The spec: one tree of dataclasses that holds everything a run depends on."""
+"""The spec: one tree of dataclasses with every setting of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from radioplat.spec.schema.wandb import WandbConfig
 
 @dataclass
 class InferenceConfig:
-    """Spec section ``inference``: a folder of images to features."""
+    """Spec section ``inference``, accepted from TAO's specs; no task reads it."""
 
     checkpoint: str | None = None
     results_dir: str | None = None
@@ -33,7 +33,7 @@ class InferenceConfig:
 
 @dataclass
 class Spec:
-    """A whole experiment. Field names are TAO's `radio` where TAO has the field; some defaults differ."""
+    """All settings of an experiment. Names follow TAO's `radio` where TAO has the field; some defaults differ."""
 
     results_dir: str = "results"
     model_name: str | None = None
@@ -59,16 +59,16 @@ class Spec:
     @property
     def global_batch_size(self) -> int:
         """Samples that one optimizer step consumes, whatever the world size."""
-        asked = self.train.global_batch_size
-        return asked or self.dataset.batch_size * self.train.num_gpus * self.train.num_nodes
+        train = self.train
+        return train.global_batch_size or self.dataset.batch_size * train.num_gpus * train.num_nodes
 
     @property
     def world_size(self) -> int:
-        """Training workers the spec asks for: GPUs per node times nodes (CPU workers where there is no GPU)."""
+        """Number of training workers in the spec: GPUs per node times nodes (CPU workers without GPUs)."""
         return self.train.num_gpus * self.train.num_nodes
 
     @property
     def worker_bounds(self) -> tuple[int, int]:
-        """Fewest and most training workers; both are :attr:`world_size` unless the spec says otherwise."""
+        """Minimum and maximum number of training workers; :attr:`world_size` if the spec does not set them."""
         most = self.train.max_workers or self.world_size
         return self.train.min_workers or min(self.world_size, most), most

@@ -10,7 +10,7 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class Precision(str, Enum):
-    """Arithmetic of the student's forward and backward."""
+    """Number format of the student's forward and backward passes."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -38,14 +38,14 @@ class OptimizerName(str, Enum):
 
 
 class IntervalUnit(str, Enum):
-    """What ``checkpoint_interval`` counts."""
+    """Unit of ``checkpoint_interval``."""
 
     epoch = "epoch"
     step = "step"
 
 
 class NonFinitePolicy(str, Enum):
-    """What all ranks do at a step in which a loss term is not finite."""
+    """Reaction of all ranks to a step in which a loss term is not finite."""
 
     skip_step = "skip_step"
     quarantine_teacher = "quarantine_teacher"
@@ -53,7 +53,7 @@ class NonFinitePolicy(str, Enum):
 
 
 class SpikeAction(str, Enum):
-    """What all ranks do at a step whose loss jumps."""
+    """Reaction of all ranks to a step whose loss jumps."""
 
     none = "none"
     skip_step = "skip_step"
@@ -62,7 +62,7 @@ class SpikeAction(str, Enum):
 
 @dataclass
 class SpikeConfig:
-    """(+) A spike: a step's loss above ``factor`` times the median of the last ``window`` steps that counted."""
+    """(+) Loss spikes: a loss above ``factor`` times the median of the last ``window`` accepted steps."""
 
     action: SpikeAction = SpikeAction.none
     factor: float = number(3.0, above=1)
@@ -86,26 +86,26 @@ class OptimConfig:
     skip_names: list[str] = field(default_factory=list)
     warmup_epochs: float = number(0.0, at_least=0)
     sched_on_updates: bool = True
-    # (+) the rate of heads and classifiers; default lr
+    # (+) learning rate of heads and classifiers; default: lr
     projector_lr: float | None = number(None, above=0)
-    # (+) epochs at the beginning in which the backbone rests and the heads learn
+    # (+) epochs at the beginning in which the backbone is frozen and only the heads are trained
     head_warmup_epochs: float = number(0.0, at_least=0)
-    # (+) a factor on the rate by a pattern of parameter names; the first that fits counts
+    # (+) factors on the learning rate by a pattern of parameter names; the first match applies
     lr_mults: dict[str, float] = number(dict, at_least=0)
-    # (+) each block of the backbone learns at this factor of the next one's rate
+    # (+) learning rate of each backbone block as a factor of the next block's
     layer_decay: float = number(1.0, above=0, at_most=1)
 
 
 @dataclass
 class RegularizerConfig:
-    """(+) A penalty on the weights that is part of the loss."""
+    """(+) A penalty on the weights, added to the loss."""
 
     type: str | None = None  # L1 or L2
     weight: float = number(0.0, at_least=0)
 
     @property
     def power(self) -> int | None:
-        """1 for L1, 2 for L2, None for no or an unknown type."""
+        """1 for L1, 2 for L2, None for no type or an unknown one."""
         return {"l1": 1, "l2": 2}.get((self.type or "").lower())
 
 
@@ -119,7 +119,7 @@ class CudnnConfig:
 
 @dataclass
 class TensorboardConfig:
-    """TensorBoard event files beside status.json."""
+    """TensorBoard event files, written next to status.json."""
 
     enabled: bool = False
 
@@ -137,20 +137,20 @@ class TrainConfig:
     num_epochs: int = number(10, at_least=1)
     checkpoint_interval: int = number(1, at_least=1)
     checkpoint_interval_unit: IntervalUnit = IntervalUnit.epoch
-    # (+) a thread writes checkpoints while training goes on; false: each is on the disk before the next step
+    # (+) true: a thread writes checkpoints while training continues; false: training waits for each write
     async_checkpoint: bool = True
-    # (+) which checkpoints stay: the newest so many (unset: all), the best so many, those of every so many steps
+    # (+) checkpoints to keep: the newest n (unset: all), the n with the best score, one every n steps
     keep_last: int | None = number(None, at_least=1)
     keep_best: int = number(0, at_least=0)
     keep_every: int | None = number(None, at_least=1)
-    # (+) a second home of the checkpoints, below it `<task>/`: a folder, s3://... or gs://...
+    # (+) copy checkpoints to `<checkpoint_dir>/<task>/` too: a folder, s3://... or gs://...
     checkpoint_dir: str | None = None
-    # (+) how many saves in a row may fail before the run ends
+    # (+) consecutive failed saves after which the run ends
     max_checkpoint_failures: int = number(3, at_least=0)
     validation_interval: int = number(1, at_least=1)
     resume_training_checkpoint_path: str | None = None
     pretrained_model_path: str | None = None
-    # (+) what of pretrained weights finds no place, or starts anew, ends the run instead of being told
+    # (+) true: pretrained weights that do not fit, or parameters without any, are an error instead of a warning
     pretrained_strict: bool = False
     precision: Precision = Precision.fp32
     clip_grad_norm: float = number(2.0, at_least=0, hint="0: no clipping.")
@@ -158,31 +158,31 @@ class TrainConfig:
     ema_decay: float = number(0.998, at_least=0, below=1, hint="0.998 averages over some 500 steps.")
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    # (+) samples an optimizer step consumes, whatever the world size; default batch_size * num_gpus * num_nodes
+    # (+) samples per optimizer step at any world size; default: batch_size * num_gpus * num_nodes
     global_batch_size: int | None = number(None, at_least=1)
-    # (+) the run goes on with any number of workers between these; default for both: num_gpus * num_nodes
+    # (+) the run continues with any number of workers in these bounds; default of both: num_gpus * num_nodes
     min_workers: int | None = number(None, at_least=1)
     max_workers: int | None = number(None, at_least=1)
-    # (+) seconds after a start before the run pauses for more workers, where the cluster has room for them
+    # (+) seconds after a start before the run pauses to add workers for which the cluster has free resources
     resize_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
     zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
     grad_checkpointing: bool = False
     compile: bool = False
     max_steps: int | None = number(None, at_least=1)
-    # (+) DAMP: spread of the noise that the student's weights are multiplied with while training
+    # (+) DAMP: standard deviation of the multiplicative noise on the student's weights during training
     damp: float = number(0.0, at_least=0, at_most=1)
-    # (+) accept another sample order than the checkpoint's and begin it anew
+    # (+) accept a sample order that differs from the checkpoint's, and start at its beginning
     restart_order: bool = False
-    # (+) begin without checkpoints that this version cannot read, and keep them aside
+    # (+) move checkpoints that this version cannot read aside, and start without them
     restart: bool = False
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step
-    # (+) how many non-finite steps in a row end the run
+    # (+) consecutive non-finite steps after which the run ends
     max_non_finite_steps: int = number(20, at_least=1)
     spike: SpikeConfig = field(default_factory=SpikeConfig)
-    # (+) a worker that makes no progress for so long, and waits neither for data nor for a teacher, is ended
+    # (+) seconds without progress (not waiting for data or a teacher) after which a worker is killed
     hang_timeout_s: float = number(600.0, above=0, at_most=SECONDS, hint="600 finds a hang in ten minutes.")
     # (+) steps between lines of status.json and W&B
     log_interval: int = number(1, at_least=1)
-    # (+) restarts of the worker group in a row, without a checkpoint in between, before the run gives up
+    # (+) consecutive restarts of the worker group without a new checkpoint, after which the run ends
     max_failures: int = number(3, at_least=-1)

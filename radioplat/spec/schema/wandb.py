@@ -9,11 +9,11 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class WandbArtifacts(str, Enum):
-    """What W&B gets of checkpoints, ONNX files and engines."""
+    """How checkpoints, ONNX files and engines are recorded in W&B."""
 
     none = "none"
-    reference = "reference"  # where they lie, with checksums
-    upload = "upload"  # the files
+    reference = "reference"  # their location, with checksums
+    upload = "upload"  # upload the files
 
 
 @dataclass
@@ -27,10 +27,10 @@ class WandbConfig:
     name: str | None = None
     tags: list[str] = field(default_factory=list)
     reinit: bool = False
-    sync_tensorboard: bool = False  # W&B keeps the event files of train.tensorboard, too
+    sync_tensorboard: bool = False  # W&B also stores the event files of train.tensorboard
     save_code: bool = False
     mode: str | None = None  # (+) online | offline; default: WANDB_MODE, else online
-    id: str | None = None  # (+) of the run, for all tasks of the spec; unset: each task has a run of its own
+    id: str | None = None  # (+) W&B run id shared by all tasks of the spec; unset: one run per task
     artifacts: WandbArtifacts = WandbArtifacts.reference  # (+)
-    # (+) how long the end of a run waits for a server that does not answer
+    # (+) seconds that the end of a run waits for a server that does not answer
     finish_s: float = number(60.0, above=0, at_most=SECONDS)
