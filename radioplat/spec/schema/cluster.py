@@ -10,7 +10,7 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class ClusterMode(str, Enum):
-    """``local``: one process, no Ray; ``ray``: join or start a cluster; ``auto``: ray for several workers or a cluster."""
+    """``local``: one process; ``ray``: join or start a cluster; ``auto``: ray for several workers or a running cluster."""
 
     auto = "auto"
     local = "local"
