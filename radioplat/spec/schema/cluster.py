@@ -10,7 +10,7 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class ClusterMode(str, Enum):
-    """``local``: one process; ``ray``: join or start a cluster; ``auto``: ray for several workers or a running cluster."""
+    """``local``: one process; ``ray``: join or start a cluster; ``auto``: ray for several workers or on a cluster."""
 
     auto = "auto"
     local = "local"
