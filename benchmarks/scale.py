@@ -33,7 +33,7 @@ STEPS, PATIENCE_S = 10, 240.0
 PACE = 16  # workers whose steps this machine keeps up with in a second: the simulated step is that much longer
 PARTS = ("order", "checksum", "ask", "answer", "ledger")
 KINDS = {"gcs_server": "GCS", "raylet/raylet": "raylets", "ray::Host": "workers", "ray::Replica": "replicas",
-         "ray::PoolKeeper": "keeper"}  # fmt: skip
+         "ray::PoolController": "controller"}  # fmt: skip
 SIZES = (8, 64, 512)
 
 
@@ -121,7 +121,7 @@ def simulate(world: int, steps: int, seconds: float) -> dict[str, float]:
         "hottest_replica": max(asked.values()) / (sum(asked.values()) / REPLICAS),
         "memory_workers": memory["workers"] - memory["first"], "memory_first": memory["first"],
         "memory_rest": sum(v for kind, v in memory.items() if kind not in ("workers", "first")),
-        **{f"memory_{kind}": memory[kind] for kind in ("GCS", "raylets", "replicas", "keeper")},
+        **{f"memory_{kind}": memory[kind] for kind in ("GCS", "raylets", "replicas", "controller")},
     }  # fmt: skip
 
 

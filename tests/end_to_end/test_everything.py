@@ -15,7 +15,7 @@ import safetensors.torch
 import timm
 import torch
 
-from radioplat.models.pretrained.donor import read_donor
+from radioplat.models.pretrained.source import read_source
 from radioplat.tracking.follow import StepEvent
 from radioplat.tracking.results import TaskFolder
 from radioplat.training.accounting.prove import prove_run
@@ -150,8 +150,8 @@ def test_every_term_is_there_and_the_export_knows_every_teacher(quiet):
     for losses in found.values():
         assert names <= losses.keys() and {"loss/regularizer"} <= losses.keys()
         assert any("gram" in name for name in losses) and "loss/t0/binding_0" in losses
-    donor = read_donor(quiet.result.then["export"].path, "export")
-    heads = {name: set(kinds) for name, kinds in donor.heads.items()}
+    source = read_source(quiet.result.then["export"].path, "export")
+    heads = {name: set(kinds) for name, kinds in source.heads.items()}
     assert heads == dict.fromkeys(("t0", "t1"), {"summary", "spatial"})
 
 

@@ -206,14 +206,14 @@ class Killer(threading.Thread):
         self._begun.wait()
         begin, chance = time.monotonic(), random.Random(0)
         while (now := time.monotonic() - begin) < self.SECONDS:
-            keeper = ray.get_actor(chance.choice(self._pools), namespace=NAMESPACE)
-            replica = chance.choice(ray.get(keeper.replicas.remote()))
+            controller = ray.get_actor(chance.choice(self._pools), namespace=NAMESPACE)
+            replica = chance.choice(ray.get(controller.replicas.remote()))
             try:
-                pulse = ray.get(replica.pulse.remote(), timeout=0.3)  # one that is dead has no answer yet
+                health = ray.get(replica.health.remote(), timeout=0.3)  # one that is dead has no answer yet
             except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
                 continue
-            if pulse.waiting:
-                os.kill(pulse.process, signal.SIGKILL)
+            if health.waiting:
+                os.kill(health.process, signal.SIGKILL)
                 self.killed.append(now)
                 time.sleep(chance.uniform(1, 3))
         self.lasted = time.monotonic() - begin

@@ -23,7 +23,7 @@ class Sparsity:
     layers: list[str]
 
 
-def hold_zeros(backbone: nn.Module, how: Sparsity) -> int:
+def apply_sparsity_mask(backbone: nn.Module, how: Sparsity) -> int:
     """Mask the gradient of all weights that are zero now; return how many there are.
 
     Without gradient and moments no optimizer here changes a zero, and weight decay and averages keep it zero, at every

@@ -1,4 +1,4 @@
-"""What of a donor's weights a student takes, and what it does not, in words."""
+"""What of a source checkpoint's weights a student takes, and what it does not, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from radioplat.errors import WeightsError
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.pretrained.donor import EMBEDDER, TABLE, TOKENS, Donor, as_radio, resized
+from radioplat.models.pretrained.source import EMBEDDER, TABLE, TOKENS, SourceCheckpoint, as_radio, resized
 from radioplat.models.student.fold_target_norm import form_of, raw_layers
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.weights.read import fit
@@ -31,8 +31,8 @@ class Match:
     raw_heads: set[tuple[str, str]] = field(default_factory=set)
 
 
-def match_backbone(student: Student, donor: Donor, path: str, where: str) -> Match:
-    """The backbone of ``donor`` for ``student``, which may be on the meta device.
+def match_backbone(student: Student, source: SourceCheckpoint, path: str, where: str) -> Match:
+    """The backbone of ``source`` for ``student``, which may be on the meta device.
 
     A RADIO ViT takes another's class tokens by teacher's name, as many registers as both have, and its position
     table resized.
@@ -42,22 +42,22 @@ def match_backbone(student: Student, donor: Donor, path: str, where: str) -> Mat
     """
     backbone = student.backbone
     if isinstance(backbone, RadioViT):
-        found = _radio(student, donor, path, where)
-        found.notes += _normalisation(student, donor)
+        found = _radio(student, source, path, where)
+        found.notes += _normalisation(student, source)
         return found
-    if donor.is_radio:
+    if source.is_radio:
         raise WeightsError(
             f"{path} holds a RADIO ViT, and the student is a {student.architecture.type}",
             where=where,
             hint="Leave model.backbone.type out: the file says what it is.",
         )
     # Another set of labels needs another classifier.
-    taken = fit(backbone.model, donor.backbone, path, where, fresh=backbone.classifier_prefix)
-    return Match({f"backbone.model.{k}": v for k, v in taken.items()}, _normalisation(student, donor))
+    taken = fit(backbone.model, source.backbone, path, where, fresh=backbone.classifier_prefix)
+    return Match({f"backbone.model.{k}": v for k, v in taken.items()}, _normalisation(student, source))
 
 
-def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, str]] = ()) -> Match:
-    """Heads and feature projections of ``donor``, by teacher's name; each is taken whole or not at all.
+def match_heads(student: Student, source: SourceCheckpoint, moving: Collection[tuple[str, str]] = ()) -> Match:
+    """Heads and feature projections of ``source``, by teacher's name; each is taken whole or not at all.
 
     What a head says of raw features is kept whatever transform of targets it was trained under: that is folded into
     its last layer, and the run's own is taken out of it once it is known.
@@ -72,12 +72,12 @@ def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, st
         own = student.heads[name].state_dict()
         for kind in ("summary", "spatial", "logits"):
             group = {k: v for k, v in own.items() if k.startswith(kind)}
-            theirs = donor.heads.get(name, {}).get(kind)
+            theirs = source.heads.get(name, {}).get(kind)
             if not group:
                 if theirs:
                     found.notes.append(f"head {name}.{kind} is left out: no loss wants it")
             elif theirs is None or (why := _unlike(group, theirs, f"{kind}.")):
-                found.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, donor)}")
+                found.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, source)}")
             else:
                 keeps = (name, kind) in moving and form_of(kind, theirs) == form_of(kind, group)
                 taken = theirs if keeps else raw_layers(student.heads[name], kind, theirs)
@@ -86,31 +86,31 @@ def match_heads(student: Student, donor: Donor, moving: Collection[tuple[str, st
                     found.notes.append(f"{_moves(name, kind)}: distill.target_norm.fit=before keeps it")
                 elif kind != "logits":
                     found.raw_heads.add((name, kind))
-    if extra := [name for name in donor.heads if name not in names]:
+    if extra := [name for name in source.heads if name not in names]:
         found.notes.append(f"left out: the heads of {', '.join(extra)}; no teacher is called so")
     return found
 
 
-def match_classifier(student: Student, donor: Donor) -> Match:
+def match_classifier(student: Student, source: SourceCheckpoint) -> Match:
     """The classifier on a RADIO ViT, where both have one for the same number of classes."""
     own = {k: v for k, v in student.state_dict().items() if k.startswith("classifier.")}
-    if not own or not donor.classifier:
+    if not own or not source.classifier:
         return Match()
-    if why := _unlike(own, donor.classifier, "classifier."):
+    if why := _unlike(own, source.classifier, "classifier."):
         return Match(notes=[f"the classifier starts anew: {why}"])
-    return Match(dict(donor.classifier))
+    return Match(dict(source.classifier))
 
 
-def _radio(student: Student, donor: Donor, path: str, where: str) -> Match:
-    if donor.is_timm_vit:
+def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) -> Match:
+    if source.is_timm_vit:
         try:
-            donor = as_radio(donor, student.architecture.num_class_tokens)
+            source = as_radio(source, student.architecture.num_class_tokens)
         except WeightsError as error:
             raise WeightsError(f"{path}: {error}", where=where) from None
-    if not donor.is_radio:
-        fit(student.backbone, donor.backbone, path, where)  # says what does not fit
-    own, given = student.backbone.state_dict(), dict(donor.backbone)
-    notes = [f"{thing} is left out" for thing in donor.ignored]
+    if not source.is_radio:
+        fit(student.backbone, source.backbone, path, where)  # says what does not fit
+    own, given = student.backbone.state_dict(), dict(source.backbone)
+    notes = [f"{thing} is left out" for thing in source.ignored]
     # In two factors on both sides it has another name: the two are then of one family.
     embedders = [weights[EMBEDDER].shape if EMBEDDER in weights else None for weights in (given, own)]
     if embedders[0] == embedders[1] and given[TABLE].shape != own[TABLE].shape:
@@ -118,7 +118,7 @@ def _radio(student: Student, donor: Donor, path: str, where: str) -> Match:
         notes.append(f"the position table of {given[TABLE].shape[1]} places is resized to {side * side}")
         given[TABLE] = resized(given[TABLE], side)
     if given[TOKENS].shape[1] == own[TOKENS].shape[1]:
-        given[TOKENS], said = _tokens(student, donor, own[TOKENS])
+        given[TOKENS], said = _tokens(student, source, own[TOKENS])
         notes += said
     fresh: tuple[str, ...] = ()
     if "norm.weight" in own and "norm.weight" not in given:
@@ -146,30 +146,30 @@ def normalised_otherwise(architecture: StudentArchitecture, mean: Sequence[float
     ]
 
 
-def _normalisation(student: Student, donor: Donor) -> list[str]:
-    return normalised_otherwise(student.architecture, *donor.normal) if donor.normal else []
+def _normalisation(student: Student, source: SourceCheckpoint) -> list[str]:
+    return normalised_otherwise(student.architecture, *source.normal) if source.normal else []
 
 
-def _tokens(student: Student, donor: Donor, own: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
-    """Class tokens by teacher's name, then registers; what the donor lacks stays as the student has it."""
-    theirs, notes = donor.backbone[TOKENS], []
+def _tokens(student: Student, source: SourceCheckpoint, own: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    """Class tokens by teacher's name, then registers; what the source checkpoint lacks stays as the student has it."""
+    theirs, notes = source.backbone[TOKENS], []
     rows = list(own)
     names = {head.token_slot: head.name for head in reversed(student.architecture.heads)}
     count = student.backbone.patch_generator.num_class_tokens
-    named = {donor.slots[name] for name in names.values() if name in donor.slots}
-    classes = count if donor.class_tokens is None else donor.class_tokens
+    named = {source.slots[name] for name in names.values() if name in source.slots}
+    classes = count if source.class_tokens is None else source.class_tokens
     free = [slot for slot in range(classes) if slot not in named]
-    owners = {slot: name for name, slot in donor.slots.items()}
+    owners = {slot: name for name, slot in source.slots.items()}
     for slot in range(count):
         name = names.get(slot)
-        if name in donor.slots:
-            rows[slot] = theirs[donor.slots[name]]
+        if name in source.slots:
+            rows[slot] = theirs[source.slots[name]]
         elif free:
-            source = free.pop(0)
-            rows[slot] = theirs[source]
-            if name and donor.slots:
+            origin = free.pop(0)
+            rows[slot] = theirs[origin]
+            if name and source.slots:
                 notes.append(
-                    f"class token of {name} starts as that of {owners.get(source, source)}: {_near(name, donor)}"
+                    f"class token of {name} starts as that of {owners.get(origin, origin)}: {_near(name, source)}"
                 )
         else:
             notes.append(f"class token {f'of {name}' if name else slot} starts anew: the file has no more of them")
@@ -205,14 +205,14 @@ def _moves(name: str, kind: str) -> str:
     return f"what head {name}.{kind} says of raw features moves when its targets are measured while it trains"
 
 
-def _absent(name: str, kind: str, donor: Donor) -> str:
-    if name in donor.heads:
+def _absent(name: str, kind: str, source: SourceCheckpoint) -> str:
+    if name in source.heads:
         return f"the file has no {kind} head for it"
-    return _near(name, donor)
+    return _near(name, source)
 
 
-def _near(name: str, donor: Donor) -> str:
-    known = list(dict.fromkeys([*donor.slots, *donor.heads]))
+def _near(name: str, source: SourceCheckpoint) -> str:
+    known = list(dict.fromkeys([*source.slots, *source.heads]))
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     listed = f"the file knows {', '.join(known)}" if known else "the file names no teachers"
     return listed + (f"; distill.teacher[i].name={near[0]} would take that one's" if near else "")

@@ -12,8 +12,8 @@ from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.modifiers.spectral import reparametrize
-from radioplat.models.pretrained.donor import read_donor
 from radioplat.models.pretrained.match import Match, match_backbone, match_classifier, match_heads
+from radioplat.models.pretrained.source import read_source
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import model_kind, open_architecture
 from radioplat.spec.resolved.teacher import resolve_teachers
@@ -98,10 +98,10 @@ def architecture_of(path: str, where: str, num_heads: int | None = None) -> Stud
     Raises:
         WeightsError: it cannot be read.
     """
-    donor = read_donor(path, where, shapes_only=True, num_heads=num_heads)
-    if not donor.arguments:
+    source = read_source(path, where, shapes_only=True, num_heads=num_heads)
+    if not source.arguments:
         return None
-    kwargs = dict(donor.arguments)
+    kwargs = dict(source.arguments)
     own = {k: kwargs.pop(k) for k in ("num_class_tokens", "cpe_max_size", "num_registers")}
     size = next((n for n, s in VIT_SIZES.items() if s["embed_dim"] == kwargs["embed_dim"]), "base")
     return StudentArchitecture(type=f"radio_vit_{size}_patch{kwargs.pop('patch_size')}", kwargs=kwargs, **own)
@@ -121,10 +121,10 @@ def _student_paths(spec: Spec) -> list[tuple[str, str]]:
 
 
 def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: bool) -> Match:
-    donor = read_donor(path, where, shapes_only, _attention_heads(student))
-    found = match_backbone(student, donor, path, where)
+    source = read_source(path, where, shapes_only, _attention_heads(student))
+    found = match_backbone(student, source, path, where)
     if where == MODEL_PATH:
-        for part in (match_heads(student, donor, _moving(spec)), match_classifier(student, donor)):
+        for part in (match_heads(student, source, _moving(spec)), match_classifier(student, source)):
             found.tensors |= part.tensors
             found.notes += part.notes
             found.raw_heads |= part.raw_heads

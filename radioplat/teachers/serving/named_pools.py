@@ -8,7 +8,7 @@ import ray
 
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.serving.pool import NAMESPACE, await_keeper, open_keeper
+from radioplat.teachers.serving.pool import NAMESPACE, await_pool_controller, open_pool_controller
 from radioplat.teachers.serving.pool_controller import PoolStatus
 
 _PATIENCE_S = 30.0
@@ -16,7 +16,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class NamedPool:
-    """A pool that runs: its name and what it is doing, None where its keeper does not answer."""
+    """A pool that runs: its name and what it is doing, None where its controller does not answer."""
 
     name: str
     teacher: str
@@ -40,9 +40,9 @@ def start_pools(teachers: list[ResolvedTeacher], gpus: dict[str, float]) -> list
             where="teachers.<name>.pool",
             hint="Set it, e.g. teachers.clip.pool=lab, here and in the runs that are to share it.",
         )
-    keepers = [(teacher, open_keeper(teacher, gpus[teacher.name])) for teacher in named]
-    for teacher, keeper in keepers:
-        await_keeper(keeper, teacher.name, teacher.service.start_timeout_s)
+    controllers = [(teacher, open_pool_controller(teacher, gpus[teacher.name])) for teacher in named]
+    for teacher, controller in controllers:
+        await_pool_controller(controller, teacher.name, teacher.service.start_timeout_s)
     return pool_statuses()
 
 
@@ -52,8 +52,8 @@ def pool_statuses() -> list[NamedPool]:
     for full in _names():
         name, _, teacher = full.rpartition("/")
         try:
-            keeper = ray.get_actor(full, namespace=NAMESPACE)
-            status = ray.get(keeper.status.remote(), timeout=_PATIENCE_S)
+            controller = ray.get_actor(full, namespace=NAMESPACE)
+            status = ray.get(controller.status.remote(), timeout=_PATIENCE_S)
         except (ValueError, ray.exceptions.RayError):
             status = None
         found.append(NamedPool(name, teacher, status))

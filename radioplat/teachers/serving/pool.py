@@ -1,4 +1,4 @@
-"""The pool of one teacher: which keeper is asked, whether it may be shared, and when it is ready.
+"""The pool of one teacher: which controller is asked, whether it may be shared, and when it is ready.
 
 A pool of a run ends with the run. A named one (``teachers.<name>.pool``) belongs to the cluster and serves any number
 of runs; :mod:`radioplat.teachers.serving.named_pools` lists and stops those.
@@ -18,7 +18,7 @@ import ray
 
 from radioplat.errors import PlacementError, SpecError
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.serving.pool_controller import PoolKeeper
+from radioplat.teachers.serving.pool_controller import PoolController
 from radioplat.teachers.upsamplers.registry import upsampler_module
 
 NAMESPACE = "radioplat"
@@ -64,8 +64,8 @@ def _file(path: str | None) -> str:
     return path
 
 
-def open_keeper(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
-    """The keeper of the pool that ``teacher`` is asked of: the named one, started if need be, or one of its own.
+def open_pool_controller(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
+    """The controller of the pool that ``teacher`` is asked of: the named one, started if need be, or one of its own.
 
     Args:
         log: gets what the replicas say, of a pool of its own: a named one is nobody's.
@@ -76,14 +76,14 @@ def open_keeper(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = No
     options = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
     name = teacher.service.pool
     if not name:
-        return ray.remote(PoolKeeper).options(**options).remote(teacher, num_gpus, {}, log)
+        return ray.remote(PoolController).options(**options).remote(teacher, num_gpus, {}, log)
     ours = fingerprint(teacher)
-    keeper = (
-        ray.remote(PoolKeeper)
+    controller = (
+        ray.remote(PoolController)
         .options(**options, name=f"{name}/{teacher.name}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True)
         .remote(teacher, num_gpus, ours)
     )
-    theirs = ray.get(keeper.fingerprint.remote())
+    theirs = ray.get(controller.fingerprint.remote())
     different = [
         f"{key}: {theirs.get(key)} there, {value} here" for key, value in ours.items() if theirs.get(key) != value
     ]
@@ -93,10 +93,10 @@ def open_keeper(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = No
             where=f"teachers.{teacher.name}.pool",
             hint="Name another pool, or stop that one: radioplat teachers stop.",
         )
-    return keeper
+    return controller
 
 
-def await_keeper(keeper: ray.actor.ActorHandle, name: str, timeout_s: float) -> None:
+def await_pool_controller(controller: ray.actor.ActorHandle, name: str, timeout_s: float) -> None:
     """Wait until each replica has loaded its weights.
 
     Raises:
@@ -106,7 +106,7 @@ def await_keeper(keeper: ray.actor.ActorHandle, name: str, timeout_s: float) -> 
     replicas = []
     try:
         begin = time.monotonic()
-        replicas = ray.get(keeper.replicas.remote(), timeout=timeout_s)
+        replicas = ray.get(controller.replicas.remote(), timeout=timeout_s)
         ray.get([r.ready.remote() for r in replicas], timeout=max(0.0, timeout_s - (time.monotonic() - begin)))
     except ray.exceptions.GetTimeoutError:
         raise PlacementError(

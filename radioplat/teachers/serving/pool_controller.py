@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.serving.replica_health import pulse_of
+from radioplat.teachers.serving.replica_health import health_of
 
 _LOOK_S = 1.0  # between two looks at the queues
 _BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30  # requests a replica that are too many; looks before size changes
@@ -31,7 +31,7 @@ class PoolStatus:
     forwards: int
 
 
-class PoolKeeper:
+class PoolController:
     """The actor body. Replicas are its children: they end with it.
 
     Args:
@@ -68,16 +68,16 @@ class PoolKeeper:
         """Restart the replica with actor id ``place`` if it still is ``process``; several students may ask."""
         for replica in self.replicas():
             if replica._actor_id.hex() == place:
-                pulse = pulse_of(replica)
-                if pulse is not None and pulse.process == process:
+                health = health_of(replica)
+                if health is not None and health.process == process:
                     ray.kill(replica, no_restart=False)
                     return True
         return False
 
     def status(self) -> PoolStatus:
         """What the pool is doing."""
-        pulses = [pulse_of(replica) for replica in self.replicas()]
-        alive = [pulse for pulse in pulses if pulse is not None]
+        statuses = [health_of(replica) for replica in self.replicas()]
+        alive = [health for health in statuses if health is not None]
         return PoolStatus(
             self._teacher.name,
             self._teacher.weights or "",
@@ -97,10 +97,10 @@ class PoolKeeper:
         while True:
             time.sleep(_LOOK_S)
             replicas = self.replicas()
-            pulses = [p for p in map(pulse_of, replicas) if p is not None]
-            if not pulses:
+            statuses = [p for p in map(health_of, replicas) if p is not None]
+            if not statuses:
                 continue
-            load = sum(p.waiting for p in pulses) / len(pulses)
+            load = sum(p.waiting for p in statuses) / len(statuses)
             busy = busy + 1 if load >= _BUSY else 0
             idle = idle + 1 if load == 0 else 0
             if busy >= _GROW_AFTER and len(replicas) < self._most:
@@ -124,6 +124,6 @@ class PoolKeeper:
         """One replica less, when it has answered all that it was asked."""
         with self._lock:
             replica = self._replicas.pop()
-        while (pulse := pulse_of(replica)) is not None and pulse.waiting:
+        while (health := health_of(replica)) is not None and health.waiting:
             time.sleep(_LOOK_S)
         ray.kill(replica)

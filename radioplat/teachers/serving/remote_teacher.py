@@ -17,8 +17,8 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig, Transport
 from radioplat.teachers.serving.client import Held, Pending
 from radioplat.teachers.serving.packed_features import Packed
-from radioplat.teachers.serving.pool import await_keeper, open_keeper
-from radioplat.teachers.serving.replica_health import pulse_of
+from radioplat.teachers.serving.pool import await_pool_controller, open_pool_controller
+from radioplat.teachers.serving.replica_health import health_of
 
 _LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
@@ -44,7 +44,7 @@ class RemoteTeacher:
     """
 
     name: str
-    keeper: ray.actor.ActorHandle
+    controller: ray.actor.ActorHandle
     grid: tuple[int, int]
     wanted: frozenset[str]
     service: TeacherServiceConfig
@@ -124,11 +124,11 @@ class RemoteTeacher:
         """Those that take requests now."""
         least, most = self.service.bounds
         if not self._replicas or (least < most and time.monotonic() - self._seen > _LOOK_AGAIN_S):
-            found = ray.get(self.keeper.replicas.remote())
+            found = ray.get(self.controller.replicas.remote())
             self._size = len(found)
             here = ray.get_runtime_context().get_node_id()
             colocate = self.service.placement is Placement.colocate
-            near = [r for r in found if (p := pulse_of(r)) and p.node == here] if colocate else []
+            near = [r for r in found if (p := health_of(r)) and p.node == here] if colocate else []
             self._replicas, self._seen = near or found, time.monotonic()
         return self._replicas
 
@@ -190,8 +190,8 @@ class _Request:
         """What to do about an answer that is late: nothing, where the replica works on; else restart or wait."""
         teacher, now = self._teacher, time.monotonic()
         limit = teacher.service.timeout_s
-        pulse = pulse_of(self._replica)
-        if pulse is None or not pulse.loaded:
+        health = health_of(self._replica)
+        if health is None or not health.loaded:
             lost_since = lost_since or now
             if now - lost_since > teacher.service.recovery_timeout_s:
                 raise TrainingError(
@@ -202,7 +202,7 @@ class _Request:
                 )
             teacher.say(f"waiting for a replica of teacher {teacher.name} to come back ({now - lost_since:.0f} s)")
             return lost_since
-        if pulse.busy_s < limit:
+        if health.busy_s < limit:
             return None
         if self._restarts:
             raise TeacherSilent(
@@ -211,7 +211,7 @@ class _Request:
             )
         self._restarts += 1
         teacher.say(f"teacher {teacher.name} gave no answer within {limit:g} s: its replica is restarted")
-        ray.get(teacher.keeper.restart.remote(self._replica._actor_id.hex(), pulse.process))
+        ray.get(teacher.controller.restart.remote(self._replica._actor_id.hex(), health.process))
         return None
 
 
@@ -223,15 +223,15 @@ def start_pool(
     Args:
         grid: the loss grid, rows and columns.
         num_gpus: of each replica; 0 runs it on the CPU.
-        log: see :func:`radioplat.teachers.serving.pool.open_keeper`.
+        log: see :func:`radioplat.teachers.serving.pool.open_pool_controller`.
     """
-    service, keeper = teacher.service, open_keeper(teacher, num_gpus, log)
+    service, controller = teacher.service, open_pool_controller(teacher, num_gpus, log)
     gpus, cpus = num_gpus, service.num_cpus
     if service.pool:  # whoever started it said how large a replica is
-        gpus, cpus = ray.get(keeper.replica_size.remote())
+        gpus, cpus = ray.get(controller.replica_size.remote())
     return RemoteTeacher(
         teacher.name,
-        keeper,
+        controller,
         grid,
         teacher.wanted,
         service,
@@ -240,11 +240,11 @@ def start_pool(
 
 
 def await_pool(pool: RemoteTeacher) -> None:
-    """See :func:`radioplat.teachers.serving.pool.await_keeper`."""
-    await_keeper(pool.keeper, pool.name, pool.service.start_timeout_s)
+    """See :func:`radioplat.teachers.serving.pool.await_pool_controller`."""
+    await_pool_controller(pool.controller, pool.name, pool.service.start_timeout_s)
 
 
 def stop_pool(pool: RemoteTeacher) -> None:
     """End every replica, unless the pool has a name: others may ask it."""
     if not pool.service.pool:
-        ray.kill(pool.keeper)
+        ray.kill(pool.controller)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.serving.replica_health import Pulse
+from radioplat.teachers.serving.replica_health import ReplicaHealth
 from radioplat.tracking.attempts.logs import tee_output
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class Replica:
         return self._runner.precision
 
     @ray.method(concurrency_group="control")
-    def pulse(self) -> Pulse:
+    def health(self) -> ReplicaHealth:
         """Answers also while forwards run, or hang."""
         since, batcher, runner = self._since, self._batcher, self._runner
-        return Pulse(
+        return ReplicaHealth(
             os.getpid(),
             ray.get_runtime_context().get_node_id(),
             batcher.waiting if batcher else 0,

@@ -10,7 +10,7 @@ _PATIENCE_S = 10.0  # for an answer of a replica
 
 
 @dataclass(frozen=True)
-class Pulse:
+class ReplicaHealth:
     """How a replica is.
 
     Attributes:
@@ -32,9 +32,9 @@ class Pulse:
     shapes: frozenset[tuple[int, ...]]
 
 
-def pulse_of(replica: ray.actor.ActorHandle) -> Pulse | None:
+def health_of(replica: ray.actor.ActorHandle) -> ReplicaHealth | None:
     """How ``replica`` is; None where its process does not answer."""
     try:
-        return ray.get(replica.pulse.remote(), timeout=_PATIENCE_S)
+        return ray.get(replica.health.remote(), timeout=_PATIENCE_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
         return None

@@ -19,7 +19,7 @@ from radioplat.design.run import Run
 from radioplat.design.stages import schedule_at
 from radioplat.errors import TrainingError
 from radioplat.models.modifiers import spectral
-from radioplat.models.modifiers.sparsity import hold_zeros
+from radioplat.models.modifiers.sparsity import apply_sparsity_mask
 from radioplat.objectives.loss_state import LossState
 from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import StepContext
@@ -83,7 +83,7 @@ class Trainer:
         persistence.restore_weights(self.module, self.loss_state)
         student = self.module.student
         if (sparsity := student.architecture.student.sparsity) is not None:
-            hold_zeros(student.backbone, sparsity)
+            apply_sparsity_mask(student.backbone, sparsity)
         self._average: AverageStudent | None = None
         if self.module.asks_average():
             self._average = self.module.average = AverageStudent(student)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radioplat.compression.pruning.sparsify import sparsify, two_of_four
 from radioplat.errors import SpecError
-from radioplat.models.modifiers.sparsity import hold_zeros, own_weight
+from radioplat.models.modifiers.sparsity import apply_sparsity_mask, own_weight
 from radioplat.models.modifiers.spectral import reparametrize
 from radioplat.models.student.checkpoint import load_student, save_one_file
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -97,7 +97,7 @@ def test_under_a_scale_zeros_get_no_gradient_either():
     small, _ = sparsify(student(), HALF)
     zeros = zeros_of(small)
     reparametrize(small.backbone)
-    assert hold_zeros(small.backbone, small.architecture.sparsity) == sum(int(z.sum()) for z in zeros.values())
+    assert apply_sparsity_mask(small.backbone, small.architecture.sparsity) == sum(int(z.sum()) for z in zeros.values())
     small(torch.rand(2, 3, 64, 64)).summary.square().sum().backward()
     for name, gone in zeros.items():
         gradient = own_weight(small.backbone.get_submodule(name)).grad

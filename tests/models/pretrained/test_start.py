@@ -57,7 +57,7 @@ def written(request, radio_student, tmp_path):
     return student, path
 
 
-def test_a_decomposed_student_is_its_own_donor(radio_student, image_batch, tmp_path):
+def test_a_decomposed_student_starts_from_its_own_checkpoint(radio_student, image_batch, tmp_path):
     low_rank = {"patch_generator.embedder": 5, "blocks.0.mlp.fc1": 7}
     student = radio_student(low_rank=low_rank)
     save_student(student, student.state_dict(), tmp_path)

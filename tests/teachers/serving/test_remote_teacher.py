@@ -18,7 +18,7 @@ from radioplat.errors import PlacementError, SpecError, TeacherSilent
 from radioplat.teachers.serving.client import Held, InlineTeacher
 from radioplat.teachers.serving.named_pools import pool_statuses, stop_pools
 from radioplat.teachers.serving.remote_teacher import await_pool, start_pool, stop_pool
-from radioplat.teachers.serving.replica_health import pulse_of
+from radioplat.teachers.serving.replica_health import health_of
 from radioplat.teachers.serving.transport import to_host
 
 pytestmark = pytest.mark.timeout(400)
@@ -119,14 +119,14 @@ def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
     shared, own = pool(teacher(pool="lab", replicas=2)), InlineTeacher(teacher(), GRID, "cpu")
     other = pool(teacher(pool="lab", num_cpus=3))  # as large as whoever started it said
     try:
-        assert shared.keeper == other.keeper
+        assert shared.controller == other.controller
         mine, theirs = ask(shared, range(12), 64), ask(other, range(100, 112), 64)
         for seed, answer in zip((*range(12), *range(100, 112)), (*mine, *theirs), strict=True):
             assert same(answer(), own.submit(images(seed, 64), seed)())
         assert shared.held() == other.held() == Held(2, 0, 0.5)
-        pulses = [pulse_of(replica) for replica in shared.replicas()]
-        assert {shape for pulse in pulses for shape in pulse.shapes} == {(8, 3, 64, 64)}
-        assert all(pulse.forwards for pulse in pulses) and sum(p.forwards for p in pulses) <= 24
+        statuses = [health_of(replica) for replica in shared.replicas()]
+        assert {shape for health in statuses for shape in health.shapes} == {(8, 3, 64, 64)}
+        assert all(health.forwards for health in statuses) and sum(p.forwards for p in statuses) <= 24
         (line,) = pool_statuses()
         assert (line.name, line.status.replicas, line.status.waiting) == ("lab", 2, 0)
         with pytest.raises(SpecError, match=r"max_batch: 8 there, 4 here.*") as caught:
@@ -145,7 +145,7 @@ def test_an_upsampled_teacher_is_served_and_another_upsampler_is_not(pool, upsam
     shared, own = pool(teacher), InlineTeacher(teacher, GRID, "cpu")
     try:
         assert same(ask(shared, [1], 128)[0](), own.submit(images(1, 128), 1)())
-        assert pulse_of(shared.replicas()[0]).shapes == {(4, 3, 128, 128)}
+        assert health_of(shared.replicas()[0]).shapes == {(4, 3, 128, 128)}
         drawn = dataclasses.replace(teacher, sizes=((64, 1.0),))
         plain = dataclasses.replace(teacher, upsample_factor=1, upsampler_checkpoint=None)
         for other, said in ((drawn, "for 64 px here"), (plain, "none here")):
@@ -156,7 +156,7 @@ def test_an_upsampled_teacher_is_served_and_another_upsampler_is_not(pool, upsam
         with pytest.raises(SpecError, match="upsampler: featsharp 1"):
             start_pool(teacher, GRID, 0)
         save_featsharp(seed=0)
-        assert start_pool(teacher, GRID, 0).keeper == shared.keeper
+        assert start_pool(teacher, GRID, 0).controller == shared.controller
     finally:
         stop_pools(["sharp"])
 
@@ -165,13 +165,13 @@ def test_a_replica_that_is_killed_at_work_costs_no_answer(pool, slow):
     teacher = slow({"replicas": 2}, seconds=0.2)
     asked, own = pool(teacher), InlineTeacher(slow({}), GRID, "cpu")
     answers = ask(asked, range(20))
-    before = [pulse_of(replica).process for replica in asked.replicas()]
-    assert sum(pulse_of(replica).waiting for replica in asked.replicas()) > 2
+    before = [health_of(replica).process for replica in asked.replicas()]
+    assert sum(health_of(replica).waiting for replica in asked.replicas()) > 2
     for process in before:
         os.kill(process, signal.SIGKILL)
     for seed, answer in enumerate(answers):
         assert same(answer(), own.submit(images(seed), seed)())
-    assert not set(before) & {pulse_of(replica).process for replica in asked.replicas()}
+    assert not set(before) & {health_of(replica).process for replica in asked.replicas()}
 
 
 class Asker:
@@ -193,10 +193,10 @@ def test_tensors_from_device_to_device_survive_a_killed_replica(pool, slow):
     asked, own = pool(slow({"transport": "nixl"}, seconds=0.1)), InlineTeacher(slow({}), GRID, "cpu")
     asker = ray.remote(num_cpus=0)(Asker).remote(asked)
     try:
-        for kill in (0, pulse_of(asked.replicas()[0]).process, 0):
+        for kill in (0, health_of(asked.replicas()[0]).process, 0):
             for i, found in enumerate(ray.get(asker.ask.remote([1, 2, 3, 4], kill))):
                 assert same(found, own.submit(images(1 + i // 2), i)())
-        assert pulse_of(asked.replicas()[0]).process != kill
+        assert health_of(asked.replicas()[0]).process != kill
     finally:
         ray.kill(asker)
 
@@ -241,17 +241,17 @@ def test_replicas_come_where_requests_queue_up_and_go_where_none_do(pool, slow):
     asked = pool(slow({"replicas": [1, 2]}, seconds=0.3))
     assert len(asked.replicas()) == asked.held().replicas == 1
     deadline, answers, seed = time.monotonic() + 90, [], 0
-    while len(ray.get(asked.keeper.replicas.remote())) < 2 and time.monotonic() < deadline:
+    while len(ray.get(asked.controller.replicas.remote())) < 2 and time.monotonic() < deadline:
         answers += ask(asked, range(seed, seed + 4))
         seed += 4
         answers[-4]()
-    assert len(ray.get(asked.keeper.replicas.remote())) == 2
+    assert len(ray.get(asked.controller.replicas.remote())) == 2
     asked.look_again()
     assert len(asked.replicas()) == asked.held().replicas == 2
     for answer in answers:
         answer()
-    while len(ray.get(asked.keeper.replicas.remote())) > 1 and time.monotonic() < deadline + 60:
+    while len(ray.get(asked.controller.replicas.remote())) > 1 and time.monotonic() < deadline + 60:
         time.sleep(0.5)
-    assert len(ray.get(asked.keeper.replicas.remote())) == 1
+    assert len(ray.get(asked.controller.replicas.remote())) == 1
     asked.look_again()
     ask(asked, [0])[0]()

@@ -23,7 +23,7 @@ Heads = dict[str, dict[str, dict[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
-class Donor:
+class SourceCheckpoint:
     """A trained backbone, with what belongs to it.
 
     Attributes:
@@ -60,7 +60,9 @@ class Donor:
         return "patch_embed.proj.weight" in self.backbone and "blocks.0.attn.qkv.weight" in self.backbone
 
 
-def read_donor(path: str | Path, where: str, shapes_only: bool = False, num_heads: int | None = None) -> Donor:
+def read_source(
+    path: str | Path, where: str, shapes_only: bool = False, num_heads: int | None = None
+) -> SourceCheckpoint:
     """Open a radioplat checkpoint, a RADIO ``.pth`` or Hugging Face folder, or a timm file.
 
     Args:
@@ -72,28 +74,28 @@ def read_donor(path: str | Path, where: str, shapes_only: bool = False, num_head
         WeightsError: it cannot be read, is none of these, or holds a NaN.
     """
     if is_checkpoint(path):
-        donor = _of_ours(Path(path), where, shapes_only)
+        source = _of_ours(Path(path), where, shapes_only)
     else:
         contents = read_radio(path, where, shapes_only)
         if contents is None:
             hint = "Give the path of local weights; nothing is downloaded."
             raise WeightsError(f"no such file: {path}", where=where, hint=hint)
         if is_radio(contents.tensors):
-            donor = _of_radio(take_apart(contents, str(path), where, num_heads))
+            source = _of_radio(take_apart(contents, str(path), where, num_heads))
         else:
-            donor = Donor("timm or plain tensors", contents.tensors)
+            source = SourceCheckpoint("timm or plain tensors", contents.tensors)
     if not shapes_only:
-        tensors = donor.backbone | {
+        tensors = source.backbone | {
             f"{name}.{k}": v
-            for name, kinds in donor.heads.items()
+            for name, kinds in source.heads.items()
             for found in kinds.values()
             for k, v in found.items()
         }
         require_finite(tensors, path, where)
-    return donor
+    return source
 
 
-def _of_ours(path: Path, where: str, shapes_only: bool) -> Donor:
+def _of_ours(path: Path, where: str, shapes_only: bool) -> SourceCheckpoint:
     architecture = read_architecture(path, where)
     if shapes_only:
         files = (path / STUDENT_FILE, path / HEADS_FILE) if path.is_dir() else (path,)
@@ -109,7 +111,7 @@ def _of_ours(path: Path, where: str, shapes_only: bool) -> Donor:
             _, name, rest = key.split(".", 2)
             kind = match[0] if (match := _KIND.match(rest)) else rest
             heads.setdefault(name, {}).setdefault(kind, {})[rest] = value
-    return Donor(
+    return SourceCheckpoint(
         "radioplat",
         {k.removeprefix("model."): v for k, v in backbone.items()},
         architecture.num_class_tokens,
@@ -120,7 +122,7 @@ def _of_ours(path: Path, where: str, shapes_only: bool) -> Donor:
     )
 
 
-def _of_radio(parts: RadioParts) -> Donor:
+def _of_radio(parts: RadioParts) -> SourceCheckpoint:
     heads = {
         name: {kind: {f"{kind}.{k}": v for k, v in tensors.items()} for kind, tensors in kinds.items()}
         for name, kinds in parts.heads.items()
@@ -130,7 +132,7 @@ def _of_radio(parts: RadioParts) -> Donor:
     if mean is not None and std is not None and not (mean.is_meta or std.is_meta):
         normal = tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
     ignored = ["its normalizer of the map"] if parts.normalizer else []
-    return Donor(
+    return SourceCheckpoint(
         "RADIO (NVlabs)",
         parts.backbone,
         parts.arguments["num_class_tokens"],
@@ -142,7 +144,7 @@ def _of_radio(parts: RadioParts) -> Donor:
     )
 
 
-def as_radio(donor: Donor, class_tokens: int) -> Donor:
+def as_radio(source: SourceCheckpoint, class_tokens: int) -> SourceCheckpoint:
     """A timm ViT's tensors as a RADIO ViT's, exactly where the position table keeps its size.
 
     The patch embedding's bias goes into every position, a class token's position into the token; each of
@@ -151,7 +153,7 @@ def as_radio(donor: Donor, class_tokens: int) -> Donor:
     Raises:
         WeightsError: a ViT with a norm before its blocks, or without positions.
     """
-    given = dict(donor.backbone)
+    given = dict(source.backbone)
     kernel, bias = given.pop("patch_embed.proj.weight"), given.pop("patch_embed.proj.bias", None)
     table, token = given.pop("pos_embed", None), given.pop("cls_token", None)
     registers = given.pop("reg_token", None)
@@ -179,7 +181,7 @@ def as_radio(donor: Donor, class_tokens: int) -> Donor:
         TOKENS: torch.cat([token.expand(class_tokens, -1), registers]),
     }
     return replace(
-        donor, layout="timm ViT", backbone=kept, class_tokens=class_tokens, ignored=[f"its {k}" for k in dropped]
+        source, layout="timm ViT", backbone=kept, class_tokens=class_tokens, ignored=[f"its {k}" for k in dropped]
     )
 
 
