@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from radioplat.cluster.contact import check_contact
-from radioplat.cluster.room import WORKER_RESOURCE
+from radioplat.cluster.capacity import WORKER_RESOURCE
+from radioplat.cluster.connection import check_can_join
 from radioplat.common import ray_internals
 from radioplat.errors import ClusterError, PlacementError, Problem
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -38,7 +38,7 @@ class Offer:
         return torch.device("cuda" if self.gpus else "cpu")
 
 
-def wants_ray(spec: Spec) -> bool:
+def uses_ray(spec: Spec) -> bool:
     """Whether the run goes to a cluster: asked for, or several workers, or one is there to join.
 
     Raises:
@@ -65,11 +65,11 @@ def demand_of(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool, most: boo
         most: as many workers as there may ever be, not as few.
     """
     workers = spec.worker_bounds[1 if most else 0]
-    beside = beside_workers(spec, teachers, gpus)
+    beside = teachers_and_decoding(spec, teachers, gpus)
     return Offer(workers * spec.cluster.cpus_per_worker + beside.cpus, (workers if gpus else 0) + beside.gpus)
 
 
-def beside_workers(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool) -> Offer:
+def teachers_and_decoding(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool) -> Offer:
     """What one decode task and the teachers take."""
     cpus, cards = spec.cluster.cpus_per_decode, 0.0
     for teacher in teachers:
@@ -208,14 +208,14 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     return True
 
 
-def first_contact(spec: Spec) -> None:
+def check_cluster(spec: Spec) -> None:
     """Before a task writes anything: the cluster that its run is to join answers, if there is one.
 
     Raises:
         ClusterError: it cannot be joined.
     """
     if spec.cluster.mode is not ClusterMode.local and not _is_joined() and (address := _address(spec)):
-        check_contact(address, _named_by(address))
+        check_can_join(address, _named_by(address))
 
 
 def _join(address: str, log_to_driver: bool = True) -> None:
@@ -223,7 +223,7 @@ def _join(address: str, log_to_driver: bool = True) -> None:
     import ray
 
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    check_contact(address, _named_by(address))
+    check_can_join(address, _named_by(address))
     try:
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=log_to_driver)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -241,7 +241,7 @@ def _named_by(address: str) -> str:
 
 # Given to controller and workers by the driver's environment, where the user has not set them. Ray's own values suit
 # clusters of thousands of nodes: 2 s, 60 s and 5 s.
-QUICK = {
+RAY_TRAIN_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # between looks at the workers
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",  # for the places of a group that was counted to have room
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",  # between looks for nodes that are to go
@@ -249,9 +249,9 @@ QUICK = {
 
 
 @contextlib.contextmanager
-def quick_environment() -> Iterator[None]:
-    """Around the start of a worker group: what of :data:`QUICK` the user has not set."""
-    ours = {name: value for name, value in QUICK.items() if name not in os.environ}
+def ray_train_settings() -> Iterator[None]:
+    """Around the start of a worker group: what of :data:`RAY_TRAIN_SETTINGS` the user has not set."""
+    ours = {name: value for name, value in RAY_TRAIN_SETTINGS.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield

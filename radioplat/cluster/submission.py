@@ -17,7 +17,7 @@ from aiohttp import ClientError
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from radioplat.cluster.contact import check_contact
+from radioplat.cluster.connection import check_can_join
 from radioplat.common import terminal
 from radioplat.errors import ClusterError, SpecError
 
@@ -93,7 +93,7 @@ def _client(address: str | None, wait_s: float) -> JobSubmissionClient:
     while True:
         try:
             if "://" not in named:
-                check_contact(named or "auto", "RAY_ADDRESS")
+                check_can_join(named or "auto", "RAY_ADDRESS")
             else:  # Ray's client would wait for ever
                 requests.get(f"{named.rstrip('/')}/api/version", timeout=_ANSWER_S)
             return JobSubmissionClient(address)

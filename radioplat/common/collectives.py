@@ -23,7 +23,7 @@ def is_first() -> bool:
     return alone() or dist.get_rank() == 0
 
 
-def agree(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
+def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's ``value`` (picklable) on every rank.
 
     Args:
@@ -36,7 +36,7 @@ def agree(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
     return box[0]
 
 
-def gather(value: Any) -> list[Any]:
+def gather_objects(value: Any) -> list[Any]:
     """Every rank's ``value`` (picklable), by rank."""
     if alone():
         return [value]
@@ -46,7 +46,7 @@ def gather(value: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def deciding() -> Iterator[None]:
+def mark_agreed() -> Iterator[None]:
     """Around what all ranks decide alike: an error that leaves the block is marked as agreed."""
     try:
         yield
@@ -63,7 +63,7 @@ def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
     return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
 
 
-def largest(values: torch.Tensor) -> torch.Tensor:
+def maximum(values: torch.Tensor) -> torch.Tensor:
     """Elementwise maximum over the ranks."""
     return _reduce(values, dist.ReduceOp.MAX)
 

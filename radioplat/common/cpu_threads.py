@@ -21,7 +21,7 @@ def torch_callers(most: int) -> int:
 
 
 @contextlib.contextmanager
-def torch_beside(decoders: int, callers: int = 1) -> Iterator[None]:
+def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
     """Leave ``decoders`` cores to decoding while the block runs, and share the rest among ``callers`` of torch.
 
     With more threads than cores OpenMP's threads spin while they wait for one that is not running: an evaluation on two
@@ -39,19 +39,19 @@ def torch_beside(decoders: int, callers: int = 1) -> Iterator[None]:
 def share_cores(num_cpus: float, workers: int) -> None:
     """Give torch all cores in a training worker that asked Ray for less than one, ``workers`` of them on this node.
 
-    A share of a core says that others are on the same cores: teachers, which :func:`give_way`.
+    A share of a core says that others are on the same cores: teachers, which :func:`lower_thread_priority`.
     """
     if num_cpus < 1:
         torch.set_num_threads(max(1, _cores() // workers))
 
 
-def share_among(processes: int, decoders: int) -> None:
+def share_cores_among(processes: int, decoders: int) -> None:
     """Give torch its share of the cores in one of so many processes, beside the decoders of the one they work for."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (_cores() - decoders) // processes))
 
 
-def give_way() -> None:
+def lower_thread_priority() -> None:
     """Compute in this thread only while nobody else wants its core, as far as the kernel knows such threads.
 
     A teacher that shares cores with a student works ahead while that waits, with a thread of its own, and the student

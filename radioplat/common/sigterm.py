@@ -19,20 +19,20 @@ _passed_on: list[Callable[[], None]] = []  # of this process, innermost last; si
 _asked = False
 
 
-def asked() -> bool:
-    """Whether the run within :func:`heeding_sigterm` was told to stop."""
+def stop_requested() -> bool:
+    """Whether the run within :func:`handling_sigterm` was told to stop."""
     return _asked
 
 
 @contextlib.contextmanager
-def heeding_sigterm() -> Iterator[None]:
+def handling_sigterm() -> Iterator[None]:
     """While the block runs, SIGTERM raises :class:`Stopped` in it, or is passed on. Only in the main thread."""
     global _asked
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
-    listen()
+    install_handler()
     try:
         yield
     except SystemExit as ended:
@@ -44,24 +44,24 @@ def heeding_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
-def listen() -> None:
-    """Set our handler: within :func:`heeding_sigterm`, after a library has set one of its own."""
+def install_handler() -> None:
+    """Set our handler: within :func:`handling_sigterm`, after a library has set one of its own."""
     if threading.current_thread() is threading.main_thread() and not _asked:
         signal.signal(signal.SIGTERM, _handle)
 
 
 @contextlib.contextmanager
-def passing_on(action: Callable[[], None]) -> Iterator[None]:
+def forwarding_sigterm(action: Callable[[], None]) -> Iterator[None]:
     """While the block runs, SIGTERM calls ``action`` in the main thread, which sees to it that the block ends."""
     _passed_on.append(action)
     try:
-        listen()
+        install_handler()
         yield
     finally:
         _passed_on.remove(action)
 
 
-def leave() -> None:
+def request_stop() -> None:
     """As SIGTERM, from any thread: the run of this process saves and raises :class:`Stopped`; where nothing is to be
     saved, the process ends here with that exit status."""
     global _asked

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from radioplat.cluster.ray_cluster import wants_ray
+from radioplat.cluster.ray_cluster import uses_ray
 from radioplat.design.memory import parameter_bytes
 from radioplat.design.quantized import quantized_problems
 from radioplat.errors import PlacementError, Problem, SpecError
@@ -174,7 +174,7 @@ def _memory(spec: Spec) -> int:
     if torch.cuda.is_available():
         return max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     try:
-        elsewhere = wants_ray(spec)
+        elsewhere = uses_ray(spec)
     except PlacementError:
         elsewhere = False
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from radioplat.cluster.ray_cluster import first_contact, wants_ray
-from radioplat.common.sigterm import heeding_sigterm
+from radioplat.cluster.ray_cluster import check_cluster, uses_ray
+from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run, keep_data, prepare
 from radioplat.design.start_warnings import start_warnings
 from radioplat.errors import RadioplatError, SpecError, Stopped
@@ -66,8 +66,8 @@ def run_task(
     say: Callable[[str], None],
 ) -> RunResult:
     """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
-    with heeding_sigterm():
-        first_contact(spec)
+    with handling_sigterm():
+        check_cluster(spec)
         folder = TaskFolder(spec.results_dir, task, override)
         with Lease(folder.path, say) as lease:
             return _run_alone(spec, task, folder, lease, callbacks, progress, say)
@@ -140,7 +140,7 @@ def _start(spec: Spec, architecture: StudentArchitecture) -> list[str]:
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:
-    if wants_ray(run.spec):
+    if uses_ray(run.spec):
         from radioplat.launch.ray.start import run_on_ray
 
         run_on_ray(run, say)

@@ -10,8 +10,8 @@ from itertools import chain
 
 import torch
 
-from radioplat.common.cpu_threads import decode_threads, torch_beside
-from radioplat.common.sigterm import asked, passing_on
+from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
+from radioplat.common.sigterm import forwarding_sigterm, stop_requested
 from radioplat.data.batch import Batch
 from radioplat.data.loading.run_data import open_reader
 from radioplat.data.loading.threads import load_micro_batches
@@ -60,7 +60,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
         reader = open_reader(*run.reader_arguments)
         return load_micro_batches(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
-    with torch_beside(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
+    with limit_torch_threads(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
         _go_on(run, Seat(0, 1, device), behind, batches, say)
 
 
@@ -68,9 +68,9 @@ def _go_on(
     run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches, say: Callable[[str], None]
 ) -> None:
     """Train, and start again from the last checkpoint where memory ran out: there is no group that does it."""
-    while not asked():
+    while not stop_requested():
         try:
-            with passing_on(_stop):
+            with forwarding_sigterm(_stop):
                 return run_worker(run, seat, clients, open_batches)
         except Paused:
             break

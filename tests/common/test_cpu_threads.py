@@ -7,15 +7,15 @@ import threading
 
 import torch
 
-from radioplat.common.cpu_threads import give_way, share_cores
+from radioplat.common.cpu_threads import lower_thread_priority, share_cores
 
 
 def test_a_thread_that_gives_way_leaves_the_others_alone():
     found = {}
 
     def work() -> None:
-        give_way()
-        give_way()  # a second time it is as low as it can be
+        lower_thread_priority()
+        lower_thread_priority()  # a second time it is as low as it can be
         found["mine"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     thread = threading.Thread(target=work)

@@ -11,19 +11,19 @@ import threading
 import pytest
 
 from radioplat.cli.main import guarded
-from radioplat.common.sigterm import asked, heeding_sigterm, listen, passing_on
+from radioplat.common.sigterm import forwarding_sigterm, handling_sigterm, install_handler, stop_requested
 from radioplat.errors import RadioplatError, Stopped
 
 RUN = """
 import signal, sys, time
-from radioplat.common.sigterm import heeding_sigterm, passing_on, listen
+from radioplat.common.sigterm import handling_sigterm, forwarding_sigterm, install_handler
 
 def say(word):
     print(word, flush=True)
 
-with heeding_sigterm():
+with handling_sigterm():
     if sys.argv[1] == "steps":
-        with passing_on(lambda: say("asked")):
+        with forwarding_sigterm(lambda: say("asked")):
             say("up")
             time.sleep(30)
     if sys.argv[1] == "taken":  # as ray.init does
@@ -66,14 +66,14 @@ def test_the_first_is_passed_on_and_the_second_ends_it(start):
 
 def test_afterwards_all_is_as_before():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped), heeding_sigterm():
-        with passing_on(lambda: None):
+    with pytest.raises(Stopped), handling_sigterm():
+        with forwarding_sigterm(lambda: None):
             pass
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
-            assert asked()
-    assert signal.getsignal(signal.SIGTERM) is before and not asked(), "another run was not told to stop"
+            assert stop_requested()
+    assert signal.getsignal(signal.SIGTERM) is before and not stop_requested(), "another run was not told to stop"
 
 
 def test_in_another_thread_signals_are_left_alone():
@@ -81,8 +81,8 @@ def test_in_another_thread_signals_are_left_alone():
     seen = []
 
     def run() -> None:
-        with heeding_sigterm(), passing_on(lambda: None):
-            listen()
+        with handling_sigterm(), forwarding_sigterm(lambda: None):
+            install_handler()
             seen.append(signal.getsignal(signal.SIGTERM) is before)
 
     thread = threading.Thread(target=run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from radioplat.spec.resolved.teacher import asked_teachers
+from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.sweep import make_plan, trial_spec
 from radioplat.tasks.tune.tune import _pools
@@ -32,7 +32,7 @@ def test_a_sweep_ends_its_own_pool_and_no_other(cluster, make_spec, tmp_path):
 
     lab, own = plan_of("lab", pool="lab"), plan_of("own")
     for plan in (lab, own):  # the second as a start leaves it that was killed
-        start_pools(asked_teachers(trial_spec(plan, TrialRecord(0, {}))), {"vit": 0.0})
+        start_pools(frozen_teachers(trial_spec(plan, TrialRecord(0, {}))), {"vit": 0.0})
     assert [pool.name for pool in pool_statuses()] == ["lab", own.pool]
     with _pools(lab, False):
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from radioplat.common.cpu_threads import decode_threads, torch_beside
+from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.split import read_split
 from radioplat.evaluation.detection.find import DetectionResult, judge
 from radioplat.models.detectors.checkpoint import load_detector
@@ -30,7 +30,7 @@ def judge_checkpoint(
     size = dataset.val_img_size or form.student.img_size
     batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
     threads = decode_threads(dataset.workers)
-    with torch_beside(threads):
+    with limit_torch_threads(threads):
         found = judge(
             lambda images: detector.detect(images.to(device)), split, size, batch, threads, dataset.max_pixels
         )

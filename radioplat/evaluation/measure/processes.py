@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radioplat.common.cpu_threads import decode_threads, share_among
+from radioplat.common.cpu_threads import decode_threads, share_cores_among
 from radioplat.data.batch import Batch
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.knn import Nearest, nearest
@@ -123,7 +123,7 @@ _open = contextlib.ExitStack()
 
 def _begin(spec: Spec, checkpoint: Path | None, device: str, count: int) -> None:
     if device == "cpu":
-        share_among(count, decode_threads(spec.dataset.workers))
+        share_cores_among(count, decode_threads(spec.dataset.workers))
     _own.update(spec=spec, checkpoint=checkpoint, device=device)
 
 

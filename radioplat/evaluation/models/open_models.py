@@ -17,7 +17,7 @@ from radioplat.evaluation.models.needs import missing
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
+from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.root import Spec
 
 TRAINED, UNTRAINED = "student", "untrained student"
@@ -89,4 +89,4 @@ def with_teachers(spec: Spec, opened: OpenModels, device: str) -> Iterator[dict[
 def teachers_of(spec: Spec, opened: OpenModels) -> list[ResolvedTeacher]:
     """Teachers that one of the models has a head for."""
     names = {name for model in opened.models.values() if model.heads for name in model.heads.names}
-    return [t for t in asked_teachers(spec) if t.name in names]
+    return [t for t in frozen_teachers(spec) if t.name in names]

@@ -3,7 +3,7 @@
 The controller of the worker group runs this, in an actor beside the driver: nothing heavy is imported. What Ray Train
 does itself stays its own: placement, ranks, health checks, notices of drained nodes, restarts. What is added:
 
-- The size follows from what is free on nodes that live, not from all that they have (:mod:`radioplat.cluster.room`).
+- The group's size follows from free resources of live nodes, not from their totals (:mod:`radioplat.cluster.capacity`).
 - Before it starts again it waits until the cluster has noticed a node that is gone; else it would ask for a place on
   it, and wait for that place until the start timeout (a minute, by default) is over.
 - A running group that could be larger is asked to pause (:mod:`radioplat.training.guards.pause`) instead of
@@ -30,7 +30,7 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
-from radioplat.cluster.room import Node, live_nodes, room_for
+from radioplat.cluster.capacity import Node, live_nodes, worker_capacity
 from radioplat.common.ray_internals import (
     DefaultFailurePolicy,
     ElasticScalingPolicy,
@@ -115,7 +115,7 @@ class GroupSize(ElasticScalingPolicy):
     Args:
         scaling: with a fixed or an elastic number of workers.
         folder: the task's results folder.
-        others: see :func:`~radioplat.cluster.room.room_for`.
+        others: see :func:`~radioplat.cluster.capacity.worker_capacity`.
         told: a file that is there once the run is to stop.
     """
 
@@ -209,7 +209,7 @@ class GroupSize(ElasticScalingPolicy):
 
     def _room(self, nodes: list[Node]) -> int:
         need = self.scaling_config._resources_per_worker_not_none
-        return room_for(nodes, need, self._others, self.scaling_config.max_workers)
+        return worker_capacity(nodes, need, self._others, self.scaling_config.max_workers)
 
     def _held(self) -> Mapping[str, int]:
         """Workers of the group that is to be replaced, by node: their resources are still theirs."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from radioplat.cluster.ray_cluster import joined, wants_ray
+from radioplat.cluster.ray_cluster import joined, uses_ray
 from radioplat.data.scan.scan import ScanBatch, Scanner, ScanResult, is_little, scan_here
-from radioplat.spec.resolved.teacher import asked_teachers
+from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.root import Spec
 
 
@@ -33,8 +33,8 @@ def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
                 return
             from radioplat.data.scan.ray_scan import scan_on_ray
 
-            stack.enter_context(joined(spec, asked_teachers(spec)))
+            stack.enter_context(joined(spec, frozen_teachers(spec)))
             # Ended before the cluster is left, also where whoever reads the results fails and keeps them open.
             yield from stack.enter_context(contextlib.closing(scan_on_ray(batches, spec.cluster.cpus_per_decode)))
 
-        yield scan if wants_ray(spec) else here
+        yield scan if uses_ray(spec) else here

@@ -12,8 +12,14 @@ from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
-from radioplat.cluster.ray_cluster import beside_workers, joined, quick_environment, teacher_gpus, worker_resources
-from radioplat.common.sigterm import asked, listen, passing_on
+from radioplat.cluster.ray_cluster import (
+    joined,
+    ray_train_settings,
+    teacher_gpus,
+    teachers_and_decoding,
+    worker_resources,
+)
+from radioplat.common.sigterm import forwarding_sigterm, install_handler, stop_requested
 from radioplat.design.device import device_problems
 from radioplat.design.run import Run
 from radioplat.errors import SpecError, Stopped, TrainingError, wrapped_error
@@ -35,13 +41,13 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         TrainingError, WeightsError: as raised in a worker or a teacher.
         Stopped: SIGTERM came, and what there was is saved.
     """
-    with joined(run.spec, run.asked) as gpus, _heard(), _pools(run, gpus) as pools, quick_environment():
+    with joined(run.spec, run.asked) as gpus, _heard(), _pools(run, gpus) as pools, ray_train_settings():
         spec = run.spec
         fewest, most = spec.worker_bounds
         if not gpus:
             count = f"{most}" if fewest == most else f"{fewest} to {most}"
             say(f"this cluster has no GPU: the run takes {count} CPU worker(s)")
-        beside = beside_workers(spec, run.asked, gpus)
+        beside = teachers_and_decoding(spec, run.asked, gpus)
         trainer = ElasticTrainer(
             train_function,
             train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
@@ -68,11 +74,11 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         )
         before = Attempts(run.folder).last
         try:
-            with passing_on(trainer.stop), _interruptible():
+            with forwarding_sigterm(trainer.stop), _interruptible():
                 ended = trainer.fit().return_value
         except Exception as error:
             cause = wrapped_error(error)
-            if asked() and cause is None:
+            if stop_requested() and cause is None:
                 raise Stopped from None
             cause = cause or _lost_too_often(run, before)
             raise cause if cause is not None else error from None
@@ -83,7 +89,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 @contextlib.contextmanager
 def _heard() -> Iterator[None]:
     """SIGTERM is ours again: ray.init has taken it."""
-    listen()
+    install_handler()
     yield
 
 

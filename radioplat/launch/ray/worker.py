@@ -66,9 +66,9 @@ def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
                 await_pool(pool)
         except RadioplatError as error:
             problem = error
-    problem = collectives.agree(problem)
+    problem = collectives.broadcast_object(problem)
     if problem is not None:
-        with collectives.deciding():
+        with collectives.mark_agreed():
             raise problem
 
 
@@ -91,6 +91,6 @@ def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup |
                 tasks=dataset.workers * seat.world_size,
                 cpus_per_task=run.spec.cluster.cpus_per_decode,
             )
-        return read_stream(collectives.agree(iterators, channel)[seat.rank])
+        return read_stream(collectives.broadcast_object(iterators, channel)[seat.rank])
 
     return read_in_turn(part, start, stop, steps_per_dataset(schedule), schedule.per_rank)

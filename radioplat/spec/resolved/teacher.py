@@ -205,7 +205,7 @@ def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
     return [_resolve(spec, teachers[i], i, name) for i, name in enumerate(teacher_names(teachers))]
 
 
-def asked_teachers(spec: Spec) -> list[ResolvedTeacher]:
+def frozen_teachers(spec: Spec) -> list[ResolvedTeacher]:
     """Those of :func:`resolve_teachers` that have frozen weights, wherever they run."""
     return [teacher for teacher in resolve_teachers(spec) if not teacher.inside]
 

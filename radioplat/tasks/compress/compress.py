@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from radioplat.common.sigterm import heeding_sigterm
+from radioplat.common.sigterm import handling_sigterm
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
@@ -84,7 +84,7 @@ def compress(
     groups = groups_of(spec.compress)
     check_chain(spec, [step for group in groups for step in group.steps])
     folder = TaskFolder(spec.results_dir, "compress")
-    with heeding_sigterm(), Lease(folder.path, say):
+    with handling_sigterm(), Lease(folder.path, say):
         chain = _Chain(spec, folder.path, say)
         return keep_diary(folder, "compress", to_yaml(spec), lambda: chain.run(groups), _kpi)
 

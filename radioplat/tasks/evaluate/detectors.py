@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from radioplat.common.cpu_threads import decode_threads, torch_beside
+from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.split import read_split
 from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.detection.detection_errors import Verdicts, verdicts
@@ -120,7 +120,7 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
     batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
     threads = decode_threads(dataset.workers)
     results: list[DetectionResult | None] = []
-    with torch_beside(threads):
+    with limit_torch_threads(threads):
         for model in models:
             detect = model.detect
             results.append(detect and judge(detect, split, model.size, batch, threads, dataset.max_pixels))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from radioplat.common.cpu_threads import torch_beside, torch_callers
+from radioplat.common.cpu_threads import limit_torch_threads, torch_callers
 from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.measure.downstream import decode_maps
 from radioplat.evaluation.measure.findings import Findings
@@ -114,11 +114,11 @@ def _evaluate(
     first = next(iter(opened.models)) if opened.listed else None
     with with_teachers(spec, opened, device) as models:
         at_once = torch_callers(len(models)) if device == "cpu" else 1
-        with torch_beside(bank.threads, at_once), _processes(spec, path) as processes:
+        with limit_torch_threads(bank.threads, at_once), _processes(spec, path) as processes:
             found = measure(
                 models, kinds, bank, queries, spec.evaluate, progress, at_once, texts, seed, processes, first
             )
-        with torch_beside(bank.threads):
+        with limit_torch_threads(bank.threads):
             decode_maps(spec, models, bank, device, found)
     if classifies := max((form.num_classes for form in opened.architectures.values()), default=0):
         labels = held_out_labels(queries.reader.index, classifies)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from radioplat.cluster.ray_cluster import Offer, demand_of, offer, shortages, wants_ray
+from radioplat.cluster.ray_cluster import Offer, demand_of, offer, shortages, uses_ray
 from radioplat.compression.pruning.dry_run import rehearse
 from radioplat.data.index.build import build_index
 from radioplat.data.index.shard_index import ShardIndex
@@ -228,7 +228,7 @@ def _placement(spec: Spec, models: Models, result: Plan, detector: int | None = 
         detector: parameters of the one that is trained.
     """
     try:
-        on_ray = wants_ray(spec)
+        on_ray = uses_ray(spec)
         there = offer(spec) if on_ray else Offer.this_machine()
     except RadioplatError as error:
         result.problems += error.problems

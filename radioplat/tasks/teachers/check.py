@@ -12,7 +12,7 @@ import torch
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
+from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.teachers.check_result import CheckResult, TeacherFindings
 from radioplat.teachers.base.teacher import FrozenTeacher, describe, oddities
@@ -40,7 +40,7 @@ def check_teachers(
     from radioplat.tasks.teachers.check_report import write
 
     spec = load_spec(spec, overrides)
-    teachers = asked_teachers(spec)
+    teachers = frozen_teachers(spec)
     if not teachers:
         raise SpecError("at least one teacher with weights is needed", where="distill.teacher")
     images = sample_images(spec, {t.view_size for t in teachers}, IMAGES)

@@ -9,7 +9,7 @@ from radioplat.common import terminal
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.resolved.teacher import asked_teachers
+from radioplat.spec.resolved.teacher import frozen_teachers
 
 
 def start(spec_path: str | Path, overrides: list[str]) -> None:
@@ -23,7 +23,7 @@ def start(spec_path: str | Path, overrides: list[str]) -> None:
     spec = load_spec(spec_path, overrides)
     if problems := check(spec):
         raise SpecError(*problems)
-    teachers = asked_teachers(spec)
+    teachers = frozen_teachers(spec)
     with attached(spec.cluster.address) as gpus:
         start_pools(teachers, {t.name: teacher_gpus(t.service.num_gpus, gpus) for t in teachers})
         _show()

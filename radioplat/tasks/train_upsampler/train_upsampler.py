@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from radioplat.common.cpu_threads import torch_beside
+from radioplat.common.cpu_threads import limit_torch_threads
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
@@ -80,7 +80,7 @@ def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] 
     images = open_photographs(spec, factor * teacher.input_size, config.held_out, seed)
     training = UpsamplerTraining(FrozenTeacher(teacher, device), model, config, seed)
     decoders = images.training.threads if device == "cpu" else 0
-    with StatusLog(folder.status_path) as status, torch_beside(decoders):
+    with StatusLog(folder.status_path) as status, limit_torch_threads(decoders):
         batches = -(-config.fit_images // config.batch_size)
         training.fit(torch.cat(list(images.steps(batches, config.batch_size))))
         before = training.measure(images.judged(config.batch_size))

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from radioplat.cluster.preemption.training_locks import training
 from radioplat.common import ray_internals
-from radioplat.common.sigterm import leave
+from radioplat.common.sigterm import request_stop
 
 LOOK_S = 1.0
 
@@ -65,7 +65,7 @@ class Lookout:
         while not self._over.wait(LOOK_S):
             self.going = not self.told and _node_goes()
             if self.told or self.going:
-                leave()
+                request_stop()
                 return
 
 

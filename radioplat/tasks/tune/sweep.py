@@ -13,14 +13,14 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from radioplat.cluster.ray_cluster import wants_ray
+from radioplat.cluster.ray_cluster import uses_ray
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import quantize_problems
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
-from radioplat.spec.resolved.teacher import asked_teachers
+from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode, Placement
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
@@ -92,8 +92,8 @@ class Plan:
         """Whether the sweep starts one pool for each teacher, which all trials ask."""
         common = self.common
         touched = any(path.startswith(_OF_TEACHERS) for path in self.space.parameters)
-        inline = all(t.service.placement is Placement.inline for t in asked_teachers(common))
-        return self.space.share_teachers and bool(asked_teachers(common)) and not touched and not inline
+        inline = all(t.service.placement is Placement.inline for t in frozen_teachers(common))
+        return self.space.share_teachers and bool(frozen_teachers(common)) and not touched and not inline
 
     def write(self) -> None:
         """Keep it for the trials, which may run on other machines."""
@@ -152,7 +152,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
     spec.wandb.group, spec.wandb.name = plan.name, record.name
     spec.wandb.id = f"{hashlib.sha256(str(plan.home).encode()).hexdigest()[:8]}-{record.number}"
     if plan.pooled:
-        for teacher in asked_teachers(spec):
+        for teacher in frozen_teachers(spec):
             service = spec.teachers.setdefault(teacher.name, copy.deepcopy(teacher.service))
             service.pool = service.pool or plan.pool
     if not nested(spec):
@@ -169,7 +169,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
 def nested(spec: Spec) -> bool:
     """Whether a trial is a Ray run of its own inside the trial: several workers."""
     if spec.worker_bounds[1] > 1:
-        return wants_ray(spec)
+        return uses_ray(spec)
     return False
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radioplat.cluster.ray_cluster import attached, teacher_gpus, wants_ray
-from radioplat.common.sigterm import heeding_sigterm, listen, passing_on
+from radioplat.cluster.ray_cluster import attached, teacher_gpus, uses_ray
+from radioplat.common.sigterm import forwarding_sigterm, handling_sigterm, install_handler
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.loading.load import to_yaml
-from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
+from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.tune.draw import drawn
@@ -79,7 +79,7 @@ def tune(
     """
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)
-    with heeding_sigterm(), Lease(folder.path, say):
+    with handling_sigterm(), Lease(folder.path, say):
         return keep_diary(folder, FOLDER, to_yaml(plan.spec), lambda: _run(plan, say), _kpi)
 
 
@@ -94,7 +94,7 @@ def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
     if finished >= plan.trials:
         return TuneReport(plan, before, spent)
     with _cluster(plan) as gpus, _pools(plan, gpus):
-        listen()
+        install_handler()
         over, seconds = _sweep(plan, gpus, spent, say)
     trials = read_trials(plan.home)
     for record in trials:
@@ -169,7 +169,7 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
         ),
     )
     try:
-        with passing_on(told.touch):
+        with forwarding_sigterm(told.touch):
             tuner.fit()
         if budget.told:
             raise Stopped
@@ -226,7 +226,7 @@ def _pooled(plan: Plan) -> list[ResolvedTeacher]:
     """The teachers whose pools the sweep starts."""
     if not plan.pooled:
         return []
-    return [t for t in asked_teachers(trial_spec(plan, TrialRecord(0, {}))) if t.service.pool]
+    return [t for t in frozen_teachers(trial_spec(plan, TrialRecord(0, {}))) if t.service.pool]
 
 
 @contextlib.contextmanager
@@ -269,7 +269,7 @@ def _runs(spec: Spec) -> bool:
 
     one = dataclasses.replace(spec.train, num_gpus=1, num_nodes=1, min_workers=None, max_workers=None)
     cluster = dataclasses.replace(spec.cluster, mode=ClusterMode.auto)
-    return wants_ray(dataclasses.replace(spec, train=one, cluster=cluster))
+    return uses_ray(dataclasses.replace(spec, train=one, cluster=cluster))
 
 
 @contextlib.contextmanager

@@ -101,9 +101,9 @@ class Replica:
     def _timed(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         assert self._runner is not None
         if self._gives_way:
-            from radioplat.common.cpu_threads import give_way
+            from radioplat.common.cpu_threads import lower_thread_priority
 
-            give_way()
+            lower_thread_priority()
             self._gives_way = False
         self._since = time.monotonic()
         try:

@@ -60,7 +60,7 @@ class AttemptClock:
         Raises:
             TrainingError: on every rank; another run has taken it over.
         """
-        problem = collectives.agree(check_lease(self._run.folder, self._run.lease) if self._first else None)
+        problem = collectives.broadcast_object(check_lease(self._run.folder, self._run.lease) if self._first else None)
         if problem is not None:
-            with collectives.deciding():
+            with collectives.mark_agreed():
                 raise problem

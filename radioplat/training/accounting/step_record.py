@@ -58,7 +58,9 @@ class StepRecord:
         """Means over the global batch; every rank calls this."""
         self.skipped = skipped
         # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
-        known = collectives.gather((list(self.values), list(self.teacher_seconds), list(self.cached), self._waits()))
+        known = collectives.gather_objects(
+            (list(self.values), list(self.teacher_seconds), list(self.cached), self._waits())
+        )
         *known, waits = zip(*known, strict=True)
         self.wait_data, self.wait_teachers = map(max, zip(*waits, strict=True))
         names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in known)

@@ -46,9 +46,9 @@ class Persistence:
         self._frozen: dict[str, torch.Tensor] = {}
         self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
         self._shelf: Shelf | None = None
-        chosen = collectives.agree(self._begin() if rank == 0 else None)
+        chosen = collectives.broadcast_object(self._begin() if rank == 0 else None)
         if isinstance(chosen, RadioplatError):
-            with collectives.deciding():
+            with collectives.mark_agreed():
                 raise chosen
         self._path, self.state = chosen
         self.state.world_size = world_size
@@ -140,7 +140,7 @@ class Persistence:
         inside = state.global_step % self._run.steps_per_epoch
         name = TaskFolder.checkpoint_name(state.epoch, state.global_step if inside else None)
         path = self._run.folder / name
-        problems = [problem for problem in collectives.gather(unwritten and str(unwritten)) if problem]
+        problems = [problem for problem in collectives.gather_objects(unwritten and str(unwritten)) if problem]
         if problems:
             if self._shelf is not None:
                 self._shelf.missed(self._last, f"the ledger cannot be written: {problems[0]}")
@@ -174,8 +174,8 @@ class Persistence:
             TrainingError: more saves in a row failed than ``train.max_checkpoint_failures`` allows, or the last one of
                 the run did; on all ranks.
         """
-        outcome: Outcome = collectives.agree(None if self._shelf is None else self._shelf.wait())
-        with collectives.deciding():
+        outcome: Outcome = collectives.broadcast_object(None if self._shelf is None else self._shelf.wait())
+        with collectives.mark_agreed():
             self._judge(outcome)
         return outcome.newest
 

@@ -39,7 +39,9 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
         yield clients
         return
     # Weights may be gigabytes: one rank reads them for all.
-    hashes = collectives.agree(_alike(lambda: {t.name: weights_hash(t) for t in cached} if rank == 0 else {}))
+    hashes = collectives.broadcast_object(
+        _alike(lambda: {t.name: weights_hash(t) for t in cached} if rank == 0 else {})
+    )
     keys = _alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
     places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
     store = _alike(lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run)))
@@ -65,8 +67,8 @@ def _alike(action: Callable[[], Result]) -> Result:
         result = action()
     except RadioplatError as error:
         problem = error
-    problems = [found for found in collectives.gather(problem) if found is not None]
+    problems = [found for found in collectives.gather_objects(problem) if found is not None]
     if problems:
-        with collectives.deciding():
+        with collectives.mark_agreed():
             raise problems[0]
     return result

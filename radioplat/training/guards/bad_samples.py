@@ -65,7 +65,7 @@ class BadSamples:
         reasons: Counter[str] = Counter()
         named: list[str] = []
         mine = sum((counts for _, _, counts in self._window), Counter())
-        for counts, examples in collectives.gather((mine, self._names())):
+        for counts, examples in collectives.gather_objects((mine, self._names())):
             reasons += counts
             named += examples
         raise DataError(

@@ -49,7 +49,7 @@ class NonFiniteGuard:
             self.events += [(step, name, np.asarray(batch.sample_id).tolist()) for name in mine]
         if not collectives.alone():
             flags = torch.tensor([weighs, *bad], dtype=torch.uint8, device=found.device)
-            weighs, *bad = collectives.largest(flags).tolist()
+            weighs, *bad = collectives.maximum(flags).tolist()
         self.has_weight |= bool(weighs)
         if any(bad):
             self.tripped = True
@@ -63,7 +63,7 @@ class NonFiniteGuard:
             TrainingError: policy ``fail``, or too many such steps in a row.
         """
         self._in_a_row += 1
-        why = list(dict.fromkeys(reason for reasons in collectives.gather(self.reasons) for reason in reasons))
+        why = list(dict.fromkeys(reason for reasons in collectives.gather_objects(self.reasons) for reason in reasons))
         terms = ", ".join(self._terms) + "".join(f"; {reason}" for reason in why)
         policy = self._config.non_finite
         if policy is NonFinitePolicy.fail:

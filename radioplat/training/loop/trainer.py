@@ -245,13 +245,13 @@ class Trainer:
         if not self._has_checkpoint:
             self.reporter.warn(f"step {record.step + 1}: the loss jumped to {loss:.4g}; no checkpoint to go back to")
             return None
-        with collectives.deciding():
+        with collectives.mark_agreed():
             count = self.spikes.rolled(record.step, loss)
         return RollBack(record.step + 1, count, loss, self.spikes.trail, frozenset(self.module.quarantined))
 
     def _agreed(self, mine: bool) -> bool:
         """Whether any rank says so."""
-        return bool(collectives.largest(torch.tensor([float(mine)], device=self.seat.device)).item())
+        return bool(collectives.maximum(torch.tensor([float(mine)], device=self.seat.device)).item())
 
     def _step(self, step: int, feed: Iterator[Fed]) -> StepRecord:
         begin = time.perf_counter()
@@ -283,12 +283,12 @@ class Trainer:
         for positions, ids, terms in used if self._lost else ():
             reason = f"non_finite: {terms}" if terms else "loss_spike" if self.spikes.tripped else "skipped_step"
             self.ledger.rejected(step, self.seat.rank, positions, ids, [reason] * len(ids))
-        with collectives.deciding():
+        with collectives.mark_agreed():
             self._end_step(step)
         record.seconds = time.perf_counter() - begin
         with self.phases(COLLECTIVE):
             record.reduce(self.run.micro_batches, self.seat.device, self._lost)
-            with collectives.deciding():
+            with collectives.mark_agreed():
                 self.bad.judge(step)
         self._empty_in_a_row = self._empty_in_a_row + 1 if self._empty else 0
         if self._empty:

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.common.cpu_threads import torch_beside
+from radioplat.common.cpu_threads import limit_torch_threads
 from radioplat.design.run import Run
 from radioplat.errors import WeightsError
 from radioplat.evaluation.detection.judge import judge_checkpoint
@@ -24,7 +24,7 @@ from radioplat.evaluation.models.encoder import student_encoder
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
-from radioplat.spec.resolved.teacher import ResolvedTeacher, asked_teachers
+from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.cluster import FeatureCacheConfig
 from radioplat.spec.schema.evaluate import CorrespondenceConfig, LinearProbeConfig
 from radioplat.spec.schema.root import Spec
@@ -103,7 +103,7 @@ def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[Resolv
         bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     reference = STUDENT if CONVERTED in models else None
-    with torch_beside(bank.threads):
+    with limit_torch_threads(bank.threads):
         return measure(models, kinds, bank, queries, spec.evaluate, reference=reference)
 
 
@@ -121,7 +121,7 @@ def _lean(spec: Spec, quantized: bool) -> Spec:
 
 
 def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
-    return [t for t in asked_teachers(run.spec) if t.name in student.head_names] if run.teachers else []
+    return [t for t in frozen_teachers(run.spec) if t.name in student.head_names] if run.teachers else []
 
 
 def _remembering(run: Run) -> Spec:

@@ -62,7 +62,9 @@ def _run_worker(
     clock: AttemptClock,
 ) -> None:
     attempt = persistence.state.attempt
-    halvings = collectives.agree(out_of_memory.halvings(run.folder, run.spec, attempt) if seat.rank == 0 else None)
+    halvings = collectives.broadcast_object(
+        out_of_memory.halvings(run.folder, run.spec, attempt) if seat.rank == 0 else None
+    )
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     clock.begin(persistence.state)
     start, stop = persistence.state.global_step, run.total_steps

@@ -97,8 +97,8 @@ def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: d
             write_moments(path, teachers, measured)
         except RadioplatError as error:
             problem = error
-    with collectives.deciding():
-        if (problem := collectives.agree(problem)) is not None:
+    with collectives.mark_agreed():
+        if (problem := collectives.broadcast_object(problem)) is not None:
             raise problem
 
 
@@ -118,8 +118,8 @@ def shared_moments(
             answer = (_read(path, teachers, widths), None)
         except RadioplatError as error:
             answer = (None, error)
-    found, problem = collectives.agree(answer)
-    with collectives.deciding():
+    found, problem = collectives.broadcast_object(answer)
+    with collectives.mark_agreed():
         if problem is not None:
             raise problem
     return found

@@ -121,7 +121,7 @@ def set_transforms(
         moments = measured[name, kind]
         if not float(moments.count):
             continue  # nobody asked it yet
-        with collectives.deciding():
+        with collectives.mark_agreed():
             if not all(bool(torch.isfinite(part).all()) for part in moments.parts()):
                 message = f"teacher {name} gave a {kind} that is not finite while its targets were measured"
                 raise TrainingError(message, where="distill.target_norm")
@@ -135,7 +135,9 @@ def set_transforms(
         else:
             # LAPACK may round differently on another machine: one rank decides.
             old = bases.get((name, kind))
-            found = collectives.agree(_MATRICES[norm](moments.covariance(), old) if collectives.is_first() else None)
+            found = collectives.broadcast_object(
+                _MATRICES[norm](moments.covariance(), old) if collectives.is_first() else None
+            )
             head.set_space(kind, mean=mean, rotation=found.forward, inverse=found.inverse)
             if found.basis is not None:
                 bases[name, kind] = found.basis

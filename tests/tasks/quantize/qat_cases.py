@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from radioplat.common.collectives import agree
+from radioplat.common.collectives import broadcast_object
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
@@ -125,7 +125,7 @@ def work(folder: Path) -> None:
     found = {str(case): train(case) for case in MATRIX}
     if dist.get_rank() == 0:
         torch.save(found, folder / "2.pt")
-    agree(None)
+    broadcast_object(None)
 
 
 def start_two(folder: Path) -> dict[str, Any]:

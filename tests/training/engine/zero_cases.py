@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from radioplat.common.collectives import agree
+from radioplat.common.collectives import broadcast_object
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
@@ -136,7 +136,7 @@ class Run:
     def state(self) -> State:
         """Everything that a checkpoint keeps, on every rank, as each reads all of it."""
         whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
-        return agree(whole | {f"{name}.ema": value for name, value in self.ema.whole().items()})
+        return broadcast_object(whole | {f"{name}.ema": value for name, value in self.ema.whole().items()})
 
 
 def start(case: Case, begin: State | None = None) -> Run:

@@ -7,7 +7,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.cluster.room import Node, room_for
+from radioplat.cluster.capacity import Node, worker_capacity
 
 
 def node(name: str, cpu: float, free: float | None = None, held: int = 0, **more: float) -> Node:
@@ -18,30 +18,30 @@ def node(name: str, cpu: float, free: float | None = None, held: int = 0, **more
 
 def test_free_places_are_counted_node_by_node():
     nodes = [node("a", 3), node("b", 3)]
-    assert room_for(nodes, {"CPU": 2}, {}, 9) == 2  # not 6 // 2
-    assert room_for(nodes, {"CPU": 1}, {}, 9) == 6
-    assert room_for(nodes, {"CPU": 1}, {}, 4) == 4
-    assert room_for([], {"CPU": 1}, {}, 4) == 0
-    assert room_for([], {"CPU": 0}, {}, 4) == 4
+    assert worker_capacity(nodes, {"CPU": 2}, {}, 9) == 2  # not 6 // 2
+    assert worker_capacity(nodes, {"CPU": 1}, {}, 9) == 6
+    assert worker_capacity(nodes, {"CPU": 1}, {}, 4) == 4
+    assert worker_capacity([], {"CPU": 1}, {}, 4) == 0
+    assert worker_capacity([], {"CPU": 0}, {}, 4) == 4
 
 
 def test_what_the_group_holds_counts_as_free():
-    assert room_for([node("a", 4, free=1, held=3)], {"CPU": 1}, {}, 9) == 4
+    assert worker_capacity([node("a", 4, free=1, held=3)], {"CPU": 1}, {}, 9) == 4
 
 
 def test_room_is_left_for_teachers_that_are_not_placed_yet():
     nodes = [node("a", 4), node("b", 4)]
-    assert room_for(nodes, {"CPU": 1}, {"CPU": 2.5}, 9) == 5
-    assert room_for(nodes, {"CPU": 1}, {"CPU": 20}, 9) == 0
+    assert worker_capacity(nodes, {"CPU": 1}, {"CPU": 2.5}, 9) == 5
+    assert worker_capacity(nodes, {"CPU": 1}, {"CPU": 20}, 9) == 0
 
 
 def test_a_custom_resource_says_where_workers_may_go():
     nodes = [node("head", 8), node("a", 2, radioplat_worker=1), node("b", 2, radioplat_worker=1)]
-    assert room_for(nodes, {"CPU": 1, "radioplat_worker": 1}, {"CPU": 1}, 9) == 2
+    assert worker_capacity(nodes, {"CPU": 1, "radioplat_worker": 1}, {"CPU": 1}, 9) == 2
 
 
 def test_tenths_are_not_lost_to_rounding():
-    assert room_for([node("a", 0.3)], {"CPU": 0.1}, {}, 9) == 3
+    assert worker_capacity([node("a", 0.3)], {"CPU": 0.1}, {}, 9) == 3
 
 
 @given(
@@ -52,7 +52,7 @@ def test_tenths_are_not_lost_to_rounding():
 )
 def test_what_is_counted_can_be_placed(sizes, need, most, others):
     nodes = [node(str(i), cpu, free=min(free, cpu), held=held) for i, (cpu, free, held) in enumerate(sizes)]
-    count = room_for(nodes, {"CPU": need}, {"CPU": others}, most)
+    count = worker_capacity(nodes, {"CPU": need}, {"CPU": others}, most)
     assert 0 <= count <= most
     assert count <= sum((n.free["CPU"] + n.held * need) // need for n in nodes)
     assert count * need <= max(0, sum(n.total["CPU"] for n in nodes) - others) or count == 0

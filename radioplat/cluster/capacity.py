@@ -39,7 +39,7 @@ class Node:
         return True
 
 
-def room_for(nodes: list[Node], need: Mapping[str, float], others: Mapping[str, float], most: int) -> int:
+def worker_capacity(nodes: list[Node], need: Mapping[str, float], others: Mapping[str, float], most: int) -> int:
     """Workers that could run.
 
     Args:

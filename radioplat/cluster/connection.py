@@ -20,7 +20,7 @@ _SUBMIT = "submit a job: ray job submit --address http://HEAD:8265 -- python job
 _TOKEN = "Copy ~/.ray/auth_token from the head to this home, or give its path: export RAY_AUTH_TOKEN_PATH=FILE."
 
 
-def check_contact(address: str, where: str = "cluster.address") -> None:
+def check_can_join(address: str, where: str = "cluster.address") -> None:
     """Return if the cluster at ``address`` can be joined from this machine; does not join it.
 
     Args:

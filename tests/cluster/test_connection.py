@@ -17,8 +17,8 @@ from ray._private.services import get_node_ip_address
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from radioplat.cluster import contact
-from radioplat.cluster.contact import check_contact
+from radioplat.cluster import connection
+from radioplat.cluster.connection import check_can_join
 from radioplat.errors import ClusterError
 
 
@@ -45,7 +45,7 @@ def refusal(address: str) -> str:
     """The message, given within 15 seconds."""
     start = time.monotonic()
     with pytest.raises(ClusterError) as caught:
-        check_contact(address, "RAY_ADDRESS")
+        check_can_join(address, "RAY_ADDRESS")
     assert time.monotonic() - start < 15
     (problem,) = caught.value.problems
     assert problem.where == "RAY_ADDRESS" and problem.hint
@@ -60,7 +60,7 @@ def test_nobody_listens():
 
 
 def test_what_listens_never_answers(monkeypatch):
-    monkeypatch.setattr(contact, "ANSWER_S", 1.0)
+    monkeypatch.setattr(connection, "ANSWER_S", 1.0)
     with listening(lambda connection: None) as address:
         assert "does not answer within 1 seconds" in refusal(address)
 
@@ -139,11 +139,11 @@ def test_another_token(gcs, monkeypatch):
 
 
 def test_no_node_here(gcs, monkeypatch):
-    monkeypatch.setattr(contact, "NODE_S", 1.0)
+    monkeypatch.setattr(connection, "NODE_S", 1.0)
     said = refusal(gcs(OURS, nodes=2))
     assert "no node of the cluster" in said and "ray start --address=localhost" in said
 
 
 def test_a_head_that_has_just_started_is_left_to_ray(gcs):
-    check_contact(gcs(OURS, nodes=0))
-    check_contact("local")  # ray.init starts one
+    check_can_join(gcs(OURS, nodes=0))
+    check_can_join("local")  # ray.init starts one
