@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 import typing
 from pathlib import Path
@@ -102,3 +103,15 @@ def test_every_dotted_field_of_the_pages_exists():
             seen |= {name: page.name for name in names if not name.endswith((".md", ".json", ".html", ".py"))}
     unknown = {name: page for name, page in seen.items() if name not in NO_FIELDS and unknown_part(name.split("."))}
     assert unknown == {} and len(seen) > 100
+
+
+def python_names() -> list[str]:
+    """Dotted names of the package in the pages: ``radioplat.load_student``, modules, their functions."""
+    return sorted(
+        {name for text in PAGES.values() for name in re.findall(r"(?<![\w./-])radioplat(?:\.[a-z_]\w*)+", text, re.I)}
+    )
+
+
+@pytest.mark.parametrize("name", python_names())
+def test_a_dotted_name_of_the_package_exists(name):
+    pkgutil.resolve_name(name)
