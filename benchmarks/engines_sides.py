@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from radioplat.common.terminal import note
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import RadioplatError
 from radioplat.exporting.deploy.cpu_int8 import quantize_for_cpu
 from radioplat.exporting.engines.backends.onnxruntime import open_session
@@ -133,7 +133,7 @@ class _Maker:
             student = self._student
             if format in ("int8", "fp8"):
                 asked = QuantizeConfig(default_layer_dtype={"int8": "int8", "fp8": "fp8_e4m3fn"}[format])
-                student = quantize_student(student, asked, list(self._calibration)).model
+                student = quantize_model(student, asked, list(self._calibration)).model
             export_onnx(student, path, height=self._size, width=self._size, data_type=rest)
         return path
 

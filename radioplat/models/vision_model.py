@@ -42,6 +42,15 @@ class Architecture(Protocol):
         """What is quantized, by the prefix that its names lack in the model; empty for a model in floats."""
         ...
 
+    @property
+    def quantized(self) -> Quantization | None:
+        """The quantizers of the model itself; a detector's backbone has its own. None for none."""
+        ...
+
+    def with_quantization(self, quantized: Quantization) -> Architecture:
+        """Return this architecture with quantizers, whose names are those of the built model."""
+        ...
+
     def to_json(self) -> str:
         """What its file holds."""
         ...
@@ -98,6 +107,10 @@ class VisionModel(Protocol):
 
     def feature_probe(self, images: torch.Tensor) -> Sequence[tuple[str, torch.Tensor]]:
         """What shows that a change of the model changed its features: tensors by kind, channels last."""
+        ...
+
+    def run_all(self, images: torch.Tensor) -> None:
+        """Run every part, heads included, on uint8, or floats in [0, 1], ``[B, 3, H, W]``."""
         ...
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import radioplat
 from radioplat.cli.main import main
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import DataError, EngineError, SpecError
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -88,7 +88,7 @@ def test_a_trained_network_says_nearly_what_it_said(weights, crops):
     def images(count: int, seed: int) -> torch.Tensor:
         return torch.tensor(np.stack([c for _, c in crops(count, 96, seed)])).permute(0, 3, 1, 2).contiguous()
 
-    made = quantize_student(plain, QuantizeConfig(algorithm=Calibrator.percentile), [images(16, s) for s in range(3)])
+    made = quantize_model(plain, QuantizeConfig(algorithm=Calibrator.percentile), [images(16, s) for s in range(3)])
     with torch.no_grad():
         ours, theirs = made.model(images(16, 77)), plain(images(16, 77))
     for kind in ("summary", "spatial"):

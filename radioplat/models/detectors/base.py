@@ -55,6 +55,13 @@ class DetectorArchitecture:
         own = {} if self.quantized is None else {"": self.quantized}
         return {f"{BACKBONE}{prefix}": how for prefix, how in self.student.quantizations.items()} | own
 
+    def with_quantization(self, quantized: Quantization) -> DetectorArchitecture:
+        """Return this architecture with quantizers, whose names are those of the built model; a backbone that is
+        quantized keeps its own."""
+        backbone, rest = quantized.split(BACKBONE)
+        student = replace(self.student, quantized=self.student.quantized or backbone)
+        return replace(self, student=student, quantized=rest)
+
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -192,6 +199,10 @@ class Detector(nn.Module):
     def input_projections(self) -> nn.ModuleList:
         """Layers that read the maps: one a map, then those of the decoder's further levels."""
         return kind_module(self.architecture.kind, "").input_projections(self.detr)
+
+    def run_all(self, images: torch.Tensor) -> None:
+        """Run every part on uint8, or floats in [0, 1], ``[B, 3, H, W]``."""
+        self(images)
 
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""

@@ -84,6 +84,10 @@ class StudentArchitecture:
         """See :class:`radioplat.models.vision_model.Architecture`."""
         return {} if self.quantized is None else {"": self.quantized}
 
+    def with_quantization(self, quantized: Quantization) -> StudentArchitecture:
+        """Return this architecture with quantizers, whose names are those of the built model."""
+        return replace(self, quantized=quantized)
+
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` reads it back equal."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -239,6 +243,14 @@ class Student(nn.Module):
         features = self(images)
         both = [("spatial", features.spatial), ("summary", features.summary)]
         return [(kind, tensor) for kind, tensor in both if tensor is not None]
+
+    def run_all(self, images: torch.Tensor) -> None:
+        """Run backbone, classifier and all heads on uint8, or floats in [0, 1], ``[B, 3, H, W]``."""
+        features = self(
+            images, frozenset({"summary", "spatial"} | ({"logits"} if self.architecture.num_classes else set()))
+        )
+        for name in self.head_names:
+            self.head(name, features)
 
     def freeze_norm(self) -> int:
         """Train no normalization layer of the backbone, and let BatchNorm keep its statistics; how many there are."""

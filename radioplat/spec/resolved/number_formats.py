@@ -29,7 +29,7 @@ class DataType:
         engine_type: of a quantized one, the format of the activations that its weights are multiplied with, after
             which an engine is named; its own name where activations may be in it.
         spellings: other names in section ``quantize``, TAO's first.
-        toolkit_calibrators: what other toolkits (ModelOpt, torchao) find ranges of activations in it by, at most.
+        toolkit_calibrators: the calibrators that ModelOpt has for activations in it, at most.
         first_sm: the compute capability of the first GPUs with arithmetic in it; TensorRT for RTX refuses older ones.
         first_tensorrt: the first version of TensorRT that reads it.
         builder_flag: its name in ``tensorrt.BuilderFlag``, where it has one.

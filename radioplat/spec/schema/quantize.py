@@ -61,7 +61,7 @@ class QuantizeConfig:
     checkpoint: str | None = None  # (+) default: results_dir/distill's (or train's) latest
     model_path: str | None = None  # TAO's name of checkpoint
     results_dir: str | None = None
-    backend: str = "native"  # native (+) | modelopt.pytorch | modelopt.onnx | torchao
+    backend: str = "native"  # native (+) | modelopt.pytorch | modelopt.onnx; torchao: native, for one release
     backend_kwargs: dict[str, Any] = field(default_factory=dict)
     device: str | None = None  # device for calibration; default: a GPU if there is one
     mode: QuantizeMode = QuantizeMode.ptq

@@ -7,13 +7,11 @@ from dataclasses import asdict
 
 import torch
 
-from radioplat.compression.quantization.detector import quantize_detector
-from radioplat.compression.quantization.student import Quantized, quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import SpecError
-from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import VisionModel, open_model
-from radioplat.spec.checks.tasks.quantize import calibration_split
+from radioplat.spec.checks.tasks.quantize import calibration_split, replaced_backend
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint
@@ -42,11 +40,12 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     model = open_model(path, "quantize.checkpoint")
     device, notes = _device(asked.device)
     batches = calibration_images(spec, model.img_size, model.whole_images)
-    done = _QUANTIZE[model.model_kind](model, asked, batches, device)
+    done = quantize_model(model, asked, batches, device)
     made: VisionModel = done.model
-    notes += [f"{name} saw nothing but zeros" for name in done.idle]
+    notes += replaced_backend(asked)
+    notes += [f"the input of {name} was zero in all images" for name in done.idle]
     notes += [
-        f"BatchNorm {norm} stays behind the quantized {conv}, and costs a pass of its own: folded, outputs differed"
+        f"BatchNorm {norm} stays a layer behind the quantized {conv}: folding it changed the outputs"
         for conv, norm in done.unfolded
     ]
     if asked.equalize and not done.equalized:
@@ -64,12 +63,6 @@ def calibrated(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     )
     write_model(made, report.path, REPORT, asdict(report))
     return report
-
-
-_QUANTIZE: dict[ModelKind, Callable[..., Quantized]] = {
-    ModelKind.student: quantize_student,
-    ModelKind.detector: quantize_detector,
-}
 
 
 def skipped_layers(model: VisionModel) -> dict[str, str]:

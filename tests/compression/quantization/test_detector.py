@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.tasks_quantize import made_uneven
-from radioplat.compression.quantization.detector import quantize_detector
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture, detector_on
 from radioplat.models.detectors.checkpoint import load_detector, save_detector
@@ -57,7 +56,7 @@ def made(kind: str, student: StudentArchitecture) -> Detector:
 )
 def test_a_detector_says_nearly_what_it_said_and_comes_back_from_its_file(kind, student, batches, tmp_path):
     detector = made(kind, student)
-    done = quantize_detector(detector, QuantizeConfig(), batches)
+    done = quantize_model(detector, QuantizeConfig(), batches)
     quantized = done.model
     assert min(done.cosine.values()) > 0.99 and max(done.cosine.values()) < 1
     assert not any(isinstance(m, nn.BatchNorm2d) for m in quantized.modules())
@@ -72,7 +71,7 @@ def test_a_detector_says_nearly_what_it_said_and_comes_back_from_its_file(kind, 
 
 
 def test_what_is_a_regression_a_class_or_a_place_stays_float(batches):
-    how = quantize_detector(made("rtdetr_v2", RESNET), QuantizeConfig(), batches).model.architecture.quantized
+    how = quantize_model(made("rtdetr_v2", RESNET), QuantizeConfig(), batches).model.architecture.quantized
     assert {name.removeprefix("detr.model."): why for name, why in how.skipped.items()} == {
         "enc_score_head": "a classifier",
         "enc_bbox_head.layers.2": "a regression",
@@ -97,7 +96,7 @@ def test_rules_and_skip_names_reach_every_part(batches):
         ],
         skip_names=["layer1", "encoder.aifi*", "encoder_input_proj.0"],
     )
-    form = quantize_detector(made("rtdetr_v2", RESNET), asked, batches).model.architecture
+    form = quantize_model(made("rtdetr_v2", RESNET), asked, batches).model.architecture
     layers = {name.removeprefix("detr.model."): formats.weights for name, formats in form.quantized.layers.items()}
     assert {n: f for n, f in layers.items() if n.startswith("decoder.")} == {
         "decoder.class_embed.1": "int8",
@@ -113,18 +112,18 @@ def test_rules_and_skip_names_reach_every_part(batches):
 
 def test_a_quantized_student_is_a_backbone_and_keeps_its_quantizers(batches):
     torch.manual_seed(0)
-    student = quantize_student(Student(RESNET).eval(), QuantizeConfig(), batches).model
+    student = quantize_model(Student(RESNET).eval(), QuantizeConfig(), batches).model
     detector = detector_on(student, 3, **RTDETR).eval()
     assert detector.architecture.student.quantized == student.architecture.quantized
     with torch.no_grad():
         assert torch.equal(detector.maps(batches[0])[-1].permute(0, 2, 3, 1), student(batches[0]).spatial)
-    done = quantize_detector(detector, QuantizeConfig(algorithm=Calibrator.mse), batches).model
+    done = quantize_model(detector, QuantizeConfig(algorithm=Calibrator.mse), batches).model
     assert done.architecture.student.quantized == student.architecture.quantized
     theirs, ours = quantizers(student), quantizers(done.student)
     assert theirs.keys() == ours.keys() and all(torch.equal(ours[n].scale, q.scale) for n, q in theirs.items())
     assert not any(name.startswith("student.") for name in done.architecture.quantized.layers)
     with pytest.raises(SpecError, match="quantized already"):
-        quantize_detector(done, QuantizeConfig(), batches)
+        quantize_model(done, QuantizeConfig(), batches)
 
 
 def test_the_benchmark_makes_channels_uneven_and_nothing_else(batches):
@@ -132,7 +131,7 @@ def test_the_benchmark_makes_channels_uneven_and_nothing_else(batches):
     uneven = made_uneven(detector, 16.0, 1)
     with torch.no_grad():
         assert torch.allclose(uneven(batches[0]).logits, detector(batches[0]).logits, atol=1e-4)
-    lost, told = (1 - quantize_detector(d, QuantizeConfig(), batches).cosine["maps"] for d in (uneven, detector))
+    lost, told = (1 - quantize_model(d, QuantizeConfig(), batches).cosine["maps"] for d in (uneven, detector))
     assert lost > 3 * told
-    undone = quantize_detector(uneven, QuantizeConfig(equalize=True), batches)
+    undone = quantize_model(uneven, QuantizeConfig(equalize=True), batches)
     assert 1 - undone.cosine["maps"] < 2 * told

@@ -11,7 +11,7 @@ from torch import nn
 
 import radioplat
 from radioplat.compression.pruning.scores import ChannelScore
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import DataError, SpecError, WeightsError
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.quantizer import quantizers
@@ -58,7 +58,7 @@ SMALL = {"kwargs": {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 64]}}  # a 
     ],
 )
 def test_each_family_says_nearly_what_it_said(name, changes, layers, residuals, folded, batches):
-    made = quantize_student(student(name, **changes), QuantizeConfig(), batches)
+    made = quantize_model(student(name, **changes), QuantizeConfig(), batches)
     how = made.model.architecture.quantized
     assert (len(how.layers), len(how.residuals), len(how.folded)) == (layers, residuals, folded)
     assert not any(isinstance(m, nn.BatchNorm2d) for m in made.model.modules())
@@ -73,7 +73,7 @@ def test_each_family_says_nearly_what_it_said(name, changes, layers, residuals, 
 def test_ranges_are_those_of_the_images(batches):
     """The first layer's range is that of its input, the rest are seen in float."""
     plain = student(*RADIO[:1], **RADIO[1])
-    made = quantize_student(plain, QuantizeConfig(), batches).model
+    made = quantize_model(plain, QuantizeConfig(), batches).model
     taken: list[torch.Tensor] = []
     plain.backbone.patch_generator.embedder.register_forward_pre_hook(lambda _, args: taken.append(args[0]))
     for images in batches:
@@ -88,14 +88,12 @@ def test_ranges_are_those_of_the_images(batches):
 def test_calibrators_and_order(algorithm, batches):
     config = QuantizeConfig(algorithm=algorithm, percentile=99)
     plain = student(*RADIO[:1], **RADIO[1])
-    made = quantize_student(plain, config, batches)
-    again = quantize_student(plain, config, batches[::-1])
+    made = quantize_model(plain, config, batches)
+    again = quantize_model(plain, config, batches[::-1])
     scales, others = ({n: q.scale for n, q in quantizers(m.model).items()} for m in (made, again))
     assert all(torch.allclose(scales[n], others[n], rtol=1e-3) for n in scales)
-    most = quantize_student(plain, QuantizeConfig(), batches)
-    assert all(
-        (q.amax <= quantizers(most.model)[n].amax * (1 + 1e-4)).all() for n, q in quantizers(made.model).items()
-    )
+    most = quantize_model(plain, QuantizeConfig(), batches)
+    assert all((q.amax <= quantizers(most.model)[n].amax * (1 + 1e-4)).all() for n, q in quantizers(made.model).items())
     assert min(made.cosine.values()) > 0.95
 
 
@@ -114,7 +112,7 @@ def test_rules_by_name_and_class(batches):
         skip_names=["patch_generator.*"],
         heads=True,
     )
-    how = quantize_student(student(*RADIO[:1], **RADIO[1]), config, batches).model.architecture.quantized
+    how = quantize_model(student(*RADIO[:1], **RADIO[1]), config, batches).model.architecture.quantized
     formats = {n.removeprefix("backbone."): (f.weights, f.activations) for n, f in how.layers.items()}
     assert formats == {
         "blocks.0.attn.qkv": ("fp8", "fp8"),
@@ -134,7 +132,7 @@ def test_rules_by_name_and_class(batches):
 
 
 def test_a_class_alone_is_quantized_and_the_rest_stays(batches):
-    how = quantize_student(
+    how = quantize_model(
         student("resnet18", **SMALL),
         QuantizeConfig(layers=[rule("nn.Conv2d", "int8", "int8")], skip_names=["layer4"]),
         batches,
@@ -145,17 +143,17 @@ def test_a_class_alone_is_quantized_and_the_rest_stays(batches):
 
 def test_weights_alone_and_one_scale_for_all(batches):
     config = QuantizeConfig(mode=QuantizeMode.weight_only_ptq, per_channel=False)
-    made = quantize_student(student("resnet18", **SMALL), config, batches).model
+    made = quantize_model(student("resnet18", **SMALL), config, batches).model
     assert all(n.endswith("weight_quantizer") and q.axis == -1 for n, q in quantizers(made).items())
     assert not made.architecture.quantized.residuals
 
 
 def test_a_classifier_stays_float_unless_it_is_named(batches):
     plain = student("resnet18", heads=(), num_classes=5, **SMALL)
-    how = quantize_student(plain, QuantizeConfig(), batches).model.architecture.quantized
+    how = quantize_model(plain, QuantizeConfig(), batches).model.architecture.quantized
     assert how.skipped == {"backbone.model.fc": "a classifier"}
     named = QuantizeConfig(default_layer_dtype="int8", layers=[rule("fc", "int8")])
-    assert "backbone.model.fc" in quantize_student(plain, named, batches).model.architecture.quantized.layers
+    assert "backbone.model.fc" in quantize_model(plain, named, batches).model.architecture.quantized.layers
 
 
 def test_equalization_saves_a_rescaled_student_with_one_scale_a_tensor(batches):
@@ -169,14 +167,14 @@ def test_equalization_saves_a_rescaled_student_with_one_scale_a_tensor(batches):
                 block.conv2.weight.div_(scale.reshape(1, -1, 1, 1))
     found = {}
     for equalize in (False, True):
-        made = quantize_student(plain, QuantizeConfig(equalize=equalize, per_channel=False), batches)
+        made = quantize_model(plain, QuantizeConfig(equalize=equalize, per_channel=False), batches)
         found[equalize] = made.cosine["spatial"]
         assert len(made.equalized) == 4 * equalize
     assert found[True] > 0.99 and found[True] > found[False] + 0.01
 
 
 def test_relu6_is_kept_in_what_is_saved(batches, tmp_path):
-    made = quantize_student(student("resnet18", heads=(), **SMALL), QuantizeConfig(relu6=True), batches).model
+    made = quantize_model(student("resnet18", heads=(), **SMALL), QuantizeConfig(relu6=True), batches).model
     assert sum(isinstance(m, nn.ReLU6) for m in made.modules()) == 9
     save_student(made, made.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
@@ -188,7 +186,7 @@ def test_a_pruned_student_is_quantized_and_a_quantized_one_is_not_pruned(batches
     from radioplat.spec.schema.prune import PruneConfig
 
     small = prune_student(student("resnet18", **SMALL), PruneConfig(amount=0.5), ChannelScore(PruneConfig(), 0), None)
-    made = quantize_student(small, QuantizeConfig(), batches)
+    made = quantize_model(small, QuantizeConfig(), batches)
     assert made.model.backbone.model.layer1[0].conv1.weight.shape[0] == 8 and min(made.cosine.values()) > 0.95
     save_student(made.model, made.model.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
@@ -196,7 +194,7 @@ def test_a_pruned_student_is_quantized_and_a_quantized_one_is_not_pruned(batches
     with pytest.raises(SpecError, match="prune.checkpoint: a quantized student cannot be pruned"):
         prune_student(opened, PruneConfig(), ChannelScore(PruneConfig(), 0), None)
     with pytest.raises(SpecError, match="quantize.checkpoint: this student is quantized already"):
-        quantize_student(opened, QuantizeConfig(), batches)
+        quantize_model(opened, QuantizeConfig(), batches)
 
 
 def test_layers_of_low_rank_and_zeros_stay_so(batches, tmp_path):
@@ -207,7 +205,7 @@ def test_layers_of_low_rank_and_zeros_stay_so(batches, tmp_path):
 
     plain, _ = decompose(student(*RADIO[:1], **RADIO[1]), LowRankConfig(rank=12))
     plain, _ = sparsify(plain, SparsityConfig(SparsityPattern.two_of_four))
-    made = quantize_student(plain, QuantizeConfig(), batches).model
+    made = quantize_model(plain, QuantizeConfig(), batches).model
     save_student(made, made.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
     assert torch.equal(opened(batches[0]).spatial, made(batches[0]).spatial)
@@ -229,29 +227,29 @@ def test_layers_of_low_rank_and_zeros_stay_so(batches, tmp_path):
 )
 def test_rules_that_meet_nothing(changes, said, batches):
     with pytest.raises(SpecError, match=said):
-        quantize_student(student(*RADIO[:1], **RADIO[1]), QuantizeConfig(**changes), batches)
+        quantize_model(student(*RADIO[:1], **RADIO[1]), QuantizeConfig(**changes), batches)
 
 
 def test_images_that_nothing_can_be_measured_on(batches):
     plain = student(*RADIO[:1], **RADIO[1])
     flat = [torch.full((2, 3, 64, 64), 7, dtype=torch.uint8), torch.zeros(2, 3, 64, 64, dtype=torch.uint8)]
     with pytest.raises(DataError, match="quant_calibration_dataset: all calibration images are of one colour"):
-        quantize_student(plain, QuantizeConfig(), flat)
+        quantize_model(plain, QuantizeConfig(), flat)
     with pytest.raises(DataError, match="there are no calibration images"):
-        quantize_student(plain, QuantizeConfig(), [])
+        quantize_model(plain, QuantizeConfig(), [])
     broken = copy.deepcopy(plain)
     with torch.no_grad():
         broken.backbone.blocks[0].mlp.fc1.bias.fill_(float("inf"))
     with pytest.raises(WeightsError, match="fc2.input_quantizer takes is not finite"):
-        quantize_student(broken, QuantizeConfig(), batches)
+        quantize_model(broken, QuantizeConfig(), batches)
 
 
 def test_a_norm_that_cannot_be_folded_is_named(batches):
     made = student("resnet18", **SMALL)
     norm = next(name for name, module in made.backbone.named_modules() if isinstance(module, nn.BatchNorm2d))
-    assert quantize_student(made, QuantizeConfig(), batches).unfolded == []
+    assert quantize_model(made, QuantizeConfig(), batches).unfolded == []
     # It does more than normalize: without it, outputs differ, and then nothing is folded.
     made.backbone.get_submodule(norm).register_forward_hook(lambda module, inputs, output: output + 1)
-    done = quantize_student(made, QuantizeConfig(), batches)
+    done = quantize_model(made, QuantizeConfig(), batches)
     assert f"backbone.{norm}" in [name for _, name in done.unfolded]
     assert done.model.architecture.quantized.folded == []

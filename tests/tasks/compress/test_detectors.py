@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.composites import CLASSES, write_set
-from radioplat.compression.quantization.detector import quantize_detector
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE, save_detector
@@ -124,7 +124,7 @@ def test_an_engine_is_typed_by_backbone_and_decoder(detector, backbone, decoder,
 @pytest.mark.parametrize("coarse", ["student.backbone.model.layer3.0.downsample.1", "detr.encoder.layers.0.mlp.fc1"])
 def test_the_layer_of_a_coarse_scale_relaxes_first(spec, detector, coarse, tmp_path):
     images = [torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)]
-    quantized = quantize_detector(detector, QuantizeConfig(), images).model
+    quantized = quantize_model(detector, QuantizeConfig(), images).model
     for name, quantizer in quantizers(quantized).items():
         if name.startswith(f"{coarse}."):
             quantizer.scale.data *= 60

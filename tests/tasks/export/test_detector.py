@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
-from radioplat.compression.quantization.detector import quantize_detector
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.runner import load_engine
@@ -120,7 +120,7 @@ def test_a_quantized_layer_that_decoder_layers_share_has_pairs_for_each(kind, tm
     options = OPTIONS[kind] | dict(decoder_layers=2)
     detector = Detector(DetectorArchitecture(StudentArchitecture("resnet10t", img_size=SIZE), 3, kind, options)).eval()
     images = torch.randint(0, 256, (4, 3, SIZE, SIZE), dtype=torch.uint8)
-    quantized = quantize_detector(detector, QuantizeConfig(), [images]).model
+    quantized = quantize_model(detector, QuantizeConfig(), [images]).model
     report = export_onnx(quantized, tmp_path / "shared.onnx", height=SIZE, width=SIZE)
     graph = onnx.load(str(report.path)).graph
     names = [node.name for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]

@@ -9,7 +9,7 @@ import torch
 
 from radioplat.compression.low_rank import decompose
 from radioplat.compression.pruning.prune import require_plain
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.design.student import build_on_meta
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
@@ -63,7 +63,7 @@ def test_what_compression_leaves_is_taken_by_fewer():
     narrow = decompose(student, LowRankConfig(ratio=0.3))[0].architecture
     assert refused(narrow) == {"prune", "export radio", "export hf", "export timm"}
     images = [torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)]
-    quantized = quantize_student(student, QuantizeConfig(), images).model.architecture
+    quantized = quantize_model(student, QuantizeConfig(), images).model.architecture
     assert refused(quantized) == {
         "detection", "prune", "low_rank", "quantize", "export radio", "export hf", "export timm",
     }  # fmt: skip

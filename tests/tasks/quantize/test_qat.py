@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.design.models import design_models
 from radioplat.design.quantized import count_quantizers, quantized_problems
 from radioplat.design.student import compile_backbone
@@ -148,7 +148,7 @@ def test_a_folded_batch_norm_stays_folded(tmp_path):
     torch.manual_seed(0)
     plain = cases.Student(cases.StudentArchitecture("tf_efficientnet_lite0", img_size=32)).eval()
     pixels = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    made = quantize_student(plain, QuantizeConfig(), [pixels]).model
+    made = quantize_model(plain, QuantizeConfig(), [pixels]).model
     save_student(made, made.state_dict(), tmp_path)
     for kind in (None, "tf_efficientnet_lite0"):
         changes = {"pretrained_model_path": str(tmp_path)}

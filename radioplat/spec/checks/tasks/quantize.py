@@ -23,6 +23,17 @@ _ALGORITHMS = {
 BACKENDS = (NATIVE, *_ALGORITHMS)
 
 
+def replaced_backend(config: QuantizeConfig) -> list[str]:
+    """Return a note if the native backend measures all ranges although another is named; else nothing."""
+    largest = config.algorithm in (Calibrator.minmax, Calibrator.max)
+    ranges = f"its {config.algorithm.value} ranges {'are the same' if largest else 'differ a little'}"
+    if config.backend == "torchao":
+        return [f"quantize.backend: torchao is no longer a backend; native was used, {ranges}"]
+    if config.backend == "modelopt.pytorch" and largest:
+        return [f"quantize.backend: modelopt.pytorch was not called; native was used, {ranges}"]
+    return []
+
+
 def quantize_problems(spec: Spec) -> Iterator[Problem]:
     """What the task ``quantize`` cannot do."""
     asked = spec.quantize

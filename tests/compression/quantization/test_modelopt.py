@@ -1,4 +1,4 @@
-"""Ranges that ModelOpt and torchao measure, against our own."""
+"""Ranges that ModelOpt measures, against our own; backends that native has replaced."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 from timm.layers import Conv2dSame
 
-from radioplat.compression.quantization.student import quantize_student
+from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.spec.checks.tasks.quantize import quantize_problems
+from radioplat.spec.checks.tasks.quantize import quantize_problems, replaced_backend
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.quantize import Calibrator, QuantizeConfig
 
@@ -26,7 +26,6 @@ VIT = StudentArchitecture(
 )
 # TensorFlow's padding, depthwise convolutions, and residual branches, which ModelOpt has no name for.
 LITE = StudentArchitecture("tf_efficientnet_lite0", {}, img_size=32)
-OTHERS = ("modelopt.pytorch", "torchao")
 
 
 @pytest.fixture(scope="module")
@@ -42,30 +41,36 @@ def students():
 
 
 def quantized(student: Student, batches, **asked) -> Student:
-    return quantize_student(student, QuantizeConfig(**asked), batches).model
+    return quantize_model(student, QuantizeConfig(**asked), batches).model
 
 
-@pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize(("name", "dtype"), [("vit", "int8"), ("vit", "fp8"), ("lite", "int8")])
-def test_the_largest_magnitude_is_the_same_for_all(students, batches, backend, name, dtype):
-    asked = {"default_layer_dtype": dtype, "heads": True}
-    own = quantizers(quantized(students[name], batches, **asked))
-    borrowed = quantizers(quantized(students[name], batches, **asked, backend=backend))
-    assert own.keys() == borrowed.keys() and len(own) > 10
-    for key, quantizer in own.items():
-        torch.testing.assert_close(borrowed[key].scale, quantizer.scale, rtol=1e-5, atol=0, msg=key)
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"backend": "modelopt.pytorch"}, "was not called; native was used, its minmax ranges are the same"),
+        ({"backend": "torchao"}, "torchao is no longer a backend; native was used, its minmax ranges are the same"),
+        ({"backend": "torchao", "algorithm": Calibrator.mse}, "its mse ranges differ a little"),
+        ({"backend": "modelopt.pytorch", "algorithm": Calibrator.entropy}, None),
+        ({"backend": "native"}, None),
+    ],
+)
+def test_a_replaced_backend_has_the_native_ranges_and_a_note(students, batches, fields, note):
+    notes = replaced_backend(QuantizeConfig(**fields))
+    assert [note in text for text in notes] == [True] * bool(note)
+    if note:
+        own = quantizers(quantized(students["vit"], batches, **{**fields, "backend": "native"}))
+        other = quantizers(quantized(students["vit"], batches, **fields))
+        assert all(torch.equal(own[name].scale, other[name].scale) for name in own) and len(own) > 10
 
 
-def test_other_methods_clip(students, batches):
-    student = students["vit"]
-    most = quantizers(quantized(student, batches))
-    for backend, algorithm in (("modelopt.pytorch", Calibrator.percentile), ("torchao", Calibrator.mse)):
-        found = quantizers(quantized(student, batches, backend=backend, algorithm=algorithm, percentile=99.0))
-        inputs = [n for n in found if n.endswith("input_quantizer")]
-        ratios = torch.stack([found[n].scale / most[n].scale for n in inputs])
-        assert (ratios <= 1.0001).all() and ratios.mean() < 0.97 and ratios.min() > 0.2
-        for name in set(found) - set(inputs):
-            torch.testing.assert_close(found[name].scale, most[name].scale, rtol=1e-5, atol=0)
+def test_percentiles_clip_activations_alone(students, batches):
+    most = quantizers(quantized(students["vit"], batches))
+    asked = {"backend": "modelopt.pytorch", "algorithm": Calibrator.percentile, "percentile": 99.0}
+    found = quantizers(quantized(students["vit"], batches, **asked))
+    inputs = [n for n in found if n.endswith("input_quantizer")]
+    ratios = torch.stack([found[n].scale / most[n].scale for n in inputs])
+    assert (ratios <= 1.0001).all() and ratios.mean() < 0.97 and ratios.min() > 0.2
+    assert all(torch.equal(found[name].scale, most[name].scale) for name in set(found) - set(inputs))
 
 
 def test_percentiles_are_nearly_ours(students, batches):
@@ -80,28 +85,29 @@ def test_a_place_that_modelopt_does_not_know_is_named(students, batches, monkeyp
     """Its default configuration leaves layers out by their names and says nothing."""
     from modelopt.torch.quantization.nn import QuantModuleRegistry
 
-    from radioplat.compression.quantization.backends import modelopt
+    from radioplat.compression.quantization import modelopt
 
     made = quantized(students["lite"], batches)
     if Conv2dSame in QuantModuleRegistry:
         QuantModuleRegistry.unregister(Conv2dSame)
     monkeypatch.setattr(QuantModuleRegistry, "register", lambda known: lambda kind: kind)
-    with pytest.raises(SpecError, match="88 quantizers where 98 are asked for: none at backbone.model.blocks.1.0"):
-        modelopt.modelopt_amax(made, lambda student: student(batches[0]))
+    with pytest.raises(SpecError, match="44 of 49 quantizers: none at backbone.model.blocks.1.0"):
+        modelopt.modelopt_amax(
+            made, lambda student: student(batches[0]), QuantizeConfig(algorithm=Calibrator.percentile)
+        )
 
 
-@pytest.mark.parametrize("backend", OTHERS)
-def test_without_the_toolkit_one_sentence_says_what_to_install(students, batches, backend, monkeypatch):
-    real, package = builtins.__import__, backend.partition(".")[0]
+def test_without_modelopt_the_error_names_the_package_to_install(students, batches, monkeypatch):
+    real = builtins.__import__
 
     def missing(name, *args, **kwargs):
-        if name.partition(".")[0] == package:
-            raise ModuleNotFoundError(f"No module named {package!r}")
+        if name.partition(".")[0] == "modelopt":
+            raise ModuleNotFoundError("No module named 'modelopt'")
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(SpecError, match=r"quantize.backend: backend .* pip install 'radioplat\[quantize\]'"):
-        quantized(students["vit"], batches, backend=backend)
+        quantized(students["vit"], batches, backend="modelopt.pytorch", algorithm=Calibrator.percentile)
 
 
 @pytest.mark.parametrize(

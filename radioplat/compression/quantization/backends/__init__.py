@@ -1,1 +1,0 @@
-"""Ranges measured by other toolkits, in the same quantizers."""

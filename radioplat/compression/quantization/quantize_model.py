@@ -1,0 +1,122 @@
+"""Post-training quantization of a student or a detector: fold, place, equalize, calibrate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radioplat.compression.quantization.calibrate import calibrate
+from radioplat.compression.quantization.equalize import equalize
+from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
+from radioplat.compression.quantization.placement import place
+from radioplat.data.loading.sample_images import require_pictures
+from radioplat.errors import SpecError
+from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
+from radioplat.models.vision_model import VisionModel
+from radioplat.spec.schema.quantize import QuantizeConfig
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Quantized(Generic[M]):
+    """A quantized student or detector.
+
+    Attributes:
+        model: on the CPU, in evaluation mode; its architecture lists the quantized layers.
+        folded: number of BatchNorms folded into the convolution before them.
+        equalized: pairs of layers whose weights were balanced.
+        idle: quantizers whose input was zero everywhere; their scale is 1 over the format's highest value.
+        unfolded: quantized convolutions with the BatchNorm that stays behind them, because folding changed the outputs.
+        cosine: mean cosine, over the calibration images, of the features before and after, by kind: ``summary`` and
+            ``spatial`` of a student, ``maps`` (backbone) and ``memory`` (encoder) of a detector. A detector's queries
+            are not compared, because other positions may become queries.
+    """
+
+    model: M
+    folded: int = 0
+    equalized: list[tuple[str, str]] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    unfolded: list[tuple[str, str]] = field(default_factory=list)
+    cosine: dict[str, float] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def quantize_model(
+    model: Any, config: QuantizeConfig, batches: list[torch.Tensor], device: torch.device | str = "cpu"
+) -> Quantized[Any]:
+    """Return a quantized copy of ``model``, in fp32.
+
+    A detector's backbone that is quantized already keeps its quantizers and their scales.
+
+    Args:
+        model: a :class:`~radioplat.models.vision_model.VisionModel` in fp32 with plain weights.
+        batches: uint8 ``[B, 3, H, W]``, the calibration images.
+        device: the device that computes.
+
+    Raises:
+        SpecError: it is quantized already, a pattern matches no layer, or no layer is left to quantize.
+        DataError: there are no images, or all are of one colour.
+        WeightsError: the input of a layer is not finite.
+    """
+    if model.architecture.quantized is not None:
+        hint = "Quantize the checkpoint that it was made of."
+        raise SpecError(f"this {model.model_kind} is quantized already", where="quantize.checkpoint", hint=hint)
+    require_pictures([images.cpu().numpy() for images in batches], "dataset.quant_calibration_dataset")
+    before = copy.deepcopy(model).eval().to(device)
+    settled = tuple(before.architecture.quantizations)  # prefixes of layers whose scales stay as they are
+    noise = torch.rand(2, 3, model.img_size, model.img_size, generator=torch.Generator().manual_seed(0)).to(device)
+    folded, pairs = fold_pairs(before, noise, lambda one: [tensor for _, tensor in one.feature_probe(noise)])
+    if not pairs:
+        folded = copy.deepcopy(before)
+    placement = place(folded, config, used_layers(folded, lambda: folded.run_all(noise)))
+    placement = replace(placement, folded=[list(pair) for pair in pairs])
+    unfolded = [(conv, norm) for conv, norm in following_norms(folded, noise) if conv in placement.layers]
+    equalized = equalize(folded, noise) if config.equalize and not settled else []
+    made = type(model)(model.architecture.with_quantization(placement)).eval().to(device)
+    load_folded(made, folded)
+
+    def run(model: Any) -> None:
+        for images in batches:
+            model.run_all(images.to(device))
+
+    idle = calibrate(made, config, lambda: run(made), settled)
+    calibrate_by_modelopt(made, config, run, settled)
+    cosine = mean_cosine(made, before, batches, device)
+    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine)
+
+
+def mean_cosine(
+    model: VisionModel, before: VisionModel, batches: list[torch.Tensor], device: torch.device | str
+) -> dict[str, float]:
+    """Return the mean cosine of two models' features of the same images, by kind of feature."""
+    cosines: dict[str, list[torch.Tensor]] = {}
+    for images in batches:
+        pairs = zip(model.feature_probe(images.to(device)), before.feature_probe(images.to(device)), strict=True)
+        for (kind, a), (_, b) in pairs:
+            cosines.setdefault(kind, []).append(F.cosine_similarity(a, b, dim=-1).flatten())
+    return {kind: float(torch.cat(parts).mean()) for kind, parts in cosines.items()}
+
+
+def used_layers(model: nn.Module, run: Callable[[], object]) -> set[str]:
+    """Return the names of the modules of ``model`` that ``run`` calls."""
+    called: set[str] = set()
+    handles = [m.register_forward_pre_hook(lambda *_, name=n: called.add(name)) for n, m in model.named_modules()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def load_folded(quantized: nn.Module, folded: nn.Module) -> None:
+    """Load the weights of ``folded``, which has no new quantizers, into ``quantized``."""
+    missing, unexpected = quantized.load_state_dict(folded.state_dict(), strict=False)
+    assert not unexpected and all(name.endswith("quantizer.scale") for name in missing), (missing, unexpected)
