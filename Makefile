@@ -18,31 +18,34 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 
 # The tests start several processes each; on a small machine more threads a process only get in each other's way.
 THREADS ?= 1
-RUN := OMP_NUM_THREADS=$(THREADS)
+# Compiled modules are kept, whatever the environment says: compiling them is a tenth of the start of each process.
+RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS)
 PYTEST_ARGS ?=
 
 quickstart: $(STAMP)
 	$(VENV)/bin/radioplat quickstart
 
-# The unit tests run in two processes, file by file. The files that start Ray run one after another, for a run joins the
-# cluster that it finds on the machine, and each in a process of its own: one that has done other work holds so much
-# address space that the kernel refuses the fork with which Ray starts a cluster. Beside them run the other end-to-end
-# files. Each prints when it has ended, and what failed is printed last.
-STARTS_RAY := grep -rlE --include='test_*.py' 'ray_environment|ray\.init\('
+# Two lanes: the tests marked `ray`, one after another, for a run joins the cluster that it finds on the machine; and all
+# others, file by file in two processes, end-to-end tests first. Three processes keep two cores busy while Ray waits.
+# The files that share a cluster go first, in a process that holds little address space yet: the kernel may refuse the
+# fork with which Ray starts a cluster to one that holds much. What failed is printed last.
 test: lint
 	failed=$$(mktemp)
 	trap 'kill %1 2>/dev/null || true; rm -f $$failed' EXIT
-	alone() {
-		local said code=0
-		said=$$($(RUN) $(VENV)/bin/python -m pytest "$$@" $(PYTEST_ARGS) 2>&1) || code=$$?
-		printf '%s\n' "$$said"
-		[[ $$code == 0 || $$code == 5 ]] || printf '%s\n' "$$said" >> $$failed  # 5: all of it is proof
+	lane() {
+		local output code=0
+		output=$$($(RUN) $(VENV)/bin/python -m pytest "$$@" $(PYTEST_ARGS) 2>&1) || code=$$?
+		printf '%s\n' "$$output"
+		[[ $$code == 0 || $$code == 5 ]] || printf '%s\n' "$$output" >> $$failed
 	}
-	with_ray=$$($(STARTS_RAY) tests | sort)
-	others=$$(ls tests/end_to_end/test_*.py | grep -vxF "$$with_ray")
-	$(RUN) $(VENV)/bin/python -m pytest -n 2 --dist loadfile --ignore=tests/end_to_end $${with_ray//tests\//--ignore=tests/} $(PYTEST_ARGS)
-	for file in $$with_ray; do alone $$file; done &
-	alone $$others
+	with_ray=$$(grep -rl --include='test_*.py' 'mark\.ray\b' tests | sort)
+	shared=$$(grep -l 'ray_cluster' $$with_ray)
+	{
+		lane -m 'ray and not proof' $$shared
+		lane -m 'ray and not proof' $$(grep -vxF "$$shared" <<< "$$with_ray")
+	} &
+	$(RUN) $(VENV)/bin/python -m pytest -m 'not ray and not proof' -n 2 --dist loadfile --no-loadscope-reorder \
+		tests/end_to_end tests $(PYTEST_ARGS) || echo "The tests without Ray failed: see above." >> $$failed
 	wait
 	cat $$failed
 	[[ ! -s $$failed ]]
@@ -58,11 +61,10 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
-# Long measurements and chaos tests, marked `proof`: each file in a process of its own, as above.
+# Long measurements and chaos tests, marked `proof`: a line for each, logs in proofs/; PROOFS="--list" lists them.
+PROOFS ?=
 proof: $(STAMP)
-	for file in $$(grep -rl --include='test_*.py' 'mark.proof' tests | sort); do
-		$(RUN) $(VENV)/bin/python -m pytest -m proof $$file $(PYTEST_ARGS)
-	done
+	$(RUN) $(VENV)/bin/python tests/proofs.py $(PROOFS)
 
 $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"
@@ -81,7 +83,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist proofs ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-STARTS_RAY = re.compile(r"ray_environment|ray\.init\(")
+STARTS_RAY = re.compile(r"mark\.ray\b")
 
 
 def changed_files(since: str) -> list[str]:

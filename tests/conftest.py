@@ -1,4 +1,4 @@
-"""A student, an object store and a broken disk that several rooms need."""
+"""What several folders need: a student, an object store, a broken disk, a Ray cluster; and the seconds of each file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,31 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+SECONDS_BY_FILE: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add a test's seconds to those of its file."""
+    SECONDS_BY_FILE[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Print the seconds of each file that took at least one, the slowest first."""
+    if hasattr(config, "workerinput") or len(SECONDS_BY_FILE) < 2:
+        return
+    terminalreporter.section("seconds of each file")
+    for file, seconds in SECONDS_BY_FILE.most_common():
+        if seconds >= 1:
+            terminalreporter.line(f"{seconds:7.1f}  {file}")
+
 
 CLIP_WORDS = ["a", "photo", "of", "an", "astronaut", "cup", "coffee", "cat", "rocket", "the", "picture", "."]
 
@@ -195,6 +215,25 @@ def process_group(monkeypatch):
         deepspeed_compat.init_distributed("gloo")
         gc.freeze()  # stage 3 collects garbage at each start: half a second for all that was imported
     assert dist.get_world_size() == 1
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray cluster of four CPUs in this process; its workers can import the modules in ``tests/helpers``."""
+    import ray
+
+    before = dict(os.environ)
+    modules = Path(__file__).with_name("helpers")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
+    sys.path.insert(0, str(modules))
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=4, num_gpus=0, **quiet)
+    yield
+    ray.shutdown()
+    sys.path.remove(str(modules))
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

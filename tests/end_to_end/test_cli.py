@@ -150,22 +150,6 @@ def test_wrong_command_lines(radioplat):
         assert status == 2 and "usage: radioplat" in err
 
 
-@pytest.mark.timeout(120)
-def test_more_gpus_than_the_cluster_can_have(radioplat, spec_file, ray_environment, monkeypatch):
-    import ray
-
-    for name, value in ray_environment.items():
-        monkeypatch.setenv(name, value)
-    quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    ray.init(address="local", num_cpus=4, num_gpus=1, **quiet)
-    try:
-        status, _, err = radioplat("plan", "-e", spec_file, "cluster.mode=ray", "train.num_gpus=4")
-        assert status == 1
-        assert "train.num_gpus" in err and "at most 1" in err
-    finally:
-        ray.shutdown()
-
-
 def test_default_specs_read_back(radioplat, tmp_path):
     status, out, _ = radioplat("default_specs", "train.num_epochs=3")
     assert status == 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from forked import Forked, run_script
 
 import radioplat
 from radioplat.spec.loading.load import load_spec
@@ -46,14 +44,13 @@ def spec_file(quiet_run, tmp_path_factory):
 def killed(spec_file) -> Path:
     """The chain's folder after SIGKILL while it retrains, with two checkpoints or more and not all steps."""
     folder = spec_file.parent / "compress"
-    command = [sys.executable, str(ROOT / "jobs" / "compress.py"), "-e", str(spec_file)]
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True) as process:
-        end = time.monotonic() + 180
-        while not list(folder.glob("02_retrain/distill/model_epoch_*")) and process.poll() is None:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    process = Forked(run_script, str(ROOT / "jobs" / "compress.py"), "-e", str(spec_file))
+    end = time.monotonic() + 180
+    while not list(folder.glob("02_retrain/distill/model_epoch_*")) and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.kill()
+    assert process.poll() == -signal.SIGKILL, process.output
     return folder
 
 

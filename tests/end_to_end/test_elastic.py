@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from forked import Forked, run_script
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
@@ -72,7 +71,7 @@ def test_a_node_more_and_a_worker_less_change_nothing(environment, inputs, tmp_p
     assert restarted >= 20
 
 
-DRIVER = [sys.executable, "-m", "radioplat.cli", "distill", "-e"]
+JOB = str(Path(__file__).parents[2] / "jobs" / "radio_distill.py")
 
 
 def wait_for(condition, what: str, seconds: float = 120.0) -> None:
@@ -94,7 +93,7 @@ def test_two_copies_and_a_lost_driver(inputs, tmp_path):
     spec["cluster"]["mode"] = "local"
     file, folder = tmp_path / "spec.yaml", tmp_path / "run" / "distill"
     file.write_text(yaml.safe_dump(spec))
-    driver = subprocess.Popen([*DRIVER, file], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    driver = Forked(run_script, JOB, "-e", str(file))
     try:
         wait_for(lambda: any(folder.glob("model_epoch_*")), "no checkpoint")
         before = len((folder / "status.json").read_text().splitlines())
@@ -105,7 +104,6 @@ def test_two_copies_and_a_lost_driver(inputs, tmp_path):
         assert not any("failed" in m or m.startswith("distill") for m in messages), "it wrote into another's diary"
     finally:
         driver.kill()
-        driver.wait()
     done = steps_of(folder)
     assert 5 <= done < 150
     begin = time.monotonic()
@@ -139,14 +137,12 @@ def test_the_whole_cluster_is_lost(environment, inputs, tmp_path):
     spec = tiny_spec(inputs, tmp_path / "run", 60, (2, 2), checkpoint_interval=5)
     file.write_text(yaml.safe_dump(spec))
     cluster = LocalCluster(nodes=2)
-    driver = subprocess.Popen(
-        [*DRIVER, file], env=os.environ | {"RAY_ADDRESS": cluster.address}, stderr=subprocess.DEVNULL
-    )
+    joined = os.environ | {"RAY_ADDRESS": cluster.address}
+    driver = Forked(run_script, JOB, "-e", str(file), environment=joined)
     try:
         wait_for(lambda: any(folder.glob("model_epoch_*")), "no checkpoint", 200)
     finally:
         driver.kill()
-        driver.wait()
         cluster.close()
     assert steps_of(folder) < 60
     beaten, _ = beaten_run(inputs, tmp_path / "run", 60, {}, checkpoint_interval=5, min_workers=1, max_workers=1)

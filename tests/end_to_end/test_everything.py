@@ -21,7 +21,7 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import verified_state
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 STEPS, BROKEN_AT = 6, 2  # in the middle of the first stage of three steps
 EVERY = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 

@@ -29,7 +29,7 @@ from radioplat.tasks.tune.record import State, read_trials
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import newest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 

@@ -19,11 +19,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from forked import Forked, run_code
 from ray._private.services import get_node_ip_address
 
 from radioplat.cli import main as cli
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 QUICK_S = 15.0
 # The seconds that the command takes once Python has what it imports.
 PROGRAM = """
@@ -52,17 +53,13 @@ def command(spec_file, ray_environment) -> Command:
     clean = {name: value for name, value in ray_environment.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
 
     def run(task: str, *overrides: str, **variables: str) -> tuple[int, str, float]:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, task, "-e", str(spec_file), *overrides],
-            env=clean | variables,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        output = done.stdout + done.stderr
+        process = Forked(run_code, PROGRAM, task, "-e", str(spec_file), *overrides, environment=clean | variables)
+        try:
+            status, output = process.wait(200), process.output
+        finally:
+            process.kill()
         assert "Traceback" not in output, output
-        return done.returncode, output, float(re.search(r"seconds (\S+)", output)[1])
+        return status, output, float(re.search(r"seconds (\S+)", output)[1])
 
     return run
 
@@ -126,7 +123,7 @@ class Head:
         clean = {k: v for k, v in environment.items() if k not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
         with open(self.log, "w") as log:
             self._process = subprocess.Popen(
-                [*ray, f"--port={port}", "--num-cpus=4", "--include-dashboard=false"],
+                [*ray, f"--port={port}", "--num-cpus=4", "--num-gpus=1", "--include-dashboard=false"],
                 env=clean | self.environment,
                 stdout=log,
                 stderr=log,
@@ -181,8 +178,9 @@ def test_a_token_that_is_not_sent(command, head):
 
 
 def test_the_cluster_of_this_machine_gets_the_token_unasked(command, head):
-    status, output, _ = command("plan", "train.num_gpus=2", "cluster.cpus_per_worker=3", **head.environment)
-    assert status == 1 and "the cluster can have at most 4" in output, output
+    status, output, _ = command("plan", "train.num_gpus=4", "cluster.cpus_per_worker=3", **head.environment)
+    assert status == 1 and "the cluster can have at most 4" in output and "train.num_gpus" in output, output
+    assert "takes 4 GPUs and the cluster can have at most 1" in output, output
 
 
 def test_a_head_that_hangs(command, head):
@@ -207,7 +205,8 @@ def test_another_version(command, head):
         "client.internal_kv_put(b'CLUSTER_METADATA', new, True, namespace=b'cluster')\n"
     )
     variables = head.environment | {"RAY_AUTH_MODE": "token"}
-    subprocess.run([sys.executable, "-c", note, head.address], env=os.environ | variables, check=True)
+    noted = Forked(run_code, note, head.address, environment=os.environ | variables)
+    assert noted.wait(60) == 0, noted.output
     status, output, seconds = command("plan", f"cluster.address={head.address}", **variables)
     assert status == 1 and seconds < QUICK_S, (seconds, output)
     assert "runs Ray 2.9.0" in output

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked import Forked, run_script
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
@@ -23,7 +24,7 @@ from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run
 
 pytestmark = pytest.mark.timeout(180)
-JOB = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "radio_distill.py"), "-e"]
+JOB = str(Path(__file__).parents[2] / "jobs" / "radio_distill.py")
 NEVER = 100_000  # steps between checkpoints that fall due by themselves
 
 
@@ -40,22 +41,17 @@ def start(tmp_path, inputs):
     """start(**changes): the command of a run of 3,000 steps that saves nothing unasked."""
     begun = []
 
-    def run(mode: str = "local", workers: tuple[int, int] = (1, 1), **environment: str) -> subprocess.Popen:
+    def run(mode: str = "local", workers: tuple[int, int] = (1, 1), **environment: str) -> Forked:
         spec = tiny_spec(inputs, tmp_path / "run", 3000, workers, checkpoint_interval=NEVER)
         spec["cluster"]["mode"] = mode
         (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-        with open(tmp_path / "said", "w") as said:
-            # A group of its own, as a batch system has it: nobody else is sent the signal.
-            begun.append(
-                subprocess.Popen(
-                    [*JOB, tmp_path / "spec.yaml"],
-                    stderr=said,
-                    stdout=said,
-                    start_new_session=True,
-                    env=os.environ | environment,
-                )
-            )
-        return begun[-1]
+        # A group of its own, as a batch system has it: nobody else is sent the signal.
+        job = Forked(
+            run_script, JOB, "-e", str(tmp_path / "spec.yaml"),
+            environment=os.environ | environment, output=tmp_path / "said", new_session=True,
+        )  # fmt: skip
+        begun.append(job)
+        return job
 
     yield run
     for process in begun:
@@ -63,7 +59,7 @@ def start(tmp_path, inputs):
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        process.wait()
+        process.kill()
 
 
 def wait_for(condition, what: str, seconds: float = 100.0) -> None:

@@ -1,6 +1,6 @@
 """Everything that a run carries from step to step is bit for bit the same after a checkpoint, at any size and stage.
 
-Run as a script this file is one of the workers: two train and save, and one alone loads what they left.
+Two workers train and save, and one alone loads what they left.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import dataclasses
 import json
 import os
 import pickle
-import socket
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_ranks
 from torch import nn
 
 # What two workers train at one stage; and the (world size, stage) at which it is loaded.
@@ -147,29 +145,6 @@ def work(folder: Path) -> None:
             torch.save(found, folder / f"{name}{world}.pt")
 
 
-def start(folder: Path, world: int) -> None:
-    """Run ``world`` workers to their end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = dict(WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    workers = []
-    for rank in range(world):
-        place = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        path = os.pathsep.join(p for p in sys.path if p)
-        environment = {**os.environ, **place, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-        command = [sys.executable, __file__, str(folder)]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    said = []
-    for worker in workers:
-        try:
-            said.append(worker.communicate(timeout=200)[0].decode())
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            said.append(worker.communicate()[0].decode() + "\ntoo slow")
-    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-4000:] for text in said)
-
-
 @pytest.fixture(scope="module")
 def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
     """By run: what was held when it was saved (``trained``), and by (world size, stage) what was held once loaded."""
@@ -195,8 +170,8 @@ def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
         run, data = prepare(load_spec(spec), "distill", folder / name / "distill")
         keep_data(run, data)
         (folder / f"{name}.pkl").write_bytes(pickle.dumps(run))
-    start(folder, 2)
-    start(folder, 1)
+    for world in (2, 1):
+        run_ranks(work, folder, world=world, WANDB_MODE="disabled")
     two, one = ({name: torch.load(folder / f"{name}{world}.pt") for name in RUNS} for world in (2, 1))
     return {
         name: {key if key == "trained" else (world, key): state for world, of in ((2, two), (1, one))
@@ -235,7 +210,3 @@ def test_there_was_something_to_lose(found):
     used = [n.removeprefix("in use student.") for n in frozen if n.startswith("in use student.")]
     assert set(weights) < set(used)  # the rest is frozen
     assert frozen[f"in use student.{weights[0]}"].dtype is torch.bfloat16
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

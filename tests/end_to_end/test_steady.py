@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from forked import Forked, run_code
 
 from radioplat.cli import main as cli
 from radioplat.data.ledger.ledger import read_rejected
@@ -125,16 +123,12 @@ def losses_of(folder: Path) -> dict[int, float]:
 
 
 def run_script(script: str, *arguments: str, expect: int = 0, **environment: str) -> str:
-    path = os.pathsep.join(p for p in sys.path if p)
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=os.environ | {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ended.returncode == expect, ended.stderr[-3000:]
-    return ended.stderr
+    ended = Forked(run_code, script, *arguments, environment=os.environ | environment)
+    try:
+        assert ended.wait(280) == expect, ended.output[-3000:]
+    finally:
+        ended.kill()
+    return ended.output
 
 
 def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_from_then_on(make_spec, tmp_path):
@@ -186,9 +180,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_and_diagnose_says_where(make_spec
 
 def test_a_killed_run_is_told_from_one_that_lives(make_spec, tmp_path):
     script = "import sys, json, radioplat; radioplat.distill(json.loads(sys.argv[1]), ['train.num_epochs=1000'])"
-    path = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, "-c", script, json.dumps(make_spec(tmp_path))]
-    run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL)
+    run = Forked(run_code, script, json.dumps(make_spec(tmp_path)))
     folder = tmp_path / "distill"
     try:
         deadline = time.monotonic() + 120
@@ -196,8 +188,7 @@ def test_a_killed_run_is_told_from_one_that_lives(make_spec, tmp_path):
             time.sleep(0.2)
         assert diagnose(tmp_path).cause.startswith("no failure: its workers were alive")
     finally:
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+        run.kill()
     pulse = attempt_folder(folder, 1) / "pulse_0.json"
     os.utime(pulse, (time.time() - 600, time.time() - 600))  # the test does not wait for ten minutes
     found = diagnose(folder)

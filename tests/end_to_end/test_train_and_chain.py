@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from wandb_files import artifacts, history, run_files
 
 import radioplat
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
 from radioplat.tracking.follow import CheckpointEvent, StepEvent
 from radioplat.tracking.status import read_status
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from wandb_files import artifacts, history, run_files
 
 HAS_TENSORRT = importlib.util.find_spec("tensorrt_rtx_bindings") is not None
 KEY, OTHER_KEY = "0123456789abcdef0123456789abcdef01234567", "tlt_encode_9f8e7d"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import ray
 import yaml
+from wandb_files import artifacts, history, records, run_files
 
 from radioplat.cli.main import main
 from radioplat.spec.checks.tasks.run import check
@@ -23,10 +24,7 @@ from radioplat.tasks.tune.tune import tune
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import Bill
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from wandb_files import artifacts, history, records, run_files
-
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 LR = "train.optim.lr"
 STEPS = 60

@@ -1,8 +1,8 @@
-"""What a rank of ``test_loss_state`` runs; apart from the tests, so that its process imports little."""
+"""What a rank of ``test_loss_state`` runs."""
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -60,13 +60,10 @@ def run_steps(rank: int, world: int, losses: Losses | None = None, start: int = 
     return state
 
 
-def main(folder: str, rank: int, world: int) -> None:
+def main(folder: Path) -> None:
     """One rank: write its statistics into ``folder``."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save(run_steps(rank, world).tensors(), f"{folder}/{rank}.pt")
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.save(run_steps(rank, dist.get_world_size()).tensors(), folder / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

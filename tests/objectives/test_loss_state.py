@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import load, run_ranks
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,10 +19,7 @@ from radioplat.spec.schema.distill import Balance
 from radioplat.training.checkpoints.checkpoint import LOSSES, read_losses
 from radioplat.training.engine.deepspeed_engine import build_engine
 
-SCRIPT = Path(__file__).with_name("loss_ranks.py")
-_spec = importlib.util.spec_from_file_location("loss_ranks", SCRIPT)
-ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ranks)
+ranks = load(Path(__file__).with_name("loss_ranks.py"))
 MICRO, STEPS, D, Losses, run_steps = ranks.MICRO, ranks.STEPS, ranks.D, ranks.Losses, ranks.run_steps
 
 
@@ -37,9 +32,7 @@ def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 def test_two_ranks_are_one(tmp_path):
     """Two ranks take three micro-batches in two turns, one of them padding."""
-    command = [sys.executable, str(SCRIPT), str(tmp_path)]
-    both = [subprocess.Popen([*command, str(rank), "2"]) for rank in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
+    run_ranks(ranks.main, tmp_path)
     alone = run_steps(0, 1).tensors()
     for rank in range(2):
         assert_alike(torch.load(tmp_path / f"{rank}.pt"), alone)

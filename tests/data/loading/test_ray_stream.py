@@ -16,50 +16,23 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.data.index.build import build_index
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import deal, open_stream, read_in_turn, read_stream
-from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
+from radioplat.data.loading.run_data import RunData, open_reader
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.storage.outage import read_waits
 from radioplat.errors import StorageError
-from radioplat.spec.loading.load import load_spec
 from radioplat.training.feed.feeder import Feeder
 
-pytestmark = pytest.mark.timeout(180)
-SHARDS, PER_SHARD, BATCH_SIZE, STEPS = 40, 4, 4, 8  # 16 shards are shuffled together
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+BATCH_SIZE, STEPS = 4, 8
 TIMEOUT = 3.0
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    before = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    ray.init(
-        address="local", num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-    )
-    yield
-    ray.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
-
-
 @pytest.fixture
-def run_data(tmp_path, write_tar, photo):
+def run_data(tmp_path, write_run_data):
     """run_data(timeout, **fields of the dataset) -> arguments of the reader, and the data."""
-    for shard in range(SHARDS):
-        write_tar(tmp_path / f"a/{shard:02}.tar", [(f"{shard}_{i}.jpg", photo(60, 50)) for i in range(PER_SHARD)])
-    sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(tmp_path / "a")}]}}
-
-    def make(timeout: float = TIMEOUT, **fields: float):
-        fields = sources | {"batch_size": BATCH_SIZE, "read_timeout_s": timeout, **fields}
-        dataset = load_spec({"dataset": fields}).dataset
-        split = dataset.train_dataset
-        data = RunData.create(build_index(split, "d", tmp_path / "i", max_pixels=10**9), split, 10**9)
-        data.save(tmp_path / "run")
-        return (str(tmp_path / "run"), dataset_to_json(dataset), (("32", 32),)), data
-
-    return make
+    return lambda timeout=TIMEOUT, **fields: write_run_data(tmp_path, read_timeout_s=timeout, **fields)
 
 
 def first_use(data: RunData, lowest: int) -> tuple[str, int]:
@@ -97,7 +70,7 @@ def test_round_robin_gives_each_rank_its_micro_batches_in_order(micro_batches, w
 
 
 @pytest.mark.proof
-def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data, slow_storage):
+def test_a_read_that_is_late_stops_no_step_within_the_prefetch(ray_cluster, run_data, slow_storage):
     arguments, data = run_data(timeout=60)
     path, micro_batch = first_use(data, lowest=16)
     slow_storage.hold(path)
@@ -114,7 +87,7 @@ def test_a_read_that_is_late_stops_no_step_within_the_prefetch(cluster, run_data
     assert [b.faults for b in found if b.faults] == []
 
 
-def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data, slow_storage):
+def test_a_read_that_hangs_is_tried_again_from_another_process(ray_cluster, run_data, slow_storage):
     arguments, data = run_data()
     path, _ = first_use(data, lowest=16)
     shutil.copy2(path, path + ".copy")  # with its times
@@ -131,7 +104,7 @@ def test_a_read_that_hangs_is_tried_again_from_another_process(cluster, run_data
 
 
 @pytest.mark.proof
-def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_storage):
+def test_a_read_that_never_ends_is_counted_and_skipped(ray_cluster, run_data, slow_storage):
     arguments, data = run_data()
     path, _ = first_use(data, lowest=16)
     slow_storage.hold(path)
@@ -144,7 +117,9 @@ def test_a_read_that_never_ends_is_counted_and_skipped(cluster, run_data, slow_s
 
 @pytest.mark.proof
 @pytest.mark.parametrize("fault", ["fail", "hang"])
-def test_storage_that_fails_is_waited_for_in_the_readers_processes(cluster, run_data, failing_reads, tmp_path, fault):
+def test_storage_that_fails_is_waited_for_in_the_readers_processes(
+    ray_cluster, run_data, failing_reads, tmp_path, fault
+):
     timeout = 12.0 if fault == "fail" else TIMEOUT
     arguments, data = run_data(timeout)
     batches = stream(arguments, {"env_vars": failing_reads.environment})
@@ -170,7 +145,7 @@ def test_storage_that_fails_is_waited_for_in_the_readers_processes(cluster, run_
 
 
 @pytest.mark.proof
-def test_storage_that_fails_for_too_long_is_its_own_error(cluster, run_data, failing_reads, tmp_path):
+def test_storage_that_fails_for_too_long_is_its_own_error(ray_cluster, run_data, failing_reads, tmp_path):
     arguments, _ = run_data(timeout=60, storage_timeout_s=1.0)
     failing_reads.fail(str(tmp_path / "a"))
     with pytest.raises(StorageError, match="Input/output error") as caught:
@@ -178,7 +153,7 @@ def test_storage_that_fails_for_too_long_is_its_own_error(cluster, run_data, fai
     assert type(caught.value) is StorageError and caught.value.problems[0].where == "dataset.storage_timeout_s"
 
 
-def test_the_next_dataset_is_begun_before_one_ends(cluster, run_data):
+def test_the_next_dataset_is_begun_before_one_ends(ray_cluster, run_data):
     arguments, data = run_data(timeout=60)
     schedule, opened, began = MicroBatchSchedule(4, 1), [], threading.Semaphore(0)
 
@@ -215,7 +190,7 @@ def readers() -> list[int]:
     return found
 
 
-def test_a_reader_that_is_killed_loses_no_sample(cluster, run_data, slow_storage):
+def test_a_reader_that_is_killed_loses_no_sample(ray_cluster, run_data, slow_storage):
     arguments, data = run_data(timeout=60)
     path, _ = first_use(data, lowest=16)
     slow_storage.hold(path)
@@ -233,8 +208,8 @@ def test_a_reader_that_is_killed_loses_no_sample(cluster, run_data, slow_storage
         assert (batch.views["32"].pixels == alone.read(batch.micro_batch).views["32"].pixels).all()
 
 
-def test_it_begins_where_less_than_a_cpu_is_free(cluster, run_data):
-    @ray.remote(num_cpus=2.5)
+def test_it_begins_where_less_than_a_cpu_is_free(ray_cluster, run_data):
+    @ray.remote(num_cpus=3.5)
     class Tenant:
         def here(self) -> bool:
             return True

@@ -15,48 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
-from radioplat.data.index.build import build_index
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream
-from radioplat.data.loading.run_data import RunData, dataset_to_json
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
-from radioplat.spec.loading.load import load_spec
 from radioplat.training.feed.feeder import Feeder
 
-pytestmark = pytest.mark.timeout(180)
-SHARDS, PER_SHARD, BATCH_SIZE, STEPS = 40, 4, 4, 8
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+BATCH_SIZE, STEPS = 4, 8
 BATCHES = STEPS * 4
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    before = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    ray.init(
-        address="local", num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-    )
-    yield
-    ray.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
-
-
 @pytest.fixture(scope="session")
-def prepare(write_tar, photo):
+def prepare(write_run_data):
     """prepare(folder) -> arguments of the reader, the ids of all batches, and the shards in the order of first use."""
 
     def make(folder: Path):
-        for shard in range(SHARDS):
-            write_tar(folder / f"a/{shard:02}.tar", [(f"{shard}_{i}.jpg", photo(60, 50)) for i in range(PER_SHARD)])
-        sources = {"train_dataset": {"tar_data_sources": [{"root_dir": str(folder / "a")}]}}
-        dataset = load_spec({"dataset": sources | {"batch_size": BATCH_SIZE, "read_timeout_s": 60}}).dataset
-        split = dataset.train_dataset
-        data = RunData.create(build_index(split, "d", folder / "i", max_pixels=10**9), split, 10**9)
-        data.save(folder / "run")
+        arguments, data = write_run_data(folder, read_timeout_s=60)
         ids = data.order.slice(0, BATCHES * BATCH_SIZE).sample_id
         paths = [data.index.shard_paths[s] for s in dict.fromkeys(data.index.shard[ids].tolist())]
-        return (str(folder / "run"), dataset_to_json(dataset), (("32", 32),)), ids.tolist(), paths
+        return arguments, ids.tolist(), paths
 
     return make
 
@@ -106,14 +83,14 @@ def start_and_end(arguments, ids: list[int], times: int, draw: random.Random) ->
     assert left == []
 
 
-def test_no_thread_and_no_process_outlives_the_stream(cluster, prepared):
+def test_no_thread_and_no_process_outlives_the_stream(ray_cluster, prepared):
     arguments, ids, _ = prepared
     start_and_end(arguments, ids, 3, random.Random(0))
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(1200)
-def test_two_hundred_starts_and_ends(cluster, prepared):
+def test_two_hundred_starts_and_ends(ray_cluster, prepared):
     arguments, ids, _ = prepared
     start_and_end(arguments, ids, 200, random.Random(1))
 
@@ -133,13 +110,13 @@ def busy(count: int) -> Iterator[None]:
 
 @pytest.mark.proof
 @pytest.mark.timeout(1200)
-def test_starts_and_ends_beside_busy_processes(cluster, prepared):
+def test_starts_and_ends_beside_busy_processes(ray_cluster, prepared):
     arguments, ids, _ = prepared
     with busy(os.cpu_count() or 1):
         start_and_end(arguments, ids, 5, random.Random(2))
 
 
-def test_a_feeder_that_waits_for_a_late_read_is_ended(cluster, tmp_path, prepare, slow_storage):
+def test_a_feeder_that_waits_for_a_late_read_is_ended(ray_cluster, tmp_path, prepare, slow_storage):
     arguments, ids, paths = prepare(tmp_path)  # of its own: no process has the shard open
     slow_storage.hold(paths[-1])
     feeder = Feeder(start(arguments)[0], {}, [], depth=BATCHES)
@@ -153,7 +130,7 @@ def test_a_feeder_that_waits_for_a_late_read_is_ended(cluster, tmp_path, prepare
     assert found[0].sample_id.tolist() == ids[:BATCH_SIZE]
 
 
-def test_the_thread_of_the_next_dataset_is_ended(cluster, prepared):
+def test_the_thread_of_the_next_dataset_is_ended(ray_cluster, prepared):
     arguments, ids, _ = prepared
 
     def part(first: int, last: int):
@@ -165,7 +142,7 @@ def test_the_thread_of_the_next_dataset_is_ended(cluster, prepared):
     assert "next dataset" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_rank_that_ends_early_takes_nothing_from_the_other(cluster, prepared):
+def test_a_rank_that_ends_early_takes_nothing_from_the_other(ray_cluster, prepared):
     arguments, ids, _ = prepared
     one, other = start(arguments, world=2)
     mine: list[int] = []

@@ -17,7 +17,7 @@ from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
 SHARDS = 2 * BATCHES_PER_TASK + 3
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,7 @@ def corpus(tmp_path_factory, write_tar, photo):
     return root
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_the_index_is_the_one_made_here(corpus, tmp_path, monkeypatch):
     split = SplitConfig(images_dir=str(corpus / "images"), tar_data_sources=[TarSource(str(corpus / "tars"))])
     here = build_index(split, "d", tmp_path / "here", max_pixels=10**9)
@@ -71,7 +64,7 @@ def test_the_index_is_the_one_made_here(corpus, tmp_path, monkeypatch):
     assert used == [SHARDS + 1] and again.fingerprint() == here.fingerprint()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_no_thread_outlives_a_scan_whose_reader_fails(corpus, monkeypatch):
     """A thread that still works when the cluster is left would end this process before the error is shown."""
     monkeypatch.setattr(scan_module, "LITTLE_BYTES", 0)

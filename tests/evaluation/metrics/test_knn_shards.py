@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from forked import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -78,32 +78,21 @@ def test_equally_near_samples_come_in_the_order_of_the_bank():
     assert late.merged(Nearest(*found), 4).row.shape == (1, 4)
 
 
-RANK = """
-import sys
-import torch
-import torch.distributed as dist
-from radioplat.evaluation.metrics.knn import knn_accuracy
-
-rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-bank, labels, queries, query_labels = torch.load(f"{folder}/data.pt")
-cuts = [0, 1490, 1500]  # uneven parts; the last holds fewer samples than k
-mine = slice(cuts[rank], cuts[rank + 1])
-result = knn_accuracy(bank[mine], labels[mine], queries, query_labels, k=20, group=dist.group.WORLD)
-open(f"{folder}/result.{rank}", "w").write(repr(result))
-dist.destroy_process_group()
-"""
+def work(folder: Path) -> None:
+    """Write the figure that a rank finds."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    bank, labels, queries, query_labels = torch.load(folder / "data.pt")
+    cuts = [0, 1490, 1500]  # uneven parts; the last holds fewer samples than k
+    mine = slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
+    result = knn_accuracy(bank[mine], labels[mine], queries, query_labels, k=20, group=dist.group.WORLD)
+    (folder / f"result.{dist.get_rank()}").write_text(repr(result))
+    dist.destroy_process_group()
 
 
 def test_two_ranks_as_one(tmp_path):
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
     torch.save(digits(), tmp_path / "data.pt")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script)]
-    ranks = [subprocess.Popen([*command, str(i), "2", str(tmp_path)], env=environment) for i in range(2)]
-    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    run_ranks(work, tmp_path, seconds=100)
     bank, labels, queries, query_labels = digits()
     expected = repr(knn_accuracy(bank, labels, queries, query_labels, k=20))
     assert {(tmp_path / f"result.{i}").read_text() for i in range(2)} == {expected}

@@ -1,18 +1,14 @@
-"""A student with quantizers, taught by its float self, at every ZeRO stage; started as a script one of two workers."""
+"""A student with quantizers, taught by its float self, at every ZeRO stage."""
 
 from __future__ import annotations
 
 import gc
-import importlib.util
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from forked import load, run_ranks
 from torch import nn
 
 from radioplat.common.collectives import broadcast_object
@@ -26,11 +22,7 @@ from radioplat.spec.schema.train import OptimConfig
 from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.deepspeed_engine import arithmetic
 
-_ZERO_CASES = Path(__file__).parents[2] / "training" / "engine" / "zero_cases.py"
-_spec = importlib.util.spec_from_file_location("zero_cases", _ZERO_CASES)
-zero = importlib.util.module_from_spec(_spec)
-sys.modules["zero_cases"] = zero  # dataclasses look there
-_spec.loader.exec_module(zero)
+zero = load(Path(__file__).parents[2] / "training" / "engine" / "zero_cases.py")
 
 MICRO, STEPS, HALF = 2, 8, zero.HALF
 PLAIN = StudentArchitecture(
@@ -130,27 +122,5 @@ def work(folder: Path) -> None:
 
 def start_two(folder: Path) -> dict[str, Any]:
     """What two workers find."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    workers = []
-    for rank in range(2):
-        place = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        environment = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        environment["OMP_NUM_THREADS"] = "1"
-        command = [sys.executable, __file__, str(folder)]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    said = []
-    for worker in workers:
-        try:
-            said.append(worker.communicate(timeout=200)[0].decode())
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            said.append(worker.communicate()[0].decode() + "\ntoo slow")
-    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-3000:] for text in said)
+    run_ranks(work, folder)
     return torch.load(folder / "2.pt")
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

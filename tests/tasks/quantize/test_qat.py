@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import load
 from torch import nn
 
 from radioplat.compression.quantization.quantize_model import quantize_model
@@ -24,10 +23,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.quantize import QuantizeConfig
 from radioplat.spec.schema.train import OptimConfig, OptimizerName
 
-_spec = importlib.util.spec_from_file_location("qat_cases", Path(__file__).with_name("qat_cases.py"))
-cases = importlib.util.module_from_spec(_spec)
-sys.modules["qat_cases"] = cases
-_spec.loader.exec_module(cases)
+cases = load(Path(__file__).with_name("qat_cases.py"))
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::FutureWarning")]
 FOUND: dict[int, dict[str, Any]] = {}

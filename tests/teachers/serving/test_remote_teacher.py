@@ -21,49 +21,8 @@ from radioplat.teachers.serving.remote_teacher import await_pool, start_pool, st
 from radioplat.teachers.serving.replica_health import health_of
 from radioplat.teachers.serving.transport import to_host
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 GRID = (2, 2)
-
-SLOW = """
-import os, time
-import torch
-from torch import nn
-from radioplat.models.features import Features
-
-class Slow(nn.Module):
-    stride = 8
-
-    def __init__(self, hang="", seconds=0.0):
-        super().__init__()
-        self.conv, self.hang, self.seconds = nn.Conv2d(3, 4, 8, 8), hang, seconds
-
-    def forward(self, images, wanted):
-        if not images.is_meta:
-            time.sleep(self.seconds)
-            if self.hang and os.path.exists(self.hang):
-                if not os.path.exists(self.hang + ".always"):
-                    os.remove(self.hang)
-                time.sleep(600)
-        x = self.conv(images)
-        return Features(x.mean((2, 3)), x.permute(0, 2, 3, 1))
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """A real Ray of four logical CPUs, whose processes can import ``slow_teacher``."""
-    before, folder = dict(os.environ), tmp_path_factory.mktemp("own")
-    (folder / "slow_teacher.py").write_text(SLOW)
-    sys.path.insert(0, str(folder))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-    sys.path.remove(str(folder))
-    os.environ.clear()
-    os.environ.update(before)
-
 
 @pytest.fixture
 def slow(resolve, tmp_path):
@@ -83,7 +42,7 @@ def slow(resolve, tmp_path):
 
 
 @pytest.fixture
-def pool(cluster):
+def pool(ray_cluster):
     """pool(teacher) -> its pool, ready; ended with the test."""
     opened = []
 

@@ -2,21 +2,17 @@
 
 import io
 import json
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from PIL import Image
+from wandb_files import artifacts, history, records, run_files
 
 from radioplat.common.redact import MASK
 from radioplat.spec.schema.wandb import WandbArtifacts, WandbConfig
 from radioplat.tracking.report.curves import draw_curves
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.session import STEP, WandbRun
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from wandb_files import artifacts, history, records, run_files
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

@@ -1,18 +1,13 @@
-"""A frozen backbone in a checkpoint of two workers: whole and unrounded, at every ZeRO stage and in bf16.
-
-Run as a script this file is one of the workers.
-"""
+"""A frozen backbone in a checkpoint of two workers: whole and unrounded, at every ZeRO stage and in bf16."""
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_ranks
 from torch import nn
 
 from radioplat.design.run import Run
@@ -90,25 +85,7 @@ def work(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     found = tmp_path_factory.mktemp("frozen")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    workers = []
-    for rank in range(2):
-        place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
-        place |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS=1)
-        environment = {**os.environ, **{k: str(v) for k, v in place.items()}}
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-        command = [sys.executable, __file__, str(found)]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    said = []
-    for worker in workers:
-        try:
-            said.append(worker.communicate(timeout=120)[0].decode())
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            said.append(worker.communicate()[0].decode() + "\ntoo slow")
-    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-3000:] for text in said)
+    run_ranks(work, found, seconds=120)
     return found
 
 
@@ -127,7 +104,3 @@ def test_what_is_frozen_is_saved_as_it_was(folder, case):
         elif not torch.equal(after[name], value):
             moved.append(name)
     assert "heads.t.spatial.fc1.weight" in moved
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

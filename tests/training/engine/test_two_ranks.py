@@ -5,18 +5,14 @@ What is compared is computed once, in :mod:`zero_cases`, in one process group of
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import load
 
-_spec = importlib.util.spec_from_file_location("zero_cases", Path(__file__).with_name("zero_cases.py"))
-cases = importlib.util.module_from_spec(_spec)
-sys.modules["zero_cases"] = cases  # dataclasses look there
-_spec.loader.exec_module(cases)
+cases = load(Path(__file__).with_name("zero_cases.py"))
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::FutureWarning")]
 FOUND: dict[int, dict[str, Any]] = {}

@@ -1,22 +1,19 @@
-"""Small runs at every ZeRO stage, on one worker or on two; started as a script this file is one of two workers.
+"""Small runs at every ZeRO stage, on one worker or on two.
 
-All cases go through one process group: joining it, and importing torch and DeepSpeed, costs more than they do.
+All cases go through one process group: joining it costs more than they do.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from forked import run_ranks
 from torch import nn
 
 from radioplat.common.collectives import broadcast_object
@@ -210,27 +207,5 @@ def work(folder: Path) -> None:
 
 def start_two(folder: Path) -> dict[str, Any]:
     """What two workers find; ``folder`` holds in ``1.pt`` what one has found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    workers = []
-    for rank in range(2):
-        place = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        path = os.pathsep.join(p for p in sys.path if p)
-        environment = {**os.environ, **place, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, str(folder)]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    said = []
-    for worker in workers:
-        try:
-            said.append(worker.communicate(timeout=240)[0].decode())
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            said.append(worker.communicate()[0].decode() + "\ntoo slow")
-    assert all(worker.returncode == 0 for worker in workers), "\n".join(text[-3000:] for text in said)
+    run_ranks(work, folder, seconds=240)
     return torch.load(folder / "2.pt")
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

@@ -1,19 +1,13 @@
-"""Whether a step has any weight is known on all ranks alike, before its weights would move.
-
-Run as a script this file is one of two ranks.
-"""
+"""Whether a step has any weight is known on all ranks alike, before its weights would move."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from forked import run_ranks
 
 from radioplat.data.batch import Batch
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -30,9 +24,10 @@ STEPS = [
 ]
 
 
-def work(rank: int) -> None:
+def work() -> None:
     """Print what this rank knows at the end of each step."""
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     guard = NonFiniteGuard(TrainConfig(), ClassifyObjective(Student(StudentArchitecture("test_resnet")), "224"))
     found, ids = [], np.arange(2)
     for step, weights in enumerate(STEPS):
@@ -44,19 +39,5 @@ def work(rank: int) -> None:
 
 
 def test_ranks_agree_whether_a_step_has_weight():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    path = {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank)], env=os.environ | group | path, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=90)[0] for process in ranks]
+    said = run_ranks(work, seconds=90)
     assert [json.loads(line.splitlines()[-1]) for line in said] == [[False, True, True, True]] * 2
-
-
-if __name__ == "__main__":
-    work(int(sys.argv[1]))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,27 +170,19 @@ def test_permuted_data_give_the_same_transform(kind, order, size):
         assert torch.allclose(getattr(first, name), getattr(second, name), rtol=1e-6, atol=1e-6), name
 
 
-def _rank(rank: int, port: int, folder: str) -> None:
+def work(folder: Path) -> None:
     """One of four workers: every fourth sample, taken from the end."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=4)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     summary, spatial = (values.flip(0)[rank::4] for values in told())
     for kind in MATRICES:
         head = alone(kind, summary, spatial, 2)
-        torch.save({k: v for k, v in head.named_buffers()}, f"{folder}/{kind}{rank}.pt")
+        torch.save({k: v for k, v in head.named_buffers()}, folder / f"{kind}{rank}.pt")
     dist.destroy_process_group()
 
 
-def _four(_: int, port: int, folder: str) -> None:
-    """A fresh process that forks four: torch is imported once, and this one has no process group yet."""
-    torch.multiprocessing.start_processes(_rank, (port, folder), nprocs=4, start_method="fork")
-
-
 def test_four_workers_find_what_one_finds(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_four, (port, str(tmp_path)))
+    run_ranks(work, tmp_path, world=4)
     for kind in MATRICES:
         expected = dict(alone(kind, *told()).named_buffers())
         for rank in range(4):

@@ -1,16 +1,10 @@
-"""Who hangs and who waits: real processes with a real process group, and a watchdog each.
-
-Run as a script this file is one of the workers.
-"""
+"""Who hangs and who waits: real processes with a real process group, and a watchdog each."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -18,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from forked import Forked, start_ranks
 
 from radioplat.tracking.attempts.logs import attempt_folder, last_words
 from radioplat.training.watch.phases import CHECKPOINT, COLLECTIVE, DATA, Phases
@@ -112,39 +107,17 @@ def work(case: str, folder: Path) -> None:
         dist.barrier()
 
 
-def start(case: str, folder: Path, world: int = 2) -> list[subprocess.Popen]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = dict(WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    path = os.pathsep.join(p for p in sys.path if p)
-    return [
-        subprocess.Popen(
-            [sys.executable, __file__, case, str(folder)],
-            env=os.environ | {k: str(v) for k, v in {**group, "RANK": rank}.items()} | {"PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(world)
-    ]
-
-
 @pytest.fixture
 def ended(tmp_path):
     """ended(case, waited=(0, 1)) -> exit codes of those ranks; the others are killed then."""
-    running: list[subprocess.Popen] = []
+    running: list[Forked] = []
 
     def run(case: str, waited: tuple[int, ...] = (0, 1), world: int = 2) -> list[int]:
-        running.extend(start(case, tmp_path, world))
-        codes = []
-        for rank in waited:
-            try:
-                codes.append(running[rank].wait(90))
-            except subprocess.TimeoutExpired:
-                codes.append(None)
+        running.extend(start_ranks(work, case, tmp_path, world=world))
+        codes = [running[rank].wait(90) for rank in waited]
         for worker in running:
             worker.kill()
-        said = [worker.communicate()[0].decode()[-3000:] for worker in running]
+        said = [worker.output[-3000:] for worker in running]
         assert None not in codes, said
         return codes
 
@@ -231,7 +204,3 @@ def test_each_second_belongs_to_one_phase():
     parts = {name: phases.seconds(name) for name in ("start", "step", DATA, COLLECTIVE)}
     assert parts[DATA] >= 0.05 and parts[COLLECTIVE] >= 0.05 and parts["step"] >= 0.02
     assert sum(parts.values()) == pytest.approx(time.monotonic() - begin, abs=0.02)
-
-
-if __name__ == "__main__":
-    work(sys.argv[1], Path(sys.argv[2]))
