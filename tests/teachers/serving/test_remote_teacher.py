@@ -95,7 +95,10 @@ def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
         assert same(ask(shared, [3], 64)[0](), own.submit(images(3, 64), 3)()), "a named pool outlives a run"
     finally:
         assert stop_pools(["lab"]) == ["lab/t"]
-    assert pool_statuses() == []
+    deadline = time.monotonic() + 60
+    while pool_statuses():  # Ray lists a dead actor's name for a moment
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.proof
