@@ -36,7 +36,7 @@ def folders() -> list[Folder]:
     """Every folder of ``radioplat/``, by path."""
     package = ROOT / "radioplat"
     found = []
-    for path in sorted([package, *(p for p in package.rglob("*") if p.is_dir() and p.name != "__pycache__")]):
+    for path in sorted({file.parent for file in package.rglob("*.py")}):
         files = [p for p in path.iterdir() if p.is_file() and p.suffix != ".pyc" and p.name != "__init__.py"]
         lines = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in files if p.suffix == ".py")
         tree = ast.parse((path / "__init__.py").read_text(encoding="utf-8"))
