@@ -1,1 +1,1 @@
-"""What any package may use: atomic files, hashes, CPU threads, collectives, SIGTERM, redaction, the terminal."""
+"""Utilities for all packages: atomic files, hashes, CPU threads, collectives, SIGTERM, redaction, the terminal."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it takes that name when the block ends well, and is removed when it fails.
+    """Yield a temporary path in the same folder, renamed to ``path`` at the end of the block, or removed on an error.
 
-    A process that dies inside the block leaves what was there before.
+    A process that is killed inside the block leaves the old file unchanged.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Small conversations between the ranks of a run; one thread a process group."""
+"""Exchange small objects and tensors between ranks. A process group may be used by one thread only."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from radioplat.errors import RadioplatError
 
 
 def alone() -> bool:
-    """Whether this is the only worker."""
+    """Return True if this is the only worker."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def is_first() -> bool:
-    """Whether this is rank 0, or alone."""
+    """Return True on rank 0 and without a process group."""
     return alone() or dist.get_rank() == 0
 
 
 def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
-    """Rank 0's ``value`` (picklable) on every rank.
+    """Return rank 0's ``value`` (picklable) on every rank.
 
     Args:
-        channel: from :func:`open_channel`, where another thread than the training one speaks.
+        channel: group from :func:`open_channel`, for calls outside the training thread.
     """
     if alone():
         return value
@@ -37,7 +37,7 @@ def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> An
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Every rank's ``value`` (picklable), by rank."""
+    """Return the ``value`` (picklable) of every rank, by rank."""
     if alone():
         return [value]
     box = [None] * dist.get_world_size()
@@ -47,7 +47,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def mark_agreed() -> Iterator[None]:
-    """Around what all ranks decide alike: an error that leaves the block is marked as agreed."""
+    """Set ``agreed`` on a :class:`RadioplatError` that leaves the block; all ranks must raise the same one."""
     try:
         yield
     except RadioplatError as error:
@@ -56,31 +56,31 @@ def mark_agreed() -> Iterator[None]:
 
 
 def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
-    """A group of its own for a second thread: two threads in one group would take each other's messages.
+    """Return a new process group for a second thread: two threads in one group would receive each other's messages.
 
-    Every rank calls it, in the training thread.
+    Every rank must call it, in the training thread. None without a process group.
     """
     return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
 
 
 def maximum(values: torch.Tensor) -> torch.Tensor:
-    """Elementwise maximum over the ranks."""
+    """Return the elementwise maximum over the ranks."""
     return _reduce(values, dist.ReduceOp.MAX)
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
-    """Elementwise sum over the ranks."""
+    """Return the elementwise sum over the ranks."""
     return _reduce(values, dist.ReduceOp.SUM)
 
 
 def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
-    """In place; NCCL carries no tensor of the host, such as an offloaded optimizer's, so that goes by the device."""
+    """Reduce in place; tensors in host memory are copied to the device for NCCL."""
     if alone():
         return values
     if values.device.type == "cpu" and dist.get_backend() == "nccl":
-        there = values.cuda()
-        dist.all_reduce(there, op=op)
-        return values.copy_(there)
+        on_device = values.cuda()
+        dist.all_reduce(on_device, op=op)
+        return values.copy_(on_device)
     dist.all_reduce(values, op=op)
     return values
 

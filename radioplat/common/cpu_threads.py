@@ -1,4 +1,4 @@
-"""Sharing the cores of one machine between torch and the decode threads of the same process."""
+"""Share the cores of a machine between torch's threads and decode threads."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 
 def decode_threads(workers: int) -> int:
-    """Threads that decode: as many as asked, at most half the cores, at least one."""
+    """Return the number of decode threads: ``workers``, but at most half the cores, and at least one."""
     return max(1, min(workers, _cores() // 2))
 
 
 def torch_callers(most: int) -> int:
-    """How many threads may compute with torch at once on the CPU: ``most``, or as many as there are cores."""
+    """Return the number of threads that may call torch at once on the CPU: ``most``, but at most the cores."""
     return max(1, min(most, _cores()))
 
 
 @contextlib.contextmanager
 def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
-    """Leave ``decoders`` cores to decoding while the block runs, and share the rest among ``callers`` of torch.
+    """Leave ``decoders`` cores to decoding during the block, and divide the rest among ``callers`` of torch.
 
-    With more threads than cores OpenMP's threads spin while they wait for one that is not running: an evaluation on two
-    cores took nine times as long. ``OMP_NUM_THREADS``, where set, is the user's word and stays.
+    With more threads than cores, OpenMP threads spin while they wait for one that is not running: an evaluation on two
+    cores took nine times as long. Without effect if ``OMP_NUM_THREADS`` is set.
     """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
@@ -37,25 +37,28 @@ def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
 
 
 def share_cores(num_cpus: float, workers: int) -> None:
-    """Give torch all cores in a training worker that asked Ray for less than one, ``workers`` of them on this node.
+    """Give torch this worker's share of all cores if it requested less than one CPU of Ray.
 
-    A share of a core says that others are on the same cores: teachers, which :func:`lower_thread_priority`.
+    A fraction of a CPU means that teachers run on the same cores; they have :func:`lower_thread_priority`.
+
+    Args:
+        num_cpus: CPUs that the worker requested.
+        workers: training workers on this node.
     """
     if num_cpus < 1:
         torch.set_num_threads(max(1, _cores() // workers))
 
 
 def share_cores_among(processes: int, decoders: int) -> None:
-    """Give torch its share of the cores in one of so many processes, beside the decoders of the one they work for."""
+    """Give torch its share of the cores in one of ``processes``, after ``decoders`` cores for decoding."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (_cores() - decoders) // processes))
 
 
 def lower_thread_priority() -> None:
-    """Compute in this thread only while nobody else wants its core, as far as the kernel knows such threads.
+    """Give the current thread the lowest scheduling priority.
 
-    A teacher that shares cores with a student works ahead while that waits, with a thread of its own, and the student
-    then has all cores. Side by side the one with the most to do would hold up the others.
+    A teacher that shares cores with a student then computes ahead while the student waits, and does not slow it down.
     """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 19))

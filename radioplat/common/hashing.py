@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def file_hash(path: Path) -> str:
-    """sha256 (hex) of the file at ``path``; read once a process for each version of it."""
-    found = path.stat()
-    return _hashed(str(path.resolve()), found.st_size, found.st_mtime_ns)
+    """Return the sha256 (hex) of the file at ``path``; cached per process until size or modification time change."""
+    state = path.stat()
+    return _hashed(str(path.resolve()), state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Toolkits that only some backends need: imported where they are used, and named where they are missing."""
+"""Imports of optional packages, with a message that says what to install."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from radioplat.errors import SpecError
 
 @contextmanager
 def needs(package: str, backend: str) -> Iterator[None]:
-    """Imports inside that fail become a sentence that says what to install.
+    """Turn an ImportError in the block into a :class:`SpecError` that says what to install.
 
     Args:
         package: name on the package index.
-        backend: value of ``quantize.backend`` that wants it.
+        backend: value of ``quantize.backend`` that needs it.
 
     Raises:
         SpecError: an import failed.
@@ -22,7 +22,7 @@ def needs(package: str, backend: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        said = str(error).splitlines()[0]
-        hint = "Run pip install 'radioplat[quantize]', or take quantize.backend: native."
-        message = f"backend {backend} needs {package}, which cannot be imported here ({said})"
+        reason = str(error).splitlines()[0]
+        hint = "Run pip install 'radioplat[quantize]', or set quantize.backend: native."
+        message = f"backend {backend} needs {package}, which cannot be imported here ({reason})"
         raise SpecError(message, where="quantize.backend", hint=hint) from None

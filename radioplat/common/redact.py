@@ -1,4 +1,4 @@
-"""Keeps secrets out of everything a run writes: status lines, W&B configs, reports."""
+"""Mask secrets in everything that a run writes: status lines, W&B configs, reports."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MASK = "(secret)"  # a plain YAML scalar: a masked spec still parses
+MASK = "(secret)"  # a plain YAML scalar, so that a masked spec still parses
 _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
-# Shorter values ("1", "true", "auto") are switches, not secrets, and would blank out ordinary words.
+# Shorter values ("1", "true", "auto") are switches, not secrets, and would mask ordinary words.
 _SHORTEST_SECRET = 8
-# A field of a YAML text whose name says that it is a secret, with the folded lines of its value.
+# A YAML field with the name of a secret, with the folded lines of its value.
 _YAML_SECRET = re.compile(
     rf"^(?P<indent> *)(?P<name>\w+(?:{'|'.join(_SECRET_ENDINGS)})): (?!null$|''$).+(?:\n(?P=indent) +.*)*", re.I | re.M
 )
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Replace each value of an environment variable named ``*_KEY``, ``*_TOKEN``, ``*_SECRET`` or ``*_PASSWORD``.
+    """Mask each value of an environment variable named ``*_KEY``, ``*_TOKEN``, ``*_SECRET`` or ``*_PASSWORD``.
 
     Args:
-        text: what is about to be written.
-        environ: variables to look at; default ``os.environ``, read at each call.
+        text: the text to be written.
+        environ: environment variables; default: ``os.environ``.
 
     Returns:
-        ``text`` with ``(secret)`` in place of every such value of at least 8 characters.
+        ``text`` with ``(secret)`` for every such value of at least 8 characters.
     """
     environ = os.environ if environ is None else environ
     secrets = {v for k, v in environ.items() if k.upper().endswith(_SECRET_ENDINGS) and len(v) >= _SHORTEST_SECRET}
@@ -35,12 +35,12 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def redact_yaml(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Mask a spec: what :func:`redact` masks, and every field whose name says it is a secret (``encryption_key``)."""
+    """Mask YAML text as :func:`redact` does, and every field with the name of a secret (``encryption_key``)."""
     return redact(_YAML_SECRET.sub(rf"\g<indent>\g<name>: {MASK}", text), environ)
 
 
 def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:
-    """Copy nested dicts and lists with every string redacted, and every field masked whose name says it is a secret."""
+    """Return a copy of nested dicts and lists with strings redacted, and fields with the name of a secret masked."""
     if isinstance(value, Mapping):
         return {
             key: MASK

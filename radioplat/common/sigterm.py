@@ -1,8 +1,8 @@
-"""SIGTERM: save, and leave with exit status 75, which says that the same command goes on from there.
+"""SIGTERM handling: save a checkpoint and exit with status 75; the same command then continues the run.
 
-What a scheduler sends before it takes a machine away. The first one is heeded: before the first step, where nothing is
-to be saved, the command leaves at once; later its workers are asked to pause, as for a node that is to go. The second
-one ends the process as any other. Where no signal comes, in a trial of a sweep, :func:`leave` says the same.
+A scheduler sends SIGTERM before it takes a machine away. Before the first step there is nothing to save and the command
+exits at once; later its workers are asked to pause, as before a node drains. A second SIGTERM ends the process at once.
+:func:`request_stop` does the same without a signal, in trials of a sweep.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from collections.abc import Callable, Iterator
 
 from radioplat.errors import Stopped
 
-_passed_on: list[Callable[[], None]] = []  # of this process, innermost last; signals are the process's, too
-_asked = False
+_passed_on: list[Callable[[], None]] = []  # the process's actions, innermost last
+_requested = False
 
 
 def stop_requested() -> bool:
-    """Whether the run within :func:`handling_sigterm` was told to stop."""
-    return _asked
+    """Return True if the run inside :func:`handling_sigterm` was asked to stop."""
+    return _requested
 
 
 @contextlib.contextmanager
 def handling_sigterm() -> Iterator[None]:
-    """While the block runs, SIGTERM raises :class:`Stopped` in it, or is passed on. Only in the main thread."""
-    global _asked
+    """During the block, SIGTERM raises :class:`Stopped`, or calls the action of :func:`forwarding_sigterm`.
+
+    Without effect outside the main thread.
+    """
+    global _requested
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,19 +43,19 @@ def handling_sigterm() -> Iterator[None]:
             raise Stopped from ended
         raise
     finally:
-        _asked = False
+        _requested = False
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
 def install_handler() -> None:
-    """Set our handler: within :func:`handling_sigterm`, after a library has set one of its own."""
-    if threading.current_thread() is threading.main_thread() and not _asked:
+    """Set the handler again inside :func:`handling_sigterm`, after a library has replaced it."""
+    if threading.current_thread() is threading.main_thread() and not _requested:
         signal.signal(signal.SIGTERM, _handle)
 
 
 @contextlib.contextmanager
 def forwarding_sigterm(action: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, SIGTERM calls ``action`` in the main thread, which sees to it that the block ends."""
+    """During the block, SIGTERM calls ``action`` in the main thread, which must cause the block to end."""
     _passed_on.append(action)
     try:
         install_handler()
@@ -62,10 +65,9 @@ def forwarding_sigterm(action: Callable[[], None]) -> Iterator[None]:
 
 
 def request_stop() -> None:
-    """As SIGTERM, from any thread: the run of this process saves and raises :class:`Stopped`; where nothing is to be
-    saved, the process ends here with that exit status."""
-    global _asked
-    _asked = True
+    """Do the same as SIGTERM, from any thread; without anything to save, exit at once with status 75."""
+    global _requested
+    _requested = True
     try:
         if not _passed_on:
             raise Stopped
@@ -75,8 +77,8 @@ def request_stop() -> None:
 
 
 def _handle(number: int, frame: object) -> None:
-    global _asked
-    _asked = True
+    global _requested
+    _requested = True
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if not _passed_on:
         raise Stopped

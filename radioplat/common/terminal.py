@@ -1,4 +1,4 @@
-"""What a person reads in a terminal: plans, evaluations, errors."""
+"""Terminal output: lines, tables, errors, progress bars."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from radioplat.errors import RadioplatError
 
 
 def show_error(error: RadioplatError) -> None:
-    """One line a problem on stderr, secrets masked."""
+    """Print one line per problem on stderr, with secrets masked."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for problem in error.problems:
         console.print(f"[bold red]error[/] {escape(redact(str(problem)))}")
 
 
 def show_table(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
-    """A table on stdout."""
+    """Print a table on stdout."""
     table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
@@ -34,24 +34,28 @@ def show_table(title: str, columns: list[str], rows: list[list[str]], note: str 
 
 
 def say(line: str) -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     _stdout().print(line, markup=False)
 
 
 def note(line: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, or a line every ten seconds where that is no terminal; yields ``count(done, total)``."""
+    """Show progress on stderr, as a bar or, without a terminal, as a line every ten seconds.
+
+    Yields:
+        A function ``count(done, total)`` to call on progress.
+    """
     if not sys.stderr.isatty():
-        spoke = [time.monotonic()]
+        last_line = [time.monotonic()]
 
         def line(done: int, total: int) -> None:
-            if time.monotonic() - spoke[0] >= 10 or done == total > 1000:
-                spoke[0] = time.monotonic()
+            if time.monotonic() - last_line[0] >= 10 or done == total > 1000:
+                last_line[0] = time.monotonic()
                 note(f"{label}: {done} of {total}")
 
         yield line
@@ -63,7 +67,7 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``12.3 MB``."""
+    """Return a number of bytes as text: ``12.3 MB``."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -72,5 +76,5 @@ def size(count: float) -> str:
 
 
 def _stdout() -> Console:
-    # A pipe has no width: tables then keep the width they need instead of being folded to 80 columns.
+    # A pipe has no width; without one, tables would be folded to 80 columns.
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 140)

@@ -12,7 +12,8 @@ from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.capture import as_features, captured, find_module
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
-from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.terms import MODULE
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.adapters.adapter import Wants

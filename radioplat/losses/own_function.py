@@ -9,7 +9,8 @@ import torch
 from radioplat.common.import_path import import_object
 from radioplat.errors import Problem, SpecError
 from radioplat.losses.base.criterion import Pair
-from radioplat.spec.resolved.teacher import ResolvedTeacher, Term
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import LossType
 
 

@@ -12,7 +12,7 @@ from radioplat.losses.terms import feature, logits, relational, spatial
 from radioplat.losses.terms.angle import Angle
 from radioplat.losses.terms.phi_error import PhiError
 from radioplat.losses.terms.tangent_sphere import TangentSphere
-from radioplat.spec.resolved.teacher import Term
+from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
 
 # Of a checked term, the width of the teacher's features that it compares, and the spec's section.

@@ -18,7 +18,8 @@ from radioplat.losses.weighting.iou_mask import object_mask
 from radioplat.models.capture import captured, find_module
 from radioplat.models.detectors.base import Detector
 from radioplat.spec.resolved.losses import Binds, definition_of
-from radioplat.spec.resolved.teacher import MODULE, QUERY_MODULES, Bound, ResolvedTeacher, Term
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.terms import MODULE, QUERY_MODULES, Bound, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
 from radioplat.teachers.base.info import TeacherInfo
 
@@ -160,5 +161,5 @@ def _unlike(
         return "" if any_modules else f"{bound.loss.value} looks at maps"
     if mine.ndim != 4 or len(theirs) != 3:
         return "a map [B, C, h, w] is needed on both sides"
-    wide = [named[MODULE + name][-1] for name in bound.beside if name in ("memory.0", "queries")]
+    wide = [named[MODULE + name][-1] for name in bound.context_modules if name in ("memory.0", "queries")]
     return f"the teacher's queries and its map have unlike widths {wide}" if len(set(wide)) > 1 else ""

@@ -24,7 +24,8 @@ from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import Objective, StepContext
 from radioplat.objectives.peers import Peer
 from radioplat.spec.resolved.labels import label_weight
-from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher, Term
+from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
+from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import AverageView, DistillConfig, LabelForm, Source
 
 

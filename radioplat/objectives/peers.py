@@ -20,7 +20,8 @@ from torch import nn
 
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
-from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.terms import MODULE
 from radioplat.teachers.adapters.registry import adapter_class
 
 PREFIX = "peers."  # before the names of their tensors in a checkpoint and among the module's parameters

@@ -1,4 +1,4 @@
-"""The ranges of the spec's numbers: each stands with its field, and one walk compares all of them."""
+"""Ranges of numeric spec fields, declared with the field and checked for the whole spec at once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from radioplat.errors import Problem
 
-SECONDS = 1e9  # the longest time: 31 years; clocks of the system overflow beyond some 9e9
+SECONDS = 1e9  # maximum of time fields, 31 years; system clocks overflow at about 9e9
 _KEY = "range"
-_LARGEST_INT = 2**63 - 1  # of tables, tensors and generators
-_LARGEST_FLOAT = 3.4e38  # of fp32
+_LARGEST_INT = 2**63 - 1  # int64, as in tables, tensors and random generators
+_LARGEST_FLOAT = 3.4e38  # maximum of fp32
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What numbers a field takes: finite ones inside bounds, of which None is none.
+    """Valid values of a numeric field: finite numbers inside the bounds; a bound of None is no bound.
 
     Attributes:
-        at_least, at_most: the bounds belong to the range.
-        above, below: these do not.
-        also: numbers outside that have a meaning of their own.
-        hint: what to do about any other.
+        at_least, at_most: inclusive bounds.
+        above, below: exclusive bounds.
+        also: further valid values outside the bounds.
+        hint: advice for the user about invalid values.
     """
 
     at_least: float | None = None
@@ -34,7 +34,7 @@ class Range:
     hint: str = ""
 
     def fault(self, value: float) -> str:
-        """What is wrong with ``value``; empty if nothing is."""
+        """Return a message if ``value`` is invalid, else an empty string."""
         if value in self.also:
             return ""
         if isinstance(value, float) and not math.isfinite(value):
@@ -57,11 +57,11 @@ class Range:
 
 
 def number(default: Any, **bounds: Any) -> Any:
-    """A dataclass's field of numbers.
+    """Declare a numeric dataclass field.
 
     Args:
-        default: the default, or what makes one: of a list or a mapping, whose numbers then have these bounds each.
-        bounds: the fields of :class:`Range`; none where any finite number will do.
+        default: the default value; or a factory of a list or mapping, whose numbers then all have these bounds.
+        bounds: the fields of :class:`Range`; none for any finite number.
     """
     metadata = {_KEY: Range(**bounds)}
     if callable(default):
@@ -70,17 +70,17 @@ def number(default: Any, **bounds: Any) -> Any:
 
 
 def range_of(field: dataclasses.Field[Any]) -> Range | None:
-    """The range of a field; None where it was not made by :func:`number`."""
+    """Return the range of a field; None if it was not declared by :func:`number`."""
     return field.metadata.get(_KEY)
 
 
 def range_problems(value: Any, path: str = "", limits: Range | None = None) -> Iterator[Problem]:
-    """A problem for each number in ``value`` that is outside the range of its field, by the field's path.
+    """Yield a problem, with the field path, for each number in ``value`` outside its field's range.
 
     Args:
-        value: a dataclass of the spec, or what one of its fields holds.
-        path: of ``value``; empty at the top.
-        limits: of numbers in ``value``; None: any finite number, as in arguments that are passed on.
+        value: a dataclass of the spec, or the value of one of its fields.
+        path: field path of ``value``; empty at the top.
+        limits: range of the numbers in ``value``; None: any finite number.
     """
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
@@ -102,5 +102,5 @@ def _join(path: str, name: str) -> str:
 
 
 def _shown(value: float) -> str:
-    """A number as text, shortened where it has more digits than a message needs."""
+    """Return a number as text, in scientific notation if it is very long."""
     return str(value) if abs(value) < 10**30 else f"{'-' if value < 0 else ''}1e{math.log10(abs(value)):.0f}"

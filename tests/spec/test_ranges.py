@@ -121,7 +121,7 @@ def test_the_defaults_are_in_their_ranges():
         ("train.seed=18446744073709551616", "train.seed", "at most"),
         ("train.seed=-1", "train.seed", "at least 0"),
         pytest.param(f"train.seed={'9' * 5000}", "train.seed", "not valid YAML", id="5000 digits"),
-        pytest.param(f"train.optim.lr={'9' * 400}", "train.optim.lr", "this large", id="400 digits"),
+        pytest.param(f"train.optim.lr={'9' * 400}", "train.optim.lr", "too large", id="400 digits"),
         (f"train.seed={10**40}", "train.seed", "not 1e40"),
         ("dataset.train_dataset.seed=18446744073709551616", "dataset.train_dataset.seed", "at most"),
         ("dataset.train_dataset.tar_data_sources=[{root_dir: x, steps_per_epoch: -1}]",

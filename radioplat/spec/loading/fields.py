@@ -1,4 +1,4 @@
-"""The fields of the spec's dataclasses: their kinds, and what is wrong with a plain tree that should become them."""
+"""Compare a plain tree of YAML values with the spec's dataclasses, and look up field types."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _REQUIRED = "???"
 
 
 def faults(value: Any, kind: Any, path: str, root: type) -> Iterator[Problem]:
-    """Walk ``value`` beside ``kind``: a problem for each unknown, missing or mistyped field.
+    """Yield a problem for each unknown, missing or mistyped field of ``value``.
 
-    Values that are interpolations (``${...}``) are left to be resolved.
+    Interpolations (``${...}``) are skipped; they are not resolved yet.
 
     Args:
-        value: of plain dicts, lists and scalars.
-        kind: a dataclass, or the annotation of one of its fields.
-        path: the field path of ``value``, empty at the top.
-        root: the dataclass at the top, in which fields that were put into the wrong section are looked up.
+        value: plain dicts, lists and scalars.
+        kind: the dataclass, or field annotation, that ``value`` should have.
+        path: field path of ``value``, empty at the top.
+        root: the top dataclass, to suggest the right section for misplaced fields.
     """
-    bare = strip_optional(kind)
-    if _is_interpolation(value) or (value is None and typing.get_origin(bare) is list and bare is not kind):
+    required = strip_optional(kind)
+    if _is_interpolation(value) or (value is None and typing.get_origin(required) is list and required is not kind):
         return
-    kind = bare
+    kind = required
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         if isinstance(value, dict):
@@ -66,7 +66,7 @@ def faults(value: Any, kind: Any, path: str, root: type) -> Iterator[Problem]:
 
 
 def strip_optional(kind: Any) -> Any:
-    """``X`` for ``X | None``."""
+    """Return ``X`` for ``X | None``, and any other annotation unchanged."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         inner = [a for a in typing.get_args(kind) if a is not type(None)]
         return inner[0] if len(inner) == 1 else kind
@@ -74,7 +74,7 @@ def strip_optional(kind: Any) -> Any:
 
 
 def inner_kind(kind: Any, part: str) -> Any:
-    """The kind of what ``part`` names inside ``kind``; ``Any`` where that is not known."""
+    """Return the annotation of field, key or index ``part`` of ``kind``; ``Any`` if unknown."""
     kind = strip_optional(kind)
     if dataclasses.is_dataclass(kind):
         return _hints(typing.cast(type, kind)).get(part, Any)
@@ -83,12 +83,12 @@ def inner_kind(kind: Any, part: str) -> Any:
 
 
 def is_secret(path: str) -> bool:
-    """Whether the value of a field must not be shown."""
+    """Return True if the value of the field at ``path`` must not be shown."""
     return path.rpartition(".")[2].lower().endswith(("key", "secret", "token", "password"))
 
 
 def paths(kind: Any, path: str = "") -> Iterator[str]:
-    """Every field path under the dataclass ``kind``; a list shows its first entry."""
+    """Yield every field path below the dataclass ``kind``; lists with index 0."""
     for name, inner in typing.get_type_hints(kind).items():
         at, inner = f"{path}.{name}" if path else name, strip_optional(inner)
         yield at
@@ -122,18 +122,18 @@ def _section(value: dict[str, Any], kind: type, path: str, root: type) -> Iterat
 
 
 def _mistyped(value: Any, kind: type, key: str, path: str) -> Iterator[Problem]:
-    """Let omegaconf convert this one field; it is asked for leaves only, sections were walked."""
+    """Yield a problem if omegaconf cannot convert this leaf value."""
     hint = _hints(kind)[key]
     if _holds_sections(hint) or _is_interpolation(value) or type(value) is strip_optional(hint):
         return
     try:
-        OmegaConf.update(_blank(kind), key, value)  # what earlier calls left there does not matter
+        OmegaConf.update(_blank(kind), key, value)  # values that earlier calls left there do not matter
     except OmegaConfBaseException as error:
         full = getattr(error, "full_key", None) or key
         at = path + full.removeprefix(key) if full.startswith(key) else path
-        yield Problem("a value of this kind cannot stand here" if is_secret(path) else first_line(error), at)
+        yield Problem("the value has the wrong type" if is_secret(path) else first_line(error), at)
     except OverflowError:
-        yield Problem("a number this large cannot stand here", path)
+        yield Problem("the number is too large", path)
 
 
 @functools.cache
@@ -154,7 +154,7 @@ def _holds_sections(kind: Any) -> bool:
 def _other_task(block: dict[str, Any]) -> str | None:
     known = _hints(TeacherConfig)
     tasks = [_OTHER_TASKS[key] for key in block if key in _OTHER_TASKS and key not in known]
-    # The most telling field: one that a single task has.
+    # The most specific field: one that a single task has.
     if tasks:
         return min(tasks, key=len)
     return "DINO or RT-DETR (object detection)" if isinstance(block.get("backbone"), str) else None
@@ -189,11 +189,11 @@ def _nearest(key: str, hints: dict[str, Any], path: str, root: type) -> str:
 
 
 def _shared(a: str, b: str) -> tuple[int, int]:
-    """Prefer the longest common beginning, then the shorter path."""
+    """Sort key: the longest common prefix first, then the shortest path."""
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return same, -len(a)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of omegaconf's message."""
+    """Return the first line of omegaconf's message."""
     return str(error).splitlines()[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Relative paths inside the copy of the working directory that Ray makes for a job."""
+"""Relative paths in a Ray job, whose working directory is a temporary copy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from pathlib import Path
 from radioplat.errors import Problem
 from radioplat.spec.schema.root import Spec
 
-_RAY_COPY = "working_dir_files"  # the folder of a Ray session that holds such copies
+_RAY_COPY = "working_dir_files"  # folder of a Ray session with such copies
 
 
-def paths_in_copy(spec: Spec, cwd: Path | None = None) -> list[Problem]:
-    """A problem for each relative path of ``spec``, when this process runs inside Ray's copy.
+def paths_in_copy(spec: Spec) -> list[Problem]:
+    """Return a problem for each relative path of ``spec``, if this process runs in Ray's copy.
 
-    Ray deletes the copy after the job, and other nodes have their own: what is written there is lost.
+    Ray deletes the copy after the job, and each node has its own, so files written there are lost.
     """
-    cwd = cwd or Path.cwd()
-    if _RAY_COPY not in cwd.parts:
+    if _RAY_COPY not in Path.cwd().parts:
         return []
     return [
         Problem(
@@ -26,12 +25,12 @@ def paths_in_copy(spec: Spec, cwd: Path | None = None) -> list[Problem]:
             f"Give the absolute path, e.g. {where}=$PWD/{path} where you submit.",
         )
         for where, path in _paths(spec)
-        if not Path(path).is_absolute() and "://" not in path  # an object store is the same place from everywhere
+        if not Path(path).is_absolute() and "://" not in path  # object stores are the same from everywhere
     ]
 
 
 def _paths(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Every path that a run reads or writes, by its field; ``results_dir`` alone where the others follow from it."""
+    """Yield field and value of every path that a run reads or writes; those below ``results_dir`` are left out."""
     yield "results_dir", spec.results_dir
     below = f"{spec.results_dir}/"
     for where, path in _inputs(spec):

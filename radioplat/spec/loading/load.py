@@ -1,7 +1,7 @@
-"""YAML and overrides to a :class:`Spec`: every unknown, missing or mistyped field is reported at once, and then every
-number that is out of its range.
+"""Read YAML and overrides into a :class:`Spec`.
 
-The user's file is only ever read. Interpolations (``${...}``) are resolved; ``???`` marks a value that must be given.
+All unknown, missing and mistyped fields are reported together, then all numbers out of range.
+Interpolations (``${...}``) are resolved; ``???`` marks a required value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from radioplat.errors import SpecError
+from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.fields import faults, first_line, is_secret
 from radioplat.spec.loading.overrides import apply_override
 from radioplat.spec.loading.tao_dino import accept_dino
@@ -33,7 +33,8 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         overrides: hydra-style ``a.b[0].c=value`` or ``a.b.0.c=value``; values are YAML.
 
     Returns:
-        A validated tree of dataclasses; what contradicts another field is for `radioplat.spec.checks.tasks.run`.
+        A tree of dataclasses whose values are valid one by one; contradictions between fields are found by
+        ``radioplat.spec.checks``.
 
     Raises:
         SpecError: with one problem for each unknown, missing or mistyped field, or for each number out of its range.
@@ -45,10 +46,8 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     _accept_single_teacher(tree)
     _accept_named_models(tree)
     _accept_two_of_four(tree)
-    found = (*unavailable, *faults(tree, Spec, "", Spec))
-    problems = [dataclasses.replace(p, where=_at(name, p.where)) for p in found]
-    if problems:
-        raise SpecError(*problems)
+    if problems := [*unavailable, *faults(tree, Spec, "", Spec)]:
+        raise SpecError(*_located(problems, name))
     try:
         merged = OmegaConf.merge(_defaults(), tree)
         OmegaConf.resolve(merged)
@@ -57,18 +56,18 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         raise _unresolved(error, name) from None
     problems = [*scale_faults(spec.dataset.augmentation.multi_scales), *range_problems(spec)]
     if problems:
-        raise SpecError(*(dataclasses.replace(p, where=_at(name, p.where)) for p in problems))
+        raise SpecError(*_located(problems, name))
     return spec
 
 
 @functools.cache
 def _defaults() -> DictConfig:
-    """The schema; making it takes longer than all the rest of a load."""
+    """Return the schema; cached because creating it takes longer than the rest of a load."""
     return OmegaConf.structured(Spec)
 
 
 def to_yaml(spec: Spec) -> str:
-    """The whole spec as YAML, every default written out; :func:`load_spec` reads it back equal."""
+    """Return the whole spec as YAML with all defaults; :func:`load_spec` reads it back unchanged."""
     return OmegaConf.to_yaml(OmegaConf.structured(spec))
 
 
@@ -96,7 +95,7 @@ def _plain(source: str | dict[str, Any] | DictConfig, name: str) -> dict[str, An
         tree = OmegaConf.create(source)
     except yaml.YAMLError as error:
         raise SpecError(f"not valid YAML{_place(error)}", where=name) from None
-    except ValueError:  # of numbers with thousands of digits
+    except ValueError:  # a number with thousands of digits
         raise SpecError("not valid YAML: one of its numbers cannot be read", where=name) from None
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
@@ -111,10 +110,10 @@ def _unresolved(error: OmegaConfBaseException, name: str) -> SpecError:
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """Line and column; never the text around them, which may hold a secret."""
+    """Return line and column of a YAML error, without the surrounding text, which may contain a secret."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or ""
-    what = f": {problem}" if problem and not any(word in problem for word in ("alias", "tag")) else ""
-    return f" at line {mark.line + 1}, column {mark.column + 1}{what}" if mark else ""
+    reason = f": {problem}" if problem and not any(word in problem for word in ("alias", "tag")) else ""
+    return f" at line {mark.line + 1}, column {mark.column + 1}{reason}" if mark else ""
 
 
 def _accept_single_teacher(plain: dict[str, Any]) -> None:
@@ -124,7 +123,7 @@ def _accept_single_teacher(plain: dict[str, Any]) -> None:
 
 
 def _accept_named_models(plain: dict[str, Any]) -> None:
-    """``{name: path}``, or ``{name: {path: ..., precision: ...}}``, for the list of ``evaluate.models``."""
+    """Convert ``{name: path}`` or ``{name: {path: ..., precision: ...}}`` in ``evaluate.models`` to a list."""
     evaluate = plain.get("evaluate")
     if isinstance(evaluate, dict) and isinstance(models := evaluate.get("models"), dict):
         evaluate["models"] = [
@@ -134,10 +133,15 @@ def _accept_named_models(plain: dict[str, Any]) -> None:
 
 
 def _accept_two_of_four(plain: dict[str, Any]) -> None:
-    """YAML 1.1 reads an unquoted ``2:4`` as minutes and seconds."""
+    """Undo that YAML 1.1 reads an unquoted ``2:4`` as minutes and seconds."""
     sparsity = plain.get("prune") and isinstance(plain["prune"], dict) and plain["prune"].get("sparsity")
     if isinstance(sparsity, dict) and sparsity.get("type") == 2 * 60 + 4:
         sparsity["type"] = "2:4"
+
+
+def _located(problems: list[Problem], name: str) -> list[Problem]:
+    """Return ``problems`` with the name of the spec file before each field path."""
+    return [dataclasses.replace(p, where=_at(name, p.where)) for p in problems]
 
 
 def _at(name: str, key: str) -> str:

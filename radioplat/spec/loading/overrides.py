@@ -1,4 +1,4 @@
-"""``key=value`` overrides on a plain tree of dicts and lists, before it becomes a :class:`Spec`."""
+"""Apply ``key=value`` overrides to a plain tree of dicts and lists, before it becomes a :class:`Spec`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def apply_override(tree: dict[str, Any], override: str, root: type) -> None:
     """Set one value in ``tree``, in place.
 
     Args:
-        override: ``a.b[0].c=value`` or ``a.b.0.c=value``; the value is YAML, a mapping merges into what is there,
-            anything else replaces it. An index one past the end of a list appends.
-        root: the dataclass that ``tree`` will become; it tells lists from mappings where ``tree`` has neither yet.
+        override: ``a.b[0].c=value`` or ``a.b.0.c=value``; the value is YAML; a mapping is merged into an existing
+            one, anything else replaces the old value. An index one past the end of a list appends.
+        root: the dataclass that ``tree`` will become; decides between list and mapping where ``tree`` has neither.
 
     Raises:
-        SpecError: not ``key=value``, no such place, or a value that is not YAML.
+        SpecError: not ``key=value``, an impossible path, or a value that is not YAML.
     """
     key, equals, text = override.partition("=")
     key = key.lstrip("+").strip()
     if not equals or not key:
-        where = re.split(r"[\s:]", override, maxsplit=1)[0]  # what follows may be a secret
+        where = re.split(r"[\s:]", override, maxsplit=1)[0]  # the rest may be a secret
         raise SpecError("an override must read key=value", where=where, hint="For example train.num_epochs=2.")
     parts = [(name or index) for name, index in _PART.findall(key)]
     if "".join(m.group() for m in _PART.finditer(key)) != key or key.startswith("."):
@@ -41,7 +41,7 @@ def apply_override(tree: dict[str, Any], override: str, root: type) -> None:
     for i, part in enumerate(parts):
         path, last = ".".join(parts[:i]), i == len(parts) - 1
         if path == "distill.teacher" and isinstance(node, dict) and part.isdecimal():
-            # A single mapping stands for a list of one.
+            # A single mapping means a list of one.
             tree["distill"]["teacher"] = node = [node]
         if isinstance(node, list):
             place: Any = _index(node, part, key)
@@ -49,7 +49,7 @@ def apply_override(tree: dict[str, Any], override: str, root: type) -> None:
             place = _key(part, kind)
         else:
             raise SpecError(f"{path} is a single value, it has no {part!r}", where=key)
-        # One mapping of `distill.teacher` is written without an index, too.
+        # A single mapping of `distill.teacher` may be addressed without an index.
         kind = inner_kind(kind if isinstance(node, list) or not _is_list(kind) else typing.get_args(kind)[0], part)
         if last:
             _put(node, place, value)
@@ -61,10 +61,10 @@ def apply_override(tree: dict[str, Any], override: str, root: type) -> None:
 
 def _value(key: str, text: str) -> Any:
     try:
-        # omegaconf's own reading of YAML: 1e-3 is a number, a date is text.
+        # omegaconf's YAML rules: 1e-3 is a number, a date is text.
         parsed = OmegaConf.from_dotlist([f"value={text}"])
         return typing.cast("dict[str, Any]", OmegaConf.to_container(parsed))["value"]
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError):  # ValueError: of numbers with thousands of digits
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError):  # ValueError: a number with thousands of digits
         shown = "" if is_secret(key) else f" {text!r}"
         raise SpecError(f"the value{shown} is not valid YAML", where=key) from None
 

@@ -1,8 +1,8 @@
-"""TAO's spec of DINO: its fields as ours, and those that say what cannot be had here, by name.
+"""Translate TAO's spec of DINO into this spec's fields.
 
-TAO writes a detector's ``model`` flat (``model.backbone: resnet_50``, ``model.num_queries: 300``), and the teacher's in
-``distill.teacher`` likewise; here a backbone is a section and the detector behind it another. Fields that are neither
-translated nor known stay where they are and are refused as unknown.
+TAO writes a detector's ``model`` flat (``model.backbone: resnet_50``, ``model.num_queries: 300``), and a teacher in
+``distill.teacher`` likewise; here backbone and detector are two sections. Fields without a translation stay where they
+are and are refused as unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from radioplat.errors import Problem
 
-# TAO's name -> arguments of radioplat.models.detectors.dino.dino.DinoConfig.
+# TAO's name: arguments of radioplat.models.detectors.dino.dino.DinoConfig.
 _OPTIONS = {
     "num_queries": ("num_queries",),
     "num_select": ("num_select",),
@@ -25,7 +25,7 @@ _OPTIONS = {
     "enc_n_points": ("encoder_n_points",),
     "dec_n_points": ("decoder_n_points",),
     "dropout_ratio": ("dropout",),
-    # TAO's matcher has the losses' weights as its costs.
+    # TAO's matcher uses the losses' weights as its costs.
     "cls_loss_coef": ("class_loss_coefficient", "class_cost"),
     "bbox_loss_coef": ("bbox_loss_coefficient", "bbox_cost"),
     "giou_loss_coef": ("giou_loss_coefficient", "giou_cost"),
@@ -36,7 +36,7 @@ _OPTIONS = {
     "dn_label_noise_ratio": ("label_noise_ratio",),
 }
 _COSTS = {"set_cost_class": "class_cost", "set_cost_bbox": "bbox_cost", "set_cost_giou": "giou_cost"}  # older releases
-# What DINO is here, where TAO leaves a choice.
+# Options of TAO that have a fixed value here.
 _FIXED: dict[str, Any] = {
     "pre_norm": False,
     "two_stage_type": "standard",
@@ -50,17 +50,17 @@ _FIXED: dict[str, Any] = {
     "focal_gamma": 2.0,
     "loss_types": ["labels", "boxes"],
 }
-_DEFAULTS = {"num_queries": 300, "cls_loss_coef": 2.0}  # TAO's, where the paper's are others
+_DEFAULTS = {"num_queries": 300, "cls_loss_coef": 2.0}  # TAO's, where they differ from the paper
 _ONLY_RTDETR = ("feat_channels", "feat_strides", "hybrid_encoder", "num_decoder_layers", "use_encoder_idx", "expansion")
-_BODY = "model.backbone.0.body"  # TAO's name for the maps that the encoder is given
+_BODY = "model.backbone.0.body"  # TAO's name for the encoder's input maps
 _SPLITS = {f"{split}_data_sources": f"{split}_dataset" for split in ("train", "val", "test")}
 
 
 def accept_dino(tree: dict[str, Any]) -> list[Problem]:
-    """Turn what is DINO's in a plain spec into this platform's fields, in place.
+    """Translate TAO's DINO fields in a plain spec, in place.
 
     Returns:
-        What has no counterpart, by field.
+        Problems: settings without a counterpart.
     """
     problems: list[Problem] = []
     distill = _section(tree, "distill")
@@ -87,8 +87,8 @@ def accept_dino(tree: dict[str, Any]) -> list[Problem]:
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    found = tree.get(name)
-    return found if isinstance(found, dict) else {}
+    section = tree.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _only(teacher: Any) -> Any:
@@ -96,19 +96,19 @@ def _only(teacher: Any) -> Any:
 
 
 def _flat(block: Any) -> dict[str, Any] | None:
-    """``block`` where it is a flat model of DINO's, copied."""
+    """Return a copy of ``block`` if it is a flat DINO model, else None."""
     if not isinstance(block, dict) or not isinstance(block.get("backbone"), str):
         return None
     return None if any(key in block for key in _ONLY_RTDETR) else dict(block)
 
 
 def _model(block: dict[str, Any], where: str, problems: list[Problem], is_teacher: bool) -> dict[str, Any]:
-    """Section ``model`` of a flat block; what is not known in it is left in it."""
+    """Return section ``model`` for a flat block; unknown fields stay in it."""
     options: dict[str, Any] = {}
     backbone: dict[str, Any] = {"type": block.pop("backbone")}
     for name, here in _FIXED.items():
         if name in block and (given := block.pop(name)) != here:
-            problems.append(Problem(f"DINO has {here} here, not {given}", f"{where}.{name}", "Leave it out."))
+            problems.append(Problem(f"only {here} is supported, not {given}", f"{where}.{name}", "Leave it out."))
     for name, ours in _OPTIONS.items():
         if name in block:
             value = block.pop(name)
@@ -120,8 +120,8 @@ def _model(block: dict[str, Any], where: str, problems: list[Problem], is_teache
     if (high or wide) is not None:
         options["position_temperature"] = wide if high is None else high
         if None not in (high, wide) and high != wide:
-            said = f"one temperature serves both axes, not {high} and {wide}"
-            problems.append(Problem(said, f"{where}.pe_temperatureW", f"Give {where}.pe_temperatureH alone."))
+            message = f"one temperature applies to both axes, not {high} and {wide}"
+            problems.append(Problem(message, f"{where}.pe_temperatureW", f"Give {where}.pe_temperatureH alone."))
     trains = block.pop("train_backbone", None)
     if is_teacher and trains:
         problems.append(Problem("a teacher is frozen", f"{where}.train_backbone", "Set it to false, or leave it out."))
@@ -133,9 +133,9 @@ def _model(block: dict[str, Any], where: str, problems: list[Problem], is_teache
 
 
 def _bindings(bindings: list[Any], levels: int, coefficient: float, problems: list[Problem]) -> typing.Iterator[Any]:
-    """TAO's names as ours; a pair of its bodies is one binding a level, as it adds up levels."""
+    """Yield bindings with this spec's module names; TAO's pair of bodies becomes one binding per level."""
     for i, binding in enumerate(bindings):
-        names = [isinstance(binding, dict) and binding.get(f"{whose}_module_name") for whose in ("teacher", "student")]
+        names = [isinstance(binding, dict) and binding.get(f"{side}_module_name") for side in ("teacher", "student")]
         if not isinstance(binding, dict):
             yield binding
             continue
@@ -145,8 +145,8 @@ def _bindings(bindings: list[Any], levels: int, coefficient: float, problems: li
         if names.count(_BODY) == 1:
             which = "student" if names[0] == _BODY else "teacher"
             where = f"distill.bindings[{i}].{which}_module_name"
-            said = f"{_BODY} is the maps of all levels, and goes with the other's alone"
-            problems.append(Problem(said, where, "Name detr.input_proj.0, or .1, ... on both sides for one level."))
+            message = f"{_BODY} means the maps of all levels, and can only be bound to the same of the other model"
+            problems.append(Problem(message, where, "Name detr.input_proj.0, or .1, ... on both sides for one level."))
         if names.count(_BODY) < 2:
             yield binding
             continue
@@ -163,13 +163,13 @@ def _dataset(dataset: dict[str, Any], problems: list[Problem]) -> None:
         sources = given if isinstance(given, list) else [given]
         if len(sources) != 1 or not isinstance(sources[0], dict):
             hint = "Merge the annotation files into one."
-            problems.append(Problem(f"one source is taken here, not {len(sources)}", f"dataset.{theirs}", hint))
+            problems.append(Problem(f"one source is supported here, not {len(sources)}", f"dataset.{theirs}", hint))
             continue
         source, split = dict(sources[0]), dataset.setdefault(ours, {})
         for name, field in (("image_dir", "images_dir"), ("json_file", "coco")):
             if name in source:
                 split[field] = source.pop(name)
-        split.update(source)  # refused there
+        split.update(source)  # unknown fields are refused there
     augmentation = _section(dataset, "augmentation")
     for theirs, ours in (("input_mean", "mean"), ("input_std", "std"), ("scales", "multi_scales")):
         if theirs in augmentation:
@@ -198,8 +198,8 @@ def _optimizer(optim: dict[str, Any], problems: list[Problem]) -> None:
     elif policy == "StepLR":
         optim |= {"policy": "step", "policy_params": {"step_size": every, "gamma": gamma}}
     elif policy is not None:
-        said = f"MultiStep or StepLR, not {policy}"
-        problems.append(Problem(said, "train.optim.lr_scheduler", "Give train.optim.policy instead."))
+        message = f"only MultiStep and StepLR are supported, not {policy}"
+        problems.append(Problem(message, "train.optim.lr_scheduler", "Give train.optim.policy instead."))
     if "layer_decay_rate" in optim:
         optim["layer_decay"] = optim.pop("layer_decay_rate")
 

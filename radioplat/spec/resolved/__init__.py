@@ -1,1 +1,1 @@
-"""What follows from several fields: teachers, terms, sizes, partitions."""
+"""Settings derived from several fields: teachers, loss terms, image sizes, partitions."""

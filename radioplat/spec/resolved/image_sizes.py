@@ -1,4 +1,4 @@
-"""At what size the student sees images, and who teaches it, from stage to stage and from partition to partition.
+"""Image sizes and teachers of the student in each stage and partition.
 
 The size of a micro-batch is the ``img_size`` of its partition; else that of its stage; else the draw of
 ``stochastic_resolutions`` or ``multi_scales``; else ``dataset.img_size``.
@@ -21,12 +21,12 @@ FOREVER = 2**62  # steps
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps ``first`` to ``stop`` (exclusive) of a run.
+    """One stage: steps ``first`` to ``stop`` (exclusive) of a run.
 
     Attributes:
-        index: in ``distill.stages``.
-        img_size, lr: None as everywhere else.
-        teachers: names, empty for all.
+        index: position in ``distill.stages``.
+        img_size, lr: None for the general setting.
+        teachers: names; empty for all.
     """
 
     index: int
@@ -37,22 +37,22 @@ class Stage:
     lr: float | None = None
 
     def has(self, teacher: str) -> bool:
-        """Whether ``teacher`` teaches in it."""
+        """Return True if ``teacher`` takes part in this stage."""
         return not self.teachers or teacher in self.teachers
 
 
 def stages_of(spec: Spec) -> list[Stage]:
-    """The stages of a spec; one without an end where it names none."""
-    found, first = [], 0
+    """Return the stages of a spec; a single endless one if it defines none."""
+    stages, first = [], 0
     for i, config in enumerate(spec.distill.stages):
         stop = first + config.steps
-        found.append(Stage(i, first, stop, config.img_size, frozenset(config.teachers), config.lr))
+        stages.append(Stage(i, first, stop, config.img_size, frozenset(config.teachers), config.lr))
         first = stop
-    return found or [Stage(0, 0, FOREVER)]
+    return stages or [Stage(0, 0, FOREVER)]
 
 
 def scale_faults(scales: list[Any]) -> Iterator[Problem]:
-    """What in ``multi_scales`` is neither a size nor a mapping of sizes to probabilities, and a mixture of both."""
+    """Yield problems of ``multi_scales``: entries that are neither sizes nor mappings, and a mixture of both."""
     where = "dataset.augmentation.multi_scales"
     for i, entry in enumerate(scales):
         pairs = entry.items() if isinstance(entry, dict) else ((entry, 1.0),)
@@ -64,7 +64,7 @@ def scale_faults(scales: list[Any]) -> Iterator[Problem]:
 
 
 def scale_chances(scales: list[Any]) -> dict[int, float]:
-    """Sizes of ``multi_scales`` with what each is drawn in proportion to; one that is listed twice with both."""
+    """Return the unnormalised probability of each size of ``multi_scales``; repeated mappings add up."""
     chances: dict[int, float] = {}
     for entry in scales:
         if isinstance(entry, dict):
@@ -76,9 +76,9 @@ def scale_chances(scales: list[Any]) -> dict[int, float]:
 
 
 def drawn_sizes(spec: Spec) -> Draw:
-    """What the student's size is drawn from for each micro-batch where nothing fixes it; empty for no draw.
+    """Return the distribution of the student's size where no stage or partition fixes it; empty for a constant size.
 
-    ``stochastic_resolutions`` of all teachers merge: the largest probability of each size, renormalised.
+    ``stochastic_resolutions`` of all teachers are merged: the largest probability of each size, renormalised.
     """
     merged = scale_chances(spec.dataset.augmentation.multi_scales)
     for teacher in spec.distill.teacher:
@@ -89,7 +89,7 @@ def drawn_sizes(spec: Spec) -> Draw:
 
 
 def draw_at(spec: Spec, stage: Stage, partition: PartitionConfig | None) -> Draw:
-    """What the student's size is drawn from in the micro-batches of ``partition`` in ``stage``; never empty."""
+    """Return the distribution of the student's size in ``partition`` and ``stage``; never empty."""
     fixed = (partition.img_size if partition else None) or stage.img_size
     if fixed:
         return ((fixed, 1.0),)
@@ -97,17 +97,17 @@ def draw_at(spec: Spec, stage: Stage, partition: PartitionConfig | None) -> Draw
 
 
 def changes_by_plan(spec: Spec) -> bool:
-    """Whether stages or partitions decide which view is needed at what size."""
+    """Return True if stages or partitions set sizes of views."""
     return bool(spec.distill.stages) or any(part.img_size for part in spec.distill.partitions)
 
 
 def student_sizes(spec: Spec) -> Draw:
-    """The sizes of the student's view over the whole run and the share of each; empty where it is always the same."""
+    """Return the sizes of the student's view over the whole run with their shares; empty if there is only one."""
     return sizes_seen_with(spec, None)
 
 
 def sizes_seen_with(spec: Spec, teacher: str | None) -> Draw:
-    """:func:`student_sizes` over the micro-batches that ``teacher`` is asked at; over all of them for None."""
+    """Return :func:`student_sizes` over the micro-batches that ``teacher`` sees; over all of them for None."""
     fixed = any(stage.img_size for stage in stages_of(spec)) or any(p.img_size for p in spec.distill.partitions)
     if not fixed:
         return drawn_sizes(spec)
@@ -117,13 +117,13 @@ def sizes_seen_with(spec: Spec, teacher: str | None) -> Draw:
             for size, chance in draw_at(spec, stage, partition):
                 total[size] = total.get(size, 0.0) + chance * weight
     whole = sum(total.values())
-    if not whole > 0:  # nobody asks it, which the check refuses
+    if not whole > 0:  # it sees no micro-batch, which the checks refuse
         return drawn_sizes(spec) or ((spec.dataset.img_size, 1.0),)
     return tuple((size, total[size] / whole) for size in sorted(total) if total[size] > 0)
 
 
 def stretches(spec: Spec) -> Iterator[tuple[Stage, PartitionConfig | None, float]]:
-    """Every pair of stage and partition, with its weight in the run."""
+    """Yield every pair of stage and partition, with its number of micro-batches up to a factor."""
     stages = stages_of(spec)
     for stage in stages:
         steps = stage.stop - stage.first if len(stages) > 1 else 1
@@ -134,18 +134,17 @@ def stretches(spec: Spec) -> Iterator[tuple[Stage, PartitionConfig | None, float
 
 
 def sees(spec: Spec, partition: PartitionConfig | None, teacher: str) -> bool:
-    """Whether ``teacher`` is asked in ``partition``; one that no partition names sees everything."""
+    """Return True if ``teacher`` sees ``partition``; a teacher that no partition names sees all."""
     if partition is None or teacher in partition.teachers:
         return True
     return not any(teacher in other.teachers for other in spec.distill.partitions)
 
 
 def views_differ(split: SplitConfig) -> bool:
-    """Whether each model gets a view of its own, moved by itself."""
+    """Return True if each model gets its own, independently shifted view."""
     return split.shift_equivariance or split.full_equivariance
 
 
 def without_teaching(spec: Spec) -> Spec:
-    """``spec`` for a task that has no teachers: without what says which of them teaches when, and at what size, and
-    without the student's average as one."""
+    """Return ``spec`` for a task without teachers: without partitions, stages and MESA."""
     return replace(spec, distill=replace(spec.distill, partitions=[], stages=[], mesa=MesaConfig()))

@@ -1,4 +1,4 @@
-"""Labels beside teachers: what they weigh, and whether the student has a classifier of its own."""
+"""Labels in addition to teachers: their weight, and whether the student has a classifier."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from radioplat.spec.schema.root import Spec
 
 
 def label_weight(config: DistillConfig, teachers: Sequence[ResolvedTeacher]) -> float:
-    """What multiplies the cross-entropy of an image that has a label: alpha, or what TAO's weights leave for it."""
+    """Return the factor of the cross-entropy with labels: alpha, or with TAO's form 1 - sum of loss_lambda."""
     if config.label_form is LabelForm.tao:
         return 1 - sum(teacher.loss_lambda for teacher in teachers)
     return config.alpha
 
 
 def classifies(spec: Spec) -> bool:
-    """Whether the distilled student has a classifier of ``dataset.num_classes``, taught by labels or class scores."""
+    """Return True if the student has a classifier of ``dataset.num_classes``, trained by labels or class scores."""
     if spec.dataset.num_classes < 1:
         return False
     teachers = resolve_teachers(spec)

@@ -1,4 +1,4 @@
-"""What is known of each loss before anything is computed; ``radioplat.losses.registry`` names what computes it.
+"""Properties of each loss that need no torch; ``radioplat.losses.registry`` has the functions.
 
 A new loss is a name in :class:`LossType`, a line of :data:`LOSSES` here, and a line of ``registry.CRITERIA`` with its
 function in ``radioplat/losses/terms``. Nothing else lists losses.
@@ -15,7 +15,7 @@ _ANY_VECTOR = (Kind.summary, Kind.spatial)
 
 
 class Binds(Enum):
-    """Which modules a binding may compare by a loss."""
+    """Modules that a binding may compare by a loss."""
 
     any_modules = "any modules"
     detector_maps = "maps of two detectors"
@@ -27,16 +27,16 @@ class LossDefinition:
     """One loss.
 
     Attributes:
-        name: in the spec.
-        fits: the kinds of a teacher's features that it compares; empty for a loss of bindings alone.
-        default_mode: what ``mode: auto`` distills.
-        alias: its name in ``summary_loss_type`` and ``spatial_loss_type`` where that is another.
-        by_position: compares maps position by position, so that positions may have focal weights.
-        groups: what of a micro-batch it compares with one another: images, pairs or triplets of them.
-        least_images, most_images: of a micro-batch.
-        keeps_statistics: of the teacher's features, over the steps of a run.
-        binds: the modules that a binding may compare by it.
-        object_mask: counts where :func:`radioplat.losses.weighting.iou_mask.object_mask` says.
+        name: its name in the spec.
+        fits: kinds of teacher outputs that it can compare; empty for a loss of bindings only.
+        default_mode: the meaning of ``mode: auto``.
+        alias: its name in ``summary_loss_type`` and ``spatial_loss_type``, if different.
+        by_position: it compares maps position by position, so focal weights are possible.
+        groups: what it compares within a micro-batch: images, pairs or triplets of images.
+        least_images, most_images: limits on the images of a micro-batch.
+        keeps_statistics: it keeps statistics of the teacher's features over the steps of a run.
+        binds: modules that a binding may compare by it.
+        object_mask: it is masked by :func:`radioplat.losses.weighting.iou_mask.object_mask`.
     """
 
     name: LossType
@@ -53,7 +53,7 @@ class LossDefinition:
 
     @property
     def maps_only(self) -> bool:
-        """Whether it compares maps and no vectors."""
+        """True if it compares maps only."""
         return self.fits == (Kind.spatial,)
 
 
@@ -82,7 +82,7 @@ LOSSES: dict[LossType, LossDefinition] = {
         LossDefinition(LossType.channel_kl, (Kind.spatial,)),
         LossDefinition(LossType.attention, (Kind.spatial,)),
         LossDefinition(LossType.rkd_distance, _ANY_VECTOR, Mode.summary, groups="pairs", least_images=2),
-        # The triplets of 256 images take 67 MB a tensor, of which there are several.
+        # A tensor of the triplets of 256 images has 67 MB, and several are needed.
         LossDefinition(
             LossType.rkd_angle, _ANY_VECTOR, Mode.summary, groups="triplets", least_images=3, most_images=256
         ),
@@ -93,10 +93,10 @@ LOSSES: dict[LossType, LossDefinition] = {
 
 
 def definition_of(loss: LossType) -> LossDefinition:
-    """What is known of ``loss``; a user's own function compares any vectors, position by position."""
+    """Return the definition of ``loss``; a user's own function compares any vectors, position by position."""
     return LossDefinition(loss, tuple(Kind), by_position=True) if loss.is_own else LOSSES[loss]
 
 
 def loss_named(name: str) -> LossType:
-    """The loss of a ``summary_loss_type`` or ``spatial_loss_type``."""
+    """Return the loss named by ``summary_loss_type`` or ``spatial_loss_type``."""
     return next((loss for loss, definition in LOSSES.items() if definition.alias == name), None) or LossType(name)

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of images, as three numbers each."""
+"""Mean and standard deviation of the student's images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from radioplat.spec.schema.root import Spec
 
 
 def normalisation_problems(mean: Sequence[float], std: Sequence[float], where: str) -> Iterator[Problem]:
-    """What is wrong with ``mean`` and ``std`` of images in [0, 1]; ``where`` is their field path up to those words."""
+    """Yield problems of ``mean`` and ``std``.
+
+    Args:
+        where: their field path without the last ``mean`` or ``std``.
+    """
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != 3:
             yield Problem(f"three numbers are needed (R, G, B), not {len(values)}", where + name)
 
 
 def student_normalisation(spec: Spec) -> tuple[tuple[float, ...], tuple[float, ...], str]:
-    """Mean and std of the student's images, and their field path up to those words."""
+    """Return mean, std (of images in [0, 1]) and their field path without the last ``mean`` or ``std``."""
     backbone, augmentation = spec.model.backbone, spec.dataset.augmentation
     mean, std = backbone.student_norm_mean or augmentation.mean, backbone.student_norm_std or augmentation.std
     own = backbone.student_norm_mean or backbone.student_norm_std

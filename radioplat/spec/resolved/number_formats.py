@@ -1,8 +1,7 @@
-"""The number formats of weights and activations: one row each, which all that treats one format unlike another asks.
+"""Table of the number formats of weights and activations, read by all code that depends on the format.
 
-No torch and no onnx in here: a row names their types (``getattr(torch, row.torch_type)``). What is kept elsewhere is
-code, not facts: how a format is rounded to (:mod:`radioplat.models.quantized.fake_quantize`), and what one builder
-cannot do with it.
+It imports neither torch nor onnx: a row has the names of their types (``getattr(torch, row.torch_type)``). Rounding
+to a format is in :mod:`radioplat.models.quantized.fake_quantize`, limits of one engine builder are with that builder.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ class DataType:
     """One number format.
 
     Attributes:
-        bits: of one value.
-        exponent_bits: of these; 0 for integers.
-        highest: the largest value that it holds; the lowest is its negative.
-        torch_type: what torch holds its values in.
+        bits: bits per value.
+        exponent_bits: exponent bits; 0 for integers.
+        highest: largest value; the smallest is its negative.
+        torch_type: torch dtype that stores its values.
         onnx_type: its name in ``onnx.TensorProto``.
-        least_opset: the first ONNX operator set that can be written with it: of a quantized one, the first whose
-            QuantizeLinear knows it; of a float, the first that defines convolutions in it.
-        engine_type: of a quantized one, the format of the activations that its weights are multiplied with, after
-            which an engine is named; its own name where activations may be in it.
+        least_opset: first ONNX operator set with this format: in QuantizeLinear for a quantized format, in convolutions
+            for a float.
+        engine_type: for a quantized format, the format of the activations that its weights are multiplied with (itself,
+            if activations may have it); engines are named by it.
         spellings: other names in section ``quantize``, TAO's first.
-        toolkit_calibrators: the calibrators that ModelOpt has for activations in it, at most.
-        first_sm: the compute capability of the first GPUs with arithmetic in it; TensorRT for RTX refuses older ones.
-        first_tensorrt: the first version of TensorRT that reads it.
-        builder_flag: its name in ``tensorrt.BuilderFlag``, where it has one.
-        log_name: its name in TensorRT's list of kernels, where that is known.
+        toolkit_calibrators: calibrators that ModelOpt supports for activations in it.
+        first_sm: compute capability of the first GPUs with arithmetic in it; TensorRT for RTX refuses older ones.
+        first_tensorrt: first version of TensorRT that reads it.
+        builder_flag: its name in ``tensorrt.BuilderFlag``, if any.
+        log_name: its name in TensorRT's list of kernels, if known.
     """
 
     name: str
@@ -53,21 +52,21 @@ class DataType:
 
     @property
     def is_float(self) -> bool:
-        """Whether its values have an exponent."""
+        """True if its values have an exponent."""
         return self.exponent_bits > 0
 
     @property
     def is_quantized(self) -> bool:
-        """Whether values in it need a scale."""
+        """True if its values need a scale."""
         return self.engine_type is not None
 
     @property
     def tao_name(self) -> str:
-        """How TAO spells it in section ``quantize``."""
+        """TAO's name of it in section ``quantize``."""
         return (*self.spellings, self.name)[0]
 
 
-# In the order in which messages name them. Bits, exponent bits, highest value, and so on: see DataType.
+# Messages list formats in this order.
 DATA_TYPES = {
     row.name: row
     for row in (
@@ -88,33 +87,37 @@ DATA_TYPES = {
 }  # fmt: skip
 FLOATS = tuple(name for name, row in DATA_TYPES.items() if not row.is_quantized)
 QUANTIZED = tuple(name for name, row in DATA_TYPES.items() if row.is_quantized)
-# Those that activations may be in, each with the weights that it can be multiplied with.
+# Formats of activations, each with the formats of weights that it can be multiplied with.
 ACTIVATIONS = {
     name: tuple(weights for weights in QUANTIZED if DATA_TYPES[weights].engine_type == name)
     for name in QUANTIZED
     if DATA_TYPES[name].engine_type == name
 }
-# What section `quantize` may say, and the name of the format.
+# Names in section `quantize`: the name of the format.
 SPELLINGS = {spelling: name for name in QUANTIZED for spelling in (name, *DATA_TYPES[name].spellings)}
 
 
 def engine_type(weights: str) -> str:
-    """What an engine of layers with such weights is named after; a format that is not in the table, after itself."""
+    """Return the format that an engine with such weights is named by; ``weights`` itself if not in the table."""
     row = DATA_TYPES.get(weights)
     return row.engine_type or weights if row else weights
 
 
-def formats_of(asked: QuantizeConfig, rule: LayerRule | None) -> tuple[str | None, str | None]:
-    """Formats of weights and activations of the layers that ``rule`` meets, or that none does; None for float."""
+def formats_of(config: QuantizeConfig, rule: LayerRule | None) -> tuple[str | None, str | None]:
+    """Return the formats of weights and activations of the layers that match ``rule``; None for float.
+
+    Args:
+        rule: None for layers that match no rule.
+    """
     if rule is None:
-        weights = _own(asked.default_layer_dtype or (NATIVE if asked.layers else "int8"))
+        weights = _format(config.default_layer_dtype or (NATIVE if config.layers else "int8"))
     else:
-        weights = _own(rule.weights.dtype or asked.default_layer_dtype or "int8")
-    if weights is None or asked.mode is QuantizeMode.weight_only_ptq:
+        weights = _format(rule.weights.dtype or config.default_layer_dtype or "int8")
+    if weights is None or config.mode is QuantizeMode.weight_only_ptq:
         return weights, None
-    said = (rule.activations.dtype if rule is not None else None) or asked.default_activation_dtype
-    return weights, _own(said or engine_type(weights))
+    activations = (rule.activations.dtype if rule is not None else None) or config.default_activation_dtype
+    return weights, _format(activations or engine_type(weights))
 
 
-def _own(said: str) -> str | None:
-    return None if said == NATIVE else SPELLINGS[said]
+def _format(spelling: str) -> str | None:
+    return None if spelling == NATIVE else SPELLINGS[spelling]

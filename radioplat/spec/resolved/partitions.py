@@ -1,4 +1,4 @@
-"""The rule of ``distill.partitions``: how many micro-batches a share is, and what is wrong with those of a spec."""
+"""Shares of ``distill.partitions`` as numbers of micro-batches, and the checks of that section."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.schema.distill import PartitionConfig
 from radioplat.spec.schema.root import Spec
 
-TOLERANCE = 1e-6  # of a share, so that 0.333333 is a third
+TOLERANCE = 1e-6  # tolerance of a share: 0.333333 is a third
 _WHERE = "distill.partitions"
-_MOST = 10_000  # micro-batches of a step; what needs more is not proposed
+_MOST = 10_000  # micro-batches of a step; no larger number is proposed
 
 
 def counts(partitions: Sequence[PartitionConfig], micro_batches: int) -> list[int]:
-    """Micro-batches of each partition out of those of a step; they add up where the spec was checked."""
+    """Return the number of micro-batches of each partition in a step; they add up if the spec was checked."""
     return [round(partition.share * micro_batches) for partition in partitions]
 
 
 def partition_problems(spec: Spec) -> Iterator[Problem]:
-    """Shares that do not add up or do not come whole, names of nobody, micro-batches that nobody sees."""
+    """Yield problems: wrong sums, shares that are no whole micro-batches, unknown teachers, unused micro-batches."""
     partitions, names = spec.distill.partitions, teacher_names(spec.distill.teacher)
     if not partitions:
         return
@@ -32,7 +32,9 @@ def partition_problems(spec: Spec) -> Iterator[Problem]:
     for i, partition in enumerate(partitions):
         for name in partition.teachers:
             if name not in names:
-                yield Problem(f"no teacher is called {name!r}", f"{_WHERE}[{i}].teachers", f"Teachers: {_list(names)}.")
+                yield Problem(
+                    f"no teacher is called {name!r}", f"{_WHERE}[{i}].teachers", f"Teachers: {', '.join(names)}."
+                )
     everywhere = set(names).difference(*(partition.teachers for partition in partitions))
     for i, partition in enumerate(partitions):
         if not partition.teachers and not everywhere:
@@ -49,13 +51,13 @@ def _shares(spec: Spec) -> Iterator[Problem]:
         return
     size, whole = spec.dataset.batch_size, spec.global_batch_size
     if whole % size:
-        return  # reported where it is wrong
+        return  # reported by the check of train.global_batch_size
     micro_batches = whole // size
     for i, (partition, count) in enumerate(zip(partitions, counts(partitions, micro_batches), strict=True)):
-        asked = partition.share * micro_batches
-        if count < 1 or round(abs(asked - count), 9) > TOLERANCE * micro_batches:
+        exact = partition.share * micro_batches
+        if count < 1 or round(abs(exact - count), 9) > TOLERANCE * micro_batches:
             yield Problem(
-                f"{partition.share:g} of the {micro_batches} micro-batches of a step is {asked:g}, not a whole number",
+                f"{partition.share:g} of the {micro_batches} micro-batches of a step is {exact:g}, not a whole number",
                 f"{_WHERE}[{i}].share",
                 _remedy(partitions, micro_batches, size),
             )
@@ -71,10 +73,6 @@ def _remedy(partitions: Sequence[PartitionConfig], micro_batches: int, batch_siz
 
 
 def _fraction(share: float) -> Fraction:
-    """The simplest of a few fractions that is as good as ``share``."""
+    """Return the simplest fraction that equals ``share`` within :data:`TOLERANCE`."""
     candidates = (Fraction(share).limit_denominator(10**digits) for digits in range(1, 7))
-    return next(found for found in candidates if abs(found - Fraction(share)) <= TOLERANCE)
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names)
+    return next(fraction for fraction in candidates if abs(fraction - Fraction(share)) <= TOLERANCE)

@@ -1,4 +1,4 @@
-"""Which paths of a spec are of an object store, and which of no storage that is known."""
+"""Tell local paths from paths in object stores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 
-SCHEMES = ("s3://", "gs://")  # of object stores that :mod:`radioplat.data.storage.object_stores` has clients for
+SCHEMES = ("s3://", "gs://")  # of object stores with a client in :mod:`radioplat.data.storage.object_stores`
 
 
 def is_remote(path: str) -> bool:
-    """Whether ``path`` names an object of a store rather than a file of this machine."""
+    """Return True if ``path`` is in an object store, False if it is a local file."""
     return path.startswith(SCHEMES)
 
 
 def storage_problems(folder: str, where: str) -> Iterator[Problem]:
-    """An address of another kind than those of :data:`SCHEMES`, in field ``where``."""
+    """Yield a problem if ``folder``, the value of field ``where``, has a scheme other than :data:`SCHEMES`."""
     if "://" in folder and not is_remote(folder):
         hint = f"Give a folder, {' or '.join(f'{scheme}bucket/folder' for scheme in SCHEMES)}."
-        yield Problem(f"{folder} is of no storage that is known here", where, hint)
+        yield Problem(f"{folder} has an unknown URL scheme", where, hint)

@@ -1,4 +1,4 @@
-"""What each teacher is asked for once the global ``distill`` fields have been inherited."""
+"""Teachers with all settings resolved: fields that are unset inherit the global ``distill`` ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 from dataclasses import dataclass, replace
 
 from radioplat.spec.resolved.image_sizes import sizes_seen_with, student_sizes, views_differ
-from radioplat.spec.resolved.losses import definition_of, loss_named
+from radioplat.spec.resolved.losses import definition_of
+from radioplat.spec.resolved.terms import MODULE, Bound, Term, bindings_of, terms_of
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import (
     AverageView,
-    BindingConfig,
     DistillConfig,
-    LossType,
     Mode,
     Source,
     SpatialNormType,
@@ -29,101 +28,36 @@ _SPATIAL_NORM: dict[SpatialNormType | None, TargetNormType] = {
     SpatialNormType.pca: TargetNormType.pca,
 }
 
-# The view of a size that changes, which the student shares with the teachers that match its resolution; and its own
-# view where each model has one.
+# Names of views: MATCHED is the view of changing size that the student shares with the teachers of its resolution;
+# STUDENT is the student's own view where each model has one.
 MATCHED, STUDENT = "matched", "student"
-# The view of the student's moving average where it is another crop than the student's.
+# The view of the student's EMA if it gets another crop than the student.
 AVERAGE = "average"
 
 
 @dataclass(frozen=True)
-class Term:
-    """One loss term of a teacher.
-
-    Attributes:
-        kind: summary, spatial or logits.
-        weight: multiplies it in the teacher.
-        where: the field that it comes from.
-        name: its part of ``loss/<teacher>/<name>``: the kind, with the loss behind it for those of ``extra_losses``.
-        focal: weight, gamma and largest weight of positions, for a loss that compares maps position by position.
-    """
-
-    kind: str
-    loss: LossType
-    weight: float
-    where: str = ""
-    extra: bool = False
-    focal: tuple[float, float, float] | None = None
-
-    @property
-    def name(self) -> str:
-        """See the class."""
-        return f"{self.kind}_{self.loss.value.rpartition(':')[2]}" if self.extra else self.kind
-
-    @property
-    def field(self) -> str:
-        """The field that names its loss."""
-        return f"{self.where}.type" if self.extra else self.where
-
-
-# Of a detector: what has a row for each query.
-QUERY_MODULES = ("queries", "pred_logits", "pred_boxes")
-MODULE = "module:"  # before the name of a module of the teacher, among what is wanted of it
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A loss between a module of the teacher and one of the student.
-
-    Attributes:
-        name: of the student's projection where the widths differ, and of the term: ``binding_0``.
-        where: its field path, ``distill.bindings[0]``.
-        beside: other modules of the teacher that the comparison looks at.
-    """
-
-    name: str
-    where: str
-    teacher_module: str
-    student_module: str
-    loss: LossType
-    weight: float
-    beside: tuple[str, ...] = ()
-
-    @property
-    def teacher_modules(self) -> tuple[str, ...]:
-        """Everything of the teacher that it needs."""
-        return (self.teacher_module, *self.beside)
-
-    @property
-    def key(self) -> str:
-        """What the teacher is asked for."""
-        return MODULE + self.teacher_module
-
-
-@dataclass(frozen=True)
 class ResolvedTeacher:
-    """One teacher, nothing left to inherit.
+    """One teacher with all settings resolved.
 
     Attributes:
         where: its field path, ``distill.teacher[0]``.
         loss_lambda: weight of this teacher in the total loss.
-        input_size: pixels a side of what its backbone sees; where sizes are drawn, when it is evaluated.
-        norm_mean, norm_std: of images in [0, 1].
+        input_size: side in pixels of its backbone's input; if sizes are drawn, its size in evaluations.
+        norm_mean, norm_std: per channel, for images in [0, 1].
         hidden: width of the head's hidden layer, 0 for a single linear layer.
-        spatial_num_inner, spatial_version: of the map's head.
-        head_upsample: how many times finer than the student's map the head's is.
-        token_slot: the student's class token that the summary's head reads; None: one of its own.
+        spatial_num_inner, spatial_version: of the spatial head.
+        head_upsample: factor by which the spatial head's map is finer than the student's.
+        token_slot: index of the student's class token that the summary head reads; None: a token of its own.
         service: with ``max_batch`` set.
-        sizes: what it sees of :func:`radioplat.spec.resolved.image_sizes.student_sizes` where it matches the student,
-            else empty.
-        upsample_factor: how many times finer than its backbone's its map is made; 1: as it is.
-        upsampler_checkpoint: what makes it so, None for nothing.
-        mosaic: how many of the student's images lie side by side in what it sees, along either axis.
-        own_view: name of its view where sizes do not tell it.
-        summary_norm, spatial_norm: how targets are transformed.
-        source: where it comes from.
-        ensemble: several weights whose mean teaches, ``weights`` the first of them; empty for one.
-        member: which of an ensemble this is, None for a whole teacher.
+        sizes: the part of :func:`radioplat.spec.resolved.image_sizes.student_sizes` that it sees, if it matches the
+            student's resolution; else empty.
+        upsample_factor: factor by which its map is upsampled; 1: not at all.
+        upsampler_checkpoint: file of the upsampler; None for none.
+        mosaic: number of the student's images along each axis of the teacher's input.
+        own_view: name of its view if it does not follow from the size.
+        summary_norm, spatial_norm: transforms of the targets.
+        ensemble: weight files whose mean features are the target, ``weights`` being the first; empty for one file.
+        member: index in an ensemble of this teacher, which then has a single weight file; None for a whole teacher.
     """
 
     name: str
@@ -158,33 +92,33 @@ class ResolvedTeacher:
 
     @property
     def inside(self) -> bool:
-        """Whether it answers inside the student's own module: there are no frozen weights to ask."""
+        """True if the objective computes its features itself, without frozen weights."""
         return self.source is not Source.weights
 
     @property
     def members(self) -> list[ResolvedTeacher]:
-        """Each of its ensemble as a teacher of its own; itself where there is none."""
+        """The members of its ensemble as single teachers; the teacher itself if it is no ensemble."""
         if not self.ensemble:
             return [self]
         return [replace(self, weights=path, ensemble=(), member=i) for i, path in enumerate(self.ensemble)]
 
     @property
     def view(self) -> str:
-        """Name of the view it sees; of a mosaic, that it is made of."""
+        """Name of its view; for a mosaic, of the view that the tiles come from."""
         return self.own_view or (MATCHED if self.sizes else str(self.view_size))
 
     @property
     def view_size(self) -> int:
-        """Pixels a side of the view it is given.
+        """Side in pixels of its view.
 
-        An upsampled teacher looks at tiles of an image that is finer than what its backbone sees; where sizes are drawn
-        it shares the student's view, and enlarges that itself.
+        An upsampled teacher gets tiles of a view larger than its backbone's input; if sizes are drawn it shares the
+        student's view and enlarges it itself.
         """
         return self.input_size * (1 if self.sizes else self.upsample_factor)
 
     @property
     def wanted(self) -> frozenset[str]:
-        """What its losses need: of summary, spatial and logits, and modules by ``MODULE`` and their name."""
+        """Outputs that its losses need: summary, spatial, logits, and modules as ``MODULE`` plus their name."""
         return frozenset(term.kind for term in self.terms) | {MODULE + name for name in self.modules}
 
     @property
@@ -194,35 +128,35 @@ class ResolvedTeacher:
 
     @property
     def norms(self) -> dict[str, TargetNormType]:
-        """How what its losses need is transformed, by kind; what stays as it is, is left out."""
+        """Transforms of the outputs that its losses need, by kind; kinds without a transform are left out."""
         types = {"summary": self.summary_norm, "spatial": self.spatial_norm}
         return {k: t for k, t in types.items() if k in self.wanted and t is not TargetNormType.none}
 
 
 def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
-    """All teachers of ``spec``, in its order, with distinct names."""
+    """Return all teachers of ``spec``, in its order, with distinct names."""
     teachers = spec.distill.teacher
     return [_resolve(spec, teachers[i], i, name) for i, name in enumerate(teacher_names(teachers))]
 
 
 def frozen_teachers(spec: Spec) -> list[ResolvedTeacher]:
-    """Those of :func:`resolve_teachers` that have frozen weights, wherever they run."""
+    """Return the teachers with frozen weights, wherever they run."""
     return [teacher for teacher in resolve_teachers(spec) if not teacher.inside]
 
 
 def student_view(spec: Spec) -> str:
-    """Name of the view that the student sees."""
+    """Return the name of the student's view."""
     if views_differ(spec.dataset.train_dataset):
         return STUDENT
     return MATCHED if student_sizes(spec) else str(spec.dataset.img_size)
 
 
 def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
-    """Given names, else the backbone's type, else where it comes from; a repeated name gets a number."""
+    """Return distinct names of teachers: the given name, else the backbone's type, else the source, numbered."""
     names: list[str] = []
     for teacher in teachers:
-        usual = "teacher" if teacher.source is Source.weights else teacher.source.value
-        base = re.sub(r"[^A-Za-z0-9_-]+", "_", teacher.name or teacher.model.backbone.type or usual)
+        fallback = "teacher" if teacher.source is Source.weights else teacher.source.value
+        base = re.sub(r"[^A-Za-z0-9_-]+", "_", teacher.name or teacher.model.backbone.type or fallback)
         name, n = base, 2
         while name in names:
             name, n = f"{base}_{n}", n + 1
@@ -231,7 +165,7 @@ def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
 
 
 def average_view(spec: Spec, view: AverageView) -> str:
-    """Name of the view that the student's average sees."""
+    """Return the name of the view of the student's EMA."""
     return AVERAGE if view is AverageView.shifted else student_view(spec)
 
 
@@ -245,8 +179,8 @@ def _own_view(spec: Spec, teacher: TeacherConfig, name: str) -> str:
 
 def _service(spec: Spec, name: str, mosaic: int) -> TeacherServiceConfig:
     service = spec.teachers.get(name, TeacherServiceConfig())
-    pictures = -(-spec.dataset.batch_size // mosaic**2)
-    return service if service.max_batch is not None else replace(service, max_batch=pictures)
+    images = -(-spec.dataset.batch_size // mosaic**2)
+    return service if service.max_batch is not None else replace(service, max_batch=images)
 
 
 def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> ResolvedTeacher:
@@ -262,17 +196,17 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
     own_size = teacher.input_size or spec.dataset.img_size
     inside = teacher.source is not Source.weights
     detects = spec.model.task is ModelTask.detection
-    one = teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path
+    weights = teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path
     return ResolvedTeacher(
         name=name,
         where=f"distill.teacher[{index}]",
         backbone=teacher.model.backbone,
-        weights=teacher.ensemble[0] if teacher.ensemble else one,
+        weights=teacher.ensemble[0] if teacher.ensemble else weights,
         mode=mode,
-        # What lies deeper in the student, and a detector, teach by bindings alone.
+        # Deeper layers of the student, and detectors, teach by bindings only.
         terms=()
         if teacher.source is Source.deeper or detects
-        else _terms(teacher, loss, mode, f"distill.teacher[{index}]"),
+        else terms_of(teacher, loss, mode, f"distill.teacher[{index}]"),
         loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
         input_size=spec.dataset.img_size if match else own_size,
         patch_size=teacher.patch_size,
@@ -286,12 +220,12 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         upsampler_checkpoint=teacher.upsampler_checkpoint if upsampled else None,
         mosaic=max(1, teacher.mosaic),
         own_view=_own_view(spec, teacher, name),
-        bindings=_bindings(common, name, detects),
+        bindings=bindings_of(common, name, detects),
         spatial_num_inner=_spatial_num_inner(teacher, common),
         spatial_version=teacher.spatial_mlp_version,
         head_upsample=teacher.fd_upsample_factor,
         token_slot=teacher.summary_token_idx,
-        # What a teacher that moves says has no statistics to go by.
+        # A teacher that is trained itself has no fixed statistics.
         summary_norm=TargetNormType.none if inside else common.target_norm.type,
         spatial_norm=TargetNormType.none
         if inside
@@ -302,50 +236,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
 
 
 def _spatial_num_inner(teacher: TeacherConfig, common: DistillConfig) -> int:
-    """An ``attn`` head has none unless it is told: TAO's have none, and RADIO's loader builds none."""
+    """Return the inner layers of the spatial head; none by default for ``attn``, as in TAO and RADIO."""
     if teacher.spatial_num_inner is not None:
         return teacher.spatial_num_inner
     return 0 if teacher.spatial_mlp_version == "attn" else common.mlp_num_inner
-
-
-def _bindings(distill: DistillConfig, teacher: str, detection: bool) -> tuple[Bound, ...]:
-    alone = len(distill.teacher) == 1
-    return tuple(
-        Bound(
-            f"binding_{i}",
-            f"distill.bindings[{i}]",
-            binding.teacher_module_name,
-            binding.student_module_name,
-            binding.criterion,
-            binding.weight,
-            _beside(binding) if detection else (),
-        )
-        for i, binding in enumerate(distill.bindings)
-        if binding.teacher == teacher or (binding.teacher is None and alone)
-    )
-
-
-def _beside(binding: BindingConfig) -> tuple[str, ...]:
-    if definition_of(binding.criterion).object_mask:
-        return ("memory.0", *QUERY_MODULES)
-    return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
-
-
-def _terms(teacher: TeacherConfig, loss: LossType, mode: Mode, where: str) -> tuple[Term, ...]:
-    focal = (teacher.spatial_focal_weight, teacher.spatial_focal_gamma, teacher.spatial_focal_max_weight)
-    terms = []
-    if mode in (Mode.summary, Mode.logits):
-        terms.append(Term(mode.value, loss, 1.0, f"{where}.loss_type"))
-    if mode is Mode.combo:
-        summary = loss_named(teacher.summary_loss_type.value)
-        terms.append(Term("summary", summary, teacher.summary_loss_weight, f"{where}.summary_loss_type"))
-    if mode in (Mode.spatial, Mode.combo):
-        field, chosen = "loss_type", teacher.spatial_loss_type
-        if chosen is not None:
-            field, loss = "spatial_loss_type", loss_named(chosen.value)
-        weight = teacher.fd_loss_weight if mode is Mode.combo else 1.0
-        terms.append(Term("spatial", loss, weight, f"{where}.{field}", focal=focal))
-    for i, extra in enumerate(teacher.extra_losses):
-        kind, at = extra.kind.value, f"{where}.extra_losses[{i}]"
-        terms.append(Term(kind, extra.type, extra.weight, at, True, focal if kind == "spatial" else None))
-    return tuple(terms)

@@ -1,12 +1,12 @@
-"""The ZeRO stage that a run is in, and the size of its buckets."""
+"""The ZeRO stage of a run, and the size of its gradient buckets."""
 
 from __future__ import annotations
 
 from radioplat.spec.schema.train import Precision, TrainConfig
 
-BUCKET = 500_000_000  # DeepSpeed's default: gradients, as numbers, that travel together at most
+BUCKET = 500_000_000  # DeepSpeed's default: maximum number of gradient elements per reduction
 
 
 def zero_stage(train: TrainConfig) -> int:
-    """The stage that a run is in: 16 bits need one at least."""
+    """Return the effective ZeRO stage: at least 1 with fp16 and bf16."""
     return max(1, train.zero_stage) if train.precision is not Precision.fp32 else train.zero_stage

@@ -17,7 +17,8 @@ from radioplat.models.modifiers.fold_batchnorm import fold_batch_norm
 from radioplat.models.probe import probe
 from radioplat.spec.resolved.normalisation import normalisation_problems
 from radioplat.spec.resolved.number_formats import DATA_TYPES
-from radioplat.spec.resolved.teacher import MODULE, ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.terms import MODULE
 from radioplat.spec.schema.cluster import TeacherPrecision
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, weights_field
 from radioplat.teachers.adapters.registry import adapter_class

@@ -10,7 +10,7 @@ from torch import nn
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
-from radioplat.spec.resolved.teacher import MODULE
+from radioplat.spec.resolved.terms import MODULE
 from radioplat.training.engine.deepspeed_engine import round_statistics
 from radioplat.training.engine.ema import Ema
 

@@ -11,7 +11,7 @@ from radioplat.losses.base.criterion import BatchWise, MapWise
 from radioplat.losses.base.running import Running
 from radioplat.losses.registry import CRITERIA, criterion
 from radioplat.spec.resolved.losses import LOSSES, Binds
-from radioplat.spec.resolved.teacher import Term
+from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import DistillConfig, Kind, KLForm, LossType
 
 NAN = float("nan")

@@ -29,7 +29,7 @@ def test_a_store_that_has_a_client_is_a_place(field, scheme):
 @pytest.mark.parametrize("folder", ["hdfs://host/folder", "S3://bucket/folder", "file:///folder"])
 def test_another_scheme_is_refused_with_those_that_are_known(field, folder):
     hint = "Give a folder, s3://bucket/folder or gs://bucket/folder."
-    assert problems(field, folder) == [f"{folder} is of no storage that is known here {hint}"]
+    assert problems(field, folder) == [f"{folder} has an unknown URL scheme {hint}"]
 
 
 @FIELDS

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from radioplat.cli.main import main
 from radioplat.errors import SpecError, WeightsError
-from radioplat.spec.resolved.teacher import MODULE, Bound
+from radioplat.spec.resolved.terms import MODULE, Bound
 from radioplat.spec.schema.distill import LossType
 from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe
 from radioplat.teachers.cache.key import teacher_key, weights_hash

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.resolved.labels import label_weight
 from radioplat.spec.resolved.losses import LOSSES, definition_of
-from radioplat.spec.resolved.teacher import ResolvedTeacher, Term, resolve_teachers
+from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
+from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import Balance, KLForm, LabelForm, LossType, Source, TeacherConfig
 from radioplat.spec.schema.root import Spec
 

@@ -1,0 +1,126 @@
+"""The loss terms of a teacher: those of its ``mode``, its ``extra_losses``, and bindings between modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radioplat.spec.resolved.losses import definition_of, loss_named
+from radioplat.spec.schema.distill import BindingConfig, DistillConfig, LossType, Mode, TeacherConfig
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss term of a teacher.
+
+    Attributes:
+        kind: summary, spatial or logits.
+        weight: factor of the term in the teacher's loss.
+        where: path of the spec field that it comes from.
+        extra: True for an entry of ``extra_losses``.
+        focal: weight, gamma and maximum of the weights of positions, for losses that compare maps by position.
+    """
+
+    kind: str
+    loss: LossType
+    weight: float
+    where: str = ""
+    extra: bool = False
+    focal: tuple[float, float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """Last part of the metric ``loss/<teacher>/<name>``: the kind; for ``extra_losses`` kind and loss."""
+        return f"{self.kind}_{self.loss.value.rpartition(':')[2]}" if self.extra else self.kind
+
+    @property
+    def field(self) -> str:
+        """Path of the spec field that names the loss."""
+        return f"{self.where}.type" if self.extra else self.where
+
+
+# Outputs of a detector with one row per query.
+QUERY_MODULES = ("queries", "pred_logits", "pred_boxes")
+MODULE = "module:"  # prefix of module names among the outputs requested of a teacher
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A loss between the outputs of a teacher module and a student module.
+
+    Attributes:
+        name: ``binding_0``: name of the term, and of the student's projection if the widths differ.
+        where: its field path, ``distill.bindings[0]``.
+        context_modules: further modules of the teacher whose outputs the comparison needs.
+    """
+
+    name: str
+    where: str
+    teacher_module: str
+    student_module: str
+    loss: LossType
+    weight: float
+    context_modules: tuple[str, ...] = ()
+
+    @property
+    def teacher_modules(self) -> tuple[str, ...]:
+        """All modules of the teacher whose outputs it needs."""
+        return (self.teacher_module, *self.context_modules)
+
+    @property
+    def key(self) -> str:
+        """Name of the compared output among those requested of the teacher."""
+        return MODULE + self.teacher_module
+
+
+def bindings_of(distill: DistillConfig, teacher: str, detection: bool) -> tuple[Bound, ...]:
+    """Return the bindings of the teacher with this name.
+
+    Args:
+        detection: the teacher is a detector.
+    """
+    alone = len(distill.teacher) == 1
+    return tuple(
+        Bound(
+            f"binding_{i}",
+            f"distill.bindings[{i}]",
+            binding.teacher_module_name,
+            binding.student_module_name,
+            binding.criterion,
+            binding.weight,
+            _context_modules(binding) if detection else (),
+        )
+        for i, binding in enumerate(distill.bindings)
+        if binding.teacher == teacher or (binding.teacher is None and alone)
+    )
+
+
+def _context_modules(binding: BindingConfig) -> tuple[str, ...]:
+    if definition_of(binding.criterion).object_mask:
+        return ("memory.0", *QUERY_MODULES)
+    return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
+
+
+def terms_of(teacher: TeacherConfig, loss: LossType, mode: Mode, where: str) -> tuple[Term, ...]:
+    """Return the loss terms of a teacher.
+
+    Args:
+        loss, mode: of the teacher, or inherited from ``distill``; not ``auto``.
+        where: its field path, ``distill.teacher[0]``.
+    """
+    focal = (teacher.spatial_focal_weight, teacher.spatial_focal_gamma, teacher.spatial_focal_max_weight)
+    terms = []
+    if mode in (Mode.summary, Mode.logits):
+        terms.append(Term(mode.value, loss, 1.0, f"{where}.loss_type"))
+    if mode is Mode.combo:
+        summary = loss_named(teacher.summary_loss_type.value)
+        terms.append(Term("summary", summary, teacher.summary_loss_weight, f"{where}.summary_loss_type"))
+    if mode in (Mode.spatial, Mode.combo):
+        field, chosen = "loss_type", teacher.spatial_loss_type
+        if chosen is not None:
+            field, loss = "spatial_loss_type", loss_named(chosen.value)
+        weight = teacher.fd_loss_weight if mode is Mode.combo else 1.0
+        terms.append(Term("spatial", loss, weight, f"{where}.{field}", focal=focal))
+    for i, extra in enumerate(teacher.extra_losses):
+        kind, at = extra.kind.value, f"{where}.extra_losses[{i}]"
+        terms.append(Term(kind, extra.type, extra.weight, at, True, focal if kind == "spatial" else None))
+    return tuple(terms)
