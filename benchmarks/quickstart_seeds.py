@@ -15,7 +15,8 @@ from pathlib import Path
 from radioplat.common import terminal
 from radioplat.quickstart.defaults import ROOT, SPEC, ensure_inputs
 from radioplat.spec.loading.load import load_spec
-from radioplat.tasks.evaluate.evaluate import EvaluateResult, evaluate
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.evaluate.students import EvaluateResult
 
 SEEDS = (1, 2, 3)
 HOME = ROOT / "results" / "quickstart_seeds"

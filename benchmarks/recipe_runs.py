@@ -17,7 +17,8 @@ from radioplat.quickstart.corpora import Corpora
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.distill.distill import distill
-from radioplat.tasks.evaluate.evaluate import EvaluateResult, evaluate
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.evaluate.students import EvaluateResult
 
 STEPS_PER_EPOCH = 125  # as the quickstart's sources say
 

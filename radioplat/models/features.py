@@ -32,3 +32,9 @@ class Features:
             None if self.spatial is None else function(self.spatial),
             {name: function(value) for name, value in self.named.items()},
         )
+
+    def of(self, kind: str) -> torch.Tensor:
+        """Return the ``summary`` or the ``spatial`` features, which must be there."""
+        value = getattr(self, kind)
+        assert value is not None
+        return value

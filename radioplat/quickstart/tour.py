@@ -19,7 +19,8 @@ from radioplat.exporting.engines.build import EngineReport
 from radioplat.quickstart.defaults import ROOT, SPEC, ensure_inputs
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.evaluate.evaluate import EvaluateResult, evaluate
+from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.evaluate.students import EvaluateResult
 from radioplat.tasks.export.export import export, gen_trt_engine
 from radioplat.tracking.status import read_status
 

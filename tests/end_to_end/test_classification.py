@@ -226,7 +226,7 @@ def test_held_out_images_of_classes_that_are_not_learnt_are_told(make, images):
     assert note in heard and note in plan(load_spec(spec), "train").warnings
     right = 20 * validated(run.folder)["accuracy/top1"]
     assert right == pytest.approx(round(right)), "of the other 20"
-    assert note in evaluate(load_spec(spec, (f"evaluate.checkpoint={run.checkpoint}",))).found.absent
+    assert note in evaluate(load_spec(spec, (f"evaluate.checkpoint={run.checkpoint}",))).findings.absent
     spec = make("test_resnet")
     spec["dataset"]["val_dataset"]["images_dir"] = none
     (problem,) = plan(load_spec(spec), "train").problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -130,7 +130,7 @@ class Probe:
 
 
 def segment(
-    models: dict[str, MapOf],
+    models: Mapping[str, MapOf],
     training: Iterable[Masked],
     held_out: Iterable[Masked],
     maps: int,

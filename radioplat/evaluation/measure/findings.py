@@ -1,49 +1,80 @@
-"""What an evaluation found: the figures of every metric, and how they were measured."""
+"""The results of an evaluation."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-import torch
-
-from radioplat.evaluation.masks.segmentation import Answers, ChangeResult, SegmentationResult
-from radioplat.evaluation.metrics.correspondence import CorrespondenceResult
-from radioplat.evaluation.metrics.fidelity import FidelityResult
-from radioplat.evaluation.metrics.knn import KnnResult
-from radioplat.evaluation.metrics.linear_probe import LinearProbeResult
-from radioplat.evaluation.metrics.resolution_agreement import Agreement
-from radioplat.evaluation.metrics.zero_shot import ZeroShotResult
+from radioplat.evaluation.measure.registry import METRICS
+from radioplat.evaluation.measure.sample_maps import SampleMaps
+from radioplat.evaluation.metrics.metric import Metric, Picture
+from radioplat.evaluation.metrics.own_metrics import OwnMetrics
+from radioplat.tracking.report.page import Table
 
 
 @dataclass
 class Findings:
-    """What was measured, each by model.
+    """Results of the metrics, with notes and pictures.
 
     Attributes:
-        fidelity: by student (a resolution of it is ``student at 448``), teacher and kind.
-        accuracy, accuracy_top5: of own classifiers, by those models that have one.
-        agreement: of the trained student's maps at its resolutions: ``backbone``, and each teacher's name for its head.
-        likeness: of backbone features to those of the first of ``evaluate.models``, by model and kind.
-        absent: metrics that were not to be had, a line each with what to give; and what was left out of others.
-        answers: of decoders about the first held-out images, by section (``segmentation``, ``change``).
-        shown: images of the pictures, uint8 ``[N, 3, H, W]``.
-        maps: spatial features of the shown images, ``[N, h, w, D]``, by model; a student's in a teacher's space is
-            ``<student>/<teacher>``.
+        results: by the name of the metric; see the ``result`` of each.
+        absent: what was not measured, and why, a line each.
+        pictures: of the metrics.
+        sample: spatial features of a few images; None where there is none.
     """
 
-    knn: dict[str, KnnResult] = field(default_factory=dict)
-    fidelity: dict[str, dict[str, dict[str, FidelityResult]]] = field(default_factory=dict)
-    accuracy: dict[str, float] = field(default_factory=dict)
-    accuracy_top5: dict[str, float] = field(default_factory=dict)
-    linear: dict[str, LinearProbeResult] = field(default_factory=dict)
-    zero_shot: dict[str, ZeroShotResult] = field(default_factory=dict)
-    correspondence: dict[str, CorrespondenceResult] = field(default_factory=dict)
-    segmentation: dict[str, SegmentationResult] = field(default_factory=dict)
-    change: dict[str, ChangeResult] = field(default_factory=dict)
-    agreement: dict[str, list[Agreement]] = field(default_factory=dict)
-    likeness: dict[str, dict[str, FidelityResult]] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
-    answers: dict[str, Answers] = field(default_factory=dict)
-    shown: np.ndarray | None = None
-    maps: dict[str, torch.Tensor] = field(default_factory=dict)
+    pictures: list[Picture] = field(default_factory=list)
+    sample: SampleMaps | None = None
+
+    @classmethod
+    def of(cls, metrics: Sequence[Metric], sample: SampleMaps | None = None) -> Findings:
+        """Compute the result of each metric, after all images were shown.
+
+        Raises:
+            RadioplatError: one cannot be computed.
+        """
+        findings = cls(sample=sample if sample is not None and len(sample.images) else None)
+        for metric in metrics:
+            findings.results[metric.name] = metric.result()
+            findings.absent += metric.notes
+            findings.pictures += metric.pictures
+        return findings
+
+    def of_metric(self, metric: type[Metric]) -> Any:
+        """Return the result of a metric; empty where it was not measured."""
+        return self.results.get(metric.name, {})
+
+    def tables(self, without: Collection[type[Metric]] = ()) -> list[Table]:
+        """Return the tables that have rows; those with one title are one.
+
+        Args:
+            without: metrics that are left out.
+        """
+        shown, tables = [metric for metric in METRICS if metric not in without], dict[str, Table]()
+        for table in (t for metric in shown for t in metric.tables(self.of_metric(metric)) if t.rows):
+            first = tables.get(table.title)
+            if first is not None:
+                table = Table(first.columns, [*first.rows, *table.rows], first.title, first.note)
+            tables[table.title] = table
+        return list(tables.values())
+
+    def figures(self) -> dict[str, float]:
+        """Return what ``status.json`` records, by name."""
+        return {name: v for metric in METRICS for name, v in metric.figures(self.of_metric(metric)).items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``results.json`` records."""
+        results = {k: v for metric in METRICS for k, v in metric.as_json(self.of_metric(metric)).items()}
+        return results | {"absent": self.absent}
+
+    def of_model(self, model: str) -> dict[str, float | dict[str, float] | None]:
+        """Return the figures of one model, by the ``row`` of each metric."""
+        figures = {metric.row: metric.of_model(self.of_metric(metric), model) for metric in METRICS if metric.row}
+        return {row: value for row, value in figures.items() if value or row != OwnMetrics.row}
+
+    def objectives(self, model: str) -> dict[str, float]:
+        """Return the values of one model for gates and objectives, by their names."""
+        return {k: v for metric in METRICS for k, v in metric.objectives(self.of_metric(metric), model).items()}

@@ -1,4 +1,4 @@
-"""Dense correspondence: positions of an image found again, by features alone, in a copy that a known homography warped.
+"""Dense correspondence: positions of an image matched, by features alone, in a copy warped by a known homography.
 
 Coordinates are those of ``radioplat.data.views.render``: pixel (i, j) is a square whose centre is (j + 0.5, i + 0.5),
 and a cell of a map of n columns over a view of S pixels has its centre at (column + 0.5) S / n.
@@ -15,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radioplat.errors import RadioplatError
-from radioplat.spec.schema.evaluate import CorrespondenceConfig
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
+from radioplat.evaluation.metrics.metric import Metric, Setup
+from radioplat.spec.schema.evaluate import CorrespondenceConfig, EvaluateConfig
+from radioplat.tracking.report.page import Table
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,65 @@ class CorrespondenceMeter:
         shares = [(x / self._count).tolist() for x in (self._hits, self._possible)]
         pck, ceiling = (dict(zip(self._thresholds, values, strict=True)) for values in shares)
         return CorrespondenceResult(pck, ceiling, self._count, self._images)
+
+
+class Correspondence(Metric):
+    """:class:`CorrespondenceResult` by model, on the first held-out images and a warped copy of each."""
+
+    name = "correspondence"
+    option = ("correspondence", "correspondence.enable")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._config = setup.spec.evaluate.correspondence
+        self._warped = 0
+        self._meters = {name: CorrespondenceMeter(self._config.thresholds) for name in setup.at_usual_size}
+
+    @classmethod
+    def requested(cls, config: EvaluateConfig) -> bool:
+        """See :class:`Metric`."""
+        return config.correspondence.enable
+
+    def update(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
+        count = min(self._config.images - self._warped, len(batch))
+        if count < 1:
+            return
+        seed = self.setup.spec.dataset.val_dataset.seed
+        matrices = [draw_homography(self._config, seed, self._warped + i) for i in range(count)]
+        self._warped += count
+        for name, meter in self._meters.items():
+            model = self.setup.models[name]
+            copies = model.encode(warp(batch.pixels[model.size][:count], matrices))
+            meter.update(batch.features[name].of("spatial")[:count], copies.of("spatial"), matrices)
+
+    def result(self) -> dict[str, CorrespondenceResult]:
+        """See the class.
+
+        Raises:
+            RadioplatError: there was no held-out image.
+        """
+        return {name: meter.result() for name, meter in self._meters.items()}
+
+    @classmethod
+    def tables(cls, result: dict[str, CorrespondenceResult]) -> list[Table]:
+        """See :class:`Metric`."""
+        first = next(iter(result.values()), CorrespondenceResult({}, {}, 0, 0))
+        rows = [
+            [name, *(f"{100 * r.pck[t]:.1f} % ({100 * r.ceiling[t]:.1f} %)" for t in first.pck)]
+            for name, r in result.items()
+        ]
+        note = (
+            f"{first.images} images and a warped copy of each: share of positions matched within that share of the "
+            "side. In brackets the highest share that the model's grid allows."
+        )
+        columns = ["model", *(f"PCK at {t:g}" for t in first.pck)]
+        return [Table(columns, rows, "Correspondence under known homographies", note)]
+
+    @classmethod
+    def figures(cls, result: dict[str, CorrespondenceResult]) -> dict[str, float]:
+        """See :class:`Metric`."""
+        return {f"pck@{t:g}/{name}": share for name, value in result.items() for t, share in value.pck.items()}
 
 
 def _centres(rows: int, columns: int) -> Tensor:

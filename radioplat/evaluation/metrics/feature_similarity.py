@@ -1,61 +1,66 @@
-"""How much several models say the same as one of them: whether compression moved the features."""
+"""Similarity of the backbone features of several models to those of one of them, such as the uncompressed student."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from torch import Tensor
-
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.fidelity import FidelityMeter, FidelityResult, TeacherMean
-from radioplat.losses.base.reduce import to_grid
-from radioplat.models.features import KINDS, Features
+from radioplat.evaluation.metrics.metric import Metric, ModelRow, Setup
+from radioplat.losses.base.reduce import on_coarser_grid
+from radioplat.models.features import KINDS
 
 
-class Likeness:
-    """Mean cosine of backbone features to those of ``reference``, after its own training mean was taken from both.
+class FeatureSimilarity(Metric):
+    """Mean cosine of backbone features to those of ``setup.reference``, by model and kind.
 
-    Features of another image score 0. A model whose features have another width has none.
-
-    Args:
-        others: models that are compared.
+    The reference's own training mean is subtracted from both sides first: features of another image score 0. A model
+    whose features have another width has no result.
     """
 
-    def __init__(self, reference: str, others: Iterable[str]) -> None:
-        self._reference, self._others = reference, list(others)
-        self._means = {kind: TeacherMean() for kind in KINDS}
+    name = "feature_similarity"
+    row = "likeness"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._means = {kind: TeacherMean() for kind in KINDS} if setup.reference is not None else {}
         self._meters: dict[tuple[str, str], FidelityMeter] = {}
 
-    def learn(self, features: dict[str, Features], alive: Tensor) -> None:
-        """Add training images to the mean.
-
-        Args:
-            alive: bool ``[B]``, the images that could be read.
-        """
+    def learn(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
         for kind, mean in self._means.items():
-            mean.update(_of(features[self._reference], kind)[alive])
+            mean.update(batch.features[self.setup.reference or ""].of(kind))
 
-    def see(self, features: dict[str, Features], alive: Tensor) -> None:
-        """Compare held-out images; maps on the coarser of the two grids."""
-        for name in self._others:
-            for kind, mean in self._means.items():
-                ours, first = _of(features[name], kind), _of(features[self._reference], kind)
-                if ours.shape[-1] != first.shape[-1]:
-                    continue
-                if kind == "spatial":
-                    grid = (min(ours.shape[1], first.shape[1]), min(ours.shape[2], first.shape[2]))
-                    ours, first = to_grid(ours, grid), to_grid(first, grid)
-                meter = self._meters.setdefault((name, kind), FidelityMeter(mean.mean))
-                meter.update(ours[alive], first[alive])
+    def update(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`; maps are compared on the coarser of the two grids."""
+        reference = self.setup.reference
+        others = [n for n, model in self.setup.models.items() if model.heads is not None and n != reference]
+        for kind, mean in self._means.items():
+            first = batch.features[reference or ""].of(kind)
+            for name in others:
+                if (ours := batch.features[name].of(kind)).shape[-1] == first.shape[-1]:
+                    meter = self._meters.setdefault((name, kind), FidelityMeter(mean.mean))
+                    meter.update(*on_coarser_grid(ours, first))
 
     def result(self) -> dict[str, dict[str, FidelityResult]]:
-        """By model and kind."""
-        found: dict[str, dict[str, FidelityResult]] = {}
+        """See the class."""
+        results: dict[str, dict[str, FidelityResult]] = {}
         for (name, kind), meter in self._meters.items():
-            found.setdefault(name, {})[kind] = meter.result()
-        return found
+            results.setdefault(name, {})[kind] = meter.result()
+        return results
 
+    @classmethod
+    def as_json(cls, result: object) -> dict[str, object]:
+        """Return nothing: rows of models have it."""
+        return {}
 
-def _of(features: Features, kind: str) -> Tensor:
-    value = features.summary if kind == "summary" else features.spatial
-    assert value is not None
-    return value
+    @classmethod
+    def of_model(cls, result: dict[str, dict[str, FidelityResult]], model: str) -> dict[str, float]:
+        """See :class:`Metric`; by kind."""
+        return {kind: value.centered for kind, value in result.get(model, {}).items()}
+
+    @classmethod
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
+        """See :class:`Metric`; both kinds in one column."""
+        values = [[v for name, v in row.figures().items() if name.startswith("likeness/")] for row in rows]
+        return {"similarity": ["/".join(f"{value:.3f}" for value in each) or None for each in values]}

@@ -1,13 +1,15 @@
-"""Fidelity: how well a student's head says what its teacher says, on images neither was fitted on.
+"""Fidelity: similarity of a student's head to its teacher on held-out images.
 
-Our own measure. Raw features share a large mean, so that a student which always answers the mean gets a high plain
-cosine. Here the teacher's mean feature over TRAINING images is taken from both sides first:
-``mean cos(student - mean, teacher - mean)``, for which a constant answer is worth 0. The plain cosine is shown beside,
-and linear CKA, which asks only whether both tell the same things apart.
+Raw features share a large mean, so a student that always outputs this mean gets a high plain cosine. Therefore the
+teacher's mean feature over TRAINING images is subtracted from both sides first:
+``mean cos(student - mean, teacher - mean)``, which is 0 for a constant output. The plain cosine is computed too, and
+linear CKA, which is invariant to rotation, scale and shift of the features.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +17,14 @@ from torch import Tensor
 
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.cka import RowSample
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
+from radioplat.evaluation.metrics.metric import Metric, ModelRow, Setup, cell
+from radioplat.losses.base.reduce import on_coarser_grid
+from radioplat.spec.schema.evaluate import EvaluateConfig
+from radioplat.tracking.report.page import Table
 
-# What is left of a vector after its mean is taken counts as nothing below this share of the mean: fp32 rounding.
-_NOTHING = 1e-6
+# A vector without its mean counts as zero below this share of the mean's length: fp32 rounding.
+_ZERO = 1e-6
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class FidelityResult:
     """Outcome of a :class:`FidelityMeter`.
 
     Attributes:
-        centered: mean cosine after both sides lost the teacher's training mean, in [-1, 1]; the fidelity.
+        centered: mean cosine without the teacher's training mean, in [-1, 1]; the fidelity.
         plain: mean cosine of the raw vectors, in [-1, 1].
         count: vectors compared: images for a summary, positions of all images for a map.
         cka: debiased linear CKA over a sample of them, see ``radioplat.evaluation.metrics.cka``; None where it was not
@@ -110,7 +117,7 @@ class FidelityMeter:
             if not rows.isfinite().all():
                 raise RadioplatError(f"the {name}'s features are not finite")
         mean = self._mean.to(ours.device)
-        floor = _NOTHING * float(mean.norm())
+        floor = _ZERO * float(mean.norm())
         self._centered += float(_cosine(ours - mean, theirs - mean, floor).sum())
         self._plain += float(_cosine(ours, theirs, 0.0).sum())
         self._count += len(ours)
@@ -148,3 +155,127 @@ def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:
     ok = (lengths[0] > floor) & (lengths[1] > floor)
     product = torch.where(ok, lengths[0] * lengths[1], 1.0)
     return torch.where(ok, (a * b).sum(dim=1) / product, 0.0).clamp(-1.0, 1.0)
+
+
+class Fidelity(Metric):
+    """:class:`FidelityResult` by student, teacher and kind, with a student at each resolution."""
+
+    name = row = objective = "fidelity"
+    requires = "teachers"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._means = {(teacher, kind): TeacherMean() for teacher, kinds in setup.kinds.items() for kind in kinds}
+        self._meters: dict[tuple[str, str, str], FidelityMeter] = {}
+
+    @classmethod
+    def unused_options(cls, config: EvaluateConfig) -> Iterator[tuple[str, str]]:
+        """See :class:`Metric`; resolutions are of use to a single checkpoint only."""
+        if not (config.resolutions or config.models):
+            yield "fidelity at several resolutions, and whether they agree", "resolutions"
+        if not config.cka_rows:
+            yield "linear CKA", "cka_rows"
+
+    def learn(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
+        for (teacher, kind), mean in self._means.items():
+            mean.update(batch.features[teacher].of(kind))
+
+    def update(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`; maps are compared on the coarser of the two grids."""
+        for name, teacher, kind in self._heads():
+            ours, theirs = batch.head(name, teacher).of(kind), batch.features[teacher].of(kind)
+            self._meter(name, teacher, kind).update(*on_coarser_grid(ours, theirs))
+
+    def result(self) -> dict[str, dict[str, dict[str, FidelityResult]]]:
+        """See the class.
+
+        Raises:
+            RadioplatError: there was no training image, or no held-out image.
+        """
+        results: dict[str, dict[str, dict[str, FidelityResult]]] = {}
+        for name, teacher, kind in self._heads():
+            results.setdefault(name, {}).setdefault(teacher, {})[kind] = self._meter(name, teacher, kind).result()
+        return results
+
+    @classmethod
+    def tables(cls, result: dict[str, dict[str, dict[str, FidelityResult]]]) -> list[Table]:
+        """See :class:`Metric`."""
+        return [_by_student(result), _by_resolution(result)]
+
+    @classmethod
+    def figures(cls, result: dict[str, dict[str, dict[str, FidelityResult]]]) -> dict[str, float]:
+        """See :class:`Metric`."""
+        return {
+            f"fidelity/{name}/{head}": value for name in result for head, value in cls.of_model(result, name).items()
+        }
+
+    @classmethod
+    def of_model(cls, result: dict[str, dict[str, dict[str, FidelityResult]]], model: str) -> dict[str, float]:
+        """See :class:`Metric`; by ``<teacher>/<kind>``."""
+        heads = result.get(model, {})
+        return {
+            f"{teacher}/{kind}": value.centered for teacher, kinds in heads.items() for kind, value in kinds.items()
+        }
+
+    @classmethod
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
+        """See :class:`Metric`; one a head."""
+        heads = dict.fromkeys(name for row in rows for name in row.figures() if name.startswith("fidelity/"))
+        return {head.partition("/")[2].replace("/", " "): [cell(row, head) for row in rows] for head in heads}
+
+    def _heads(self) -> Iterator[tuple[str, str, str]]:
+        for name, model in self.setup.models.items():
+            yield from ((name, teacher, kind) for teacher, kind in self._means if model.has_head(teacher, kind))
+
+    def _meter(self, name: str, teacher: str, kind: str) -> FidelityMeter:
+        if (name, teacher, kind) not in self._meters:
+            rows, images = self.setup.spec.evaluate.cka_rows, self.setup.held_out_images
+            sample = RowSample(rows, images) if rows else None
+            self._meters[name, teacher, kind] = FidelityMeter(self._means[teacher, kind].mean, sample)
+        return self._meters[name, teacher, kind]
+
+
+def size_of(student: str) -> int | None:
+    """Return 448 for ``student at 448``; None for a student at its usual size."""
+    match = re.fullmatch(r"student at (\d+)", student)
+    return int(match[1]) if match else None
+
+
+def _by_student(result: dict[str, dict[str, dict[str, FidelityResult]]]) -> Table:
+    """Rows of teacher and kind, a column for each student."""
+    students = [name for name in result if not size_of(name)]
+    heads = dict.fromkeys((t, k) for name in students for t, kinds in result[name].items() for k in kinds)
+    rows = [[t, k, *(_cosines(result[name].get(t, {}).get(k)) for name in students)] for t, k in heads]
+    return Table(
+        ["teacher", "features", *students],
+        rows,
+        title="Fidelity to each teacher on held-out images",
+        note="Mean cosine without the teacher's training mean: a constant output scores 0. In brackets the plain "
+        "cosine, then debiased linear CKA.",
+    )
+
+
+def _cosines(value: FidelityResult | None) -> str | None:
+    if value is None:
+        return None
+    cka = "" if value.cka is None else f", {value.cka:.3f}"
+    return f"{value.centered:.3f} ({value.plain:.3f}{cka})"
+
+
+def _by_resolution(result: dict[str, dict[str, dict[str, FidelityResult]]]) -> Table:
+    """The trained student at each resolution; without rows where it was measured at one alone."""
+    students = sorted((name for name in result if name == "student" or size_of(name)), key=lambda n: size_of(n) or 0)
+    rows = []
+    for teacher, kinds in result["student"].items() if len(students) > 1 else ():
+        for kind in kinds:
+            for name in students:
+                value = result[name][teacher][kind]
+                size = f"{size_of(name)} px" if size_of(name) else "usual"
+                rows.append([teacher, kind, size, value.centered, value.plain, value.cka])
+    return Table(
+        ["teacher", "features", "student's input", "centered cosine", "plain cosine", "linear CKA"],
+        rows,
+        title="Fidelity at each resolution",
+        note="The teacher keeps its own resolution; maps are compared on the coarser of the two grids.",
+    )

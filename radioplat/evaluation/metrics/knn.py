@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radioplat.errors import RadioplatError
+from radioplat.evaluation.metrics.metric import Metric, percentage
+from radioplat.tracking.report.page import Table
 
 # Elements of the largest temporary (similarities, votes): 2**25 float32 are 128 MiB.
 _TEMPORARY = 2**25
@@ -216,3 +218,33 @@ def _require(count: int, bad: int, split: str) -> None:
         )
     if bad:
         raise RadioplatError(f"features of {bad} of {count} samples of the {split} split are not finite")
+
+
+class Knn(Metric):
+    """:class:`KnnResult` by model, with a student at each resolution; empty where a split has no labels."""
+
+    name = figure = row = objective = "knn"
+    score = "top1"
+    column = "kNN, %"
+    requires = "labels in both splits"
+
+    def result(self) -> dict[str, KnnResult]:
+        """See the class."""
+        bank, queries, config = self.setup.training, self.setup.held_out, self.setup.spec.evaluate
+        if not (bank.labelled and queries.labelled):
+            split = "train" if queries.labelled else "val"
+            hint = "give an `id` or `label`, or folders as classes"
+            self.notes.append(f"kNN: no label in dataset.{split}_dataset; {hint}")
+            return {}
+        options = {"k": config.knn_k, "temperature": config.knn_temperature, "search": self.setup.search}
+        return {
+            name: knn_accuracy(bank.of(name), bank.labels, queries.of(name), queries.labels, **options)
+            for name in self.setup.models
+        }
+
+    @classmethod
+    def tables(cls, result: dict[str, KnnResult]) -> list[Table]:
+        """See :class:`Metric`."""
+        rows = [[name, percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
+        notes = [f"{r.count} held-out images, {r.bank} labelled training images, k = {r.k}." for r in result.values()]
+        return [Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note="".join(notes[:1]))]

@@ -6,15 +6,19 @@ training rows first, which makes one range of weight decays fit all models; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radioplat.errors import RadioplatError
-from radioplat.spec.schema.evaluate import LinearProbeConfig
+from radioplat.errors import Problem, RadioplatError
+from radioplat.evaluation.metrics.metric import Inputs, Metric, percentage
+from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
+from radioplat.spec.schema.evaluate import EvaluateConfig, LinearProbeConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.report.page import Table
 
 _FLAT = 1e-6  # a feature whose spread is below this share of its size says nothing
 
@@ -153,7 +157,7 @@ def linear_probe(
             raise RadioplatError(
                 "a linear probe needs labelled images",
                 where=f"dataset.{split}_dataset",
-                hint="A sidecar's `id` or `label`, a .cls member, or folders as classes.",
+                hint=LABELS,
             )
     if not (bank.isfinite().all() and queries.isfinite().all()):
         raise RadioplatError("a linear probe was given features that are not finite")
@@ -197,3 +201,49 @@ def _score(classifier: LinearClassifier, features: Tensor, targets: Tensor) -> t
     total = targets.sum().clamp_min(1e-12)
     share = targets.gather(1, logits.argmax(1, keepdim=True)).sum() / total
     return float(share), float((targets * F.log_softmax(logits, dim=1)).sum() / total)
+
+
+class LinearProbe(Metric):
+    """:class:`LinearProbeResult` by model; empty where a split has no labels."""
+
+    name, score = "linear", "top1"
+    figure = row = "linear_probe"
+    column = "linear probe, %"
+    option = ("linear probe", "linear_probe.enable")
+
+    @classmethod
+    def requested(cls, config: EvaluateConfig) -> bool:
+        """See :class:`Metric`."""
+        return config.linear_probe.enable
+
+    @classmethod
+    def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
+        """See :class:`Metric`."""
+        for index, name in ((inputs.train, "train"), (inputs.val, "val")):
+            if index is not None and highest_label(index) < 0:
+                hint = f"{LABELS} Or evaluate.linear_probe.enable: false."
+                message = "a linear probe needs labelled images, and none has a label"
+                yield Problem(message, f"dataset.{name}_dataset", hint)
+
+    def result(self) -> dict[str, LinearProbeResult]:
+        """See the class."""
+        bank, queries, spec = self.setup.training, self.setup.held_out, self.setup.spec
+        if not (bank.labelled and queries.labelled):
+            return {}
+        config, seed = spec.evaluate.linear_probe, spec.dataset.val_dataset.seed
+        return {
+            name: linear_probe(bank.of(name), bank.labels, queries.of(name), queries.labels, config, seed)
+            for name in self.setup.at_usual_size
+        }
+
+    @classmethod
+    def tables(cls, result: dict[str, LinearProbeResult]) -> list[Table]:
+        """See :class:`Metric`."""
+        rows = [[name, percentage(r.top1), f"{r.weight_decay:g}"] for name, r in result.items()]
+        notes = [
+            f"{r.count} held-out images, fitted on {r.bank} labelled training images; the weight decay was chosen on a "
+            "part of those."
+            for r in result.values()
+        ]
+        title = "Linear probe on held-out images"
+        return [Table(["model", "top-1", "weight decay"], rows, title, note="".join(notes[:1]))]

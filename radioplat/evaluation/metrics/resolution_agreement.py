@@ -1,13 +1,13 @@
-"""Whether a student says the same of an image at a low and at a high resolution.
+"""Agreement of a student's features of one image at a low and at a high resolution.
 
-A student that was taught by one teacher at low resolution and by another at high resolution may switch between them:
-its features move as a whole when the input grows (Heinrich et al. 2024, "RADIOv2.5", section on mode switching). Two
-figures tell, for each pair of resolutions, with maps brought to the coarser grid:
+A student with one teacher at low resolution and another at high resolution may switch between them: its features move
+as a whole when the input grows (Heinrich et al. 2024, "RADIOv2.5", section on mode switching). Two figures show this
+for each pair of resolutions, with maps resized to the coarser grid:
 
-- agreement: mean cosine over positions after one mean feature, the student's own at its usual size, was taken from
-  both sides. Features of another image score 0; detail that only the finer map has costs a little.
-- shift: how far the mean feature moves from the one resolution to the other, over the features' own spread. A switch
-  moves all features together; a loss of detail moves no mean.
+- agreement: mean cosine over positions without the mean feature of the student at its usual size. Features of another
+  image score 0; detail that only the finer map has costs a little.
+- shift: distance between the mean features at the two resolutions, over the features' own spread. A switch moves all
+  features together; a loss of detail moves no mean.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from statistics import mean
 
 from torch import Tensor
 
-from radioplat.evaluation.metrics.fidelity import FidelityMeter
-from radioplat.losses.base.reduce import to_grid
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
+from radioplat.evaluation.metrics.fidelity import FidelityMeter, TeacherMean
+from radioplat.evaluation.metrics.metric import Metric, Setup
+from radioplat.losses.base.reduce import on_coarser_grid
+from radioplat.spec.schema.evaluate import EvaluateConfig
+from radioplat.tracking.report.page import Table
+
+BACKBONE = "backbone"
 
 # Below FLOOR two maps have less in common than not; DROP below the other neighbours stands out of what a change of
 # size costs this student anyhow; above SHIFT the mean has moved by more than the features differ from each other.
@@ -63,9 +69,7 @@ class AgreementMeter:
     def update(self, maps: dict[int, Tensor]) -> None:
         """Add maps ``[B, h, w, D]`` of the same images by size."""
         for (low, high), meter in self._pairs.items():
-            a, b = maps[low], maps[high]
-            grid = (min(a.shape[1], b.shape[1]), min(a.shape[2], b.shape[2]))
-            a, b = to_grid(a.float(), grid), to_grid(b.float(), grid)
+            a, b = on_coarser_grid(maps[low].float(), maps[high].float())
             meter.update(a, b)
             for size, rows in ((low, a), (high, b)):
                 rows = rows.detach().double().flatten(0, -2) - self._center.to(rows.device)
@@ -78,11 +82,11 @@ class AgreementMeter:
         Raises:
             RadioplatError: nothing was compared.
         """
-        found = []
+        results = []
         for pair, meter in self._pairs.items():
             both = meter.result()
-            found.append(Agreement(*pair, both.centered, both.plain, self._shift(pair, both.count)))
-        return flagged(found)
+            results.append(Agreement(*pair, both.centered, both.plain, self._shift(pair, both.count)))
+        return flagged(results)
 
     def _shift(self, pair: tuple[int, int], count: int) -> float:
         means, spreads = [], []
@@ -113,3 +117,71 @@ def _with_flag(pair: Agreement, others: list[Agreement]) -> Agreement:
     if pair.shift > SHIFT:
         reasons.append(f"the mean feature moves by {pair.shift:.1f} times the features' spread")
     return Agreement(pair.low, pair.high, pair.agreement, pair.plain, pair.shift, "; ".join(reasons))
+
+
+class ResolutionAgreement(Metric):
+    """:class:`Agreement` of the trained student, by ``backbone`` and by each teacher's name for its head."""
+
+    name = "agreement"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._base = next((m.resolution_of for m in setup.models.values() if m.resolution_of is not None), None)
+        keys = [BACKBONE, *(teacher for teacher, kinds in setup.kinds.items() if "spatial" in kinds)]
+        self._means = {key: TeacherMean() for key in keys} if self._base is not None else {}
+        self._names = {m.size: n for n, m in setup.models.items() if self._base in (n, m.resolution_of)}
+        self._meters: dict[str, AgreementMeter] = {}
+
+    @classmethod
+    def requested(cls, config: EvaluateConfig) -> bool:
+        """See :class:`Metric`."""
+        return bool(config.resolutions)
+
+    def learn(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
+        for key, center in self._means.items():
+            center.update(batch.features[self._base or "" if key == BACKBONE else key].of("spatial"))
+
+    def update(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
+        for key in self._means:
+            own = {
+                size: (batch.features[name] if key == BACKBONE else batch.head(name, key)).of("spatial")
+                for size, name in self._names.items()
+            }
+            self._meter(key).update(own)
+
+    def result(self) -> dict[str, list[Agreement]]:
+        """See the class."""
+        return {key: self._meter(key).result() for key in self._means}
+
+    @classmethod
+    def tables(cls, result: dict[str, list[Agreement]]) -> list[Table]:
+        """See :class:`Metric`."""
+        rows = [
+            [
+                name if name == BACKBONE else f"head for {name}",
+                f"{p.low} and {p.high} px",
+                *(p.agreement, p.plain, p.shift),
+                p.flag or "no switch seen",
+            ]
+            for name, pairs in result.items()
+            for p in pairs
+        ]
+        note = (
+            "Agreement: mean cosine of one image's maps at two resolutions, on the coarser grid, without the mean "
+            "feature; another image's map scores 0. Shift: distance of the two mean features, in units of the "
+            "features' spread. Neighbouring resolutions are judged."
+        )
+        columns = ["features", "resolutions", "agreement", "plain cosine", "shift of the mean", "finding"]
+        return [Table(columns, rows, "Do the student's features agree at every resolution?", note)]
+
+    @classmethod
+    def figures(cls, result: dict[str, list[Agreement]]) -> dict[str, float]:
+        """See :class:`Metric`."""
+        return {f"agreement/{name}/{p.low}-{p.high}": p.agreement for name, pairs in result.items() for p in pairs}
+
+    def _meter(self, key: str) -> AgreementMeter:
+        if key not in self._meters:
+            self._meters[key] = AgreementMeter(list(self._names), self._means[key].mean)
+        return self._meters[key]

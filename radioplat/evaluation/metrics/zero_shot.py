@@ -1,4 +1,4 @@
-"""Zero-shot classification: an image belongs to the class whose name, as a text tower reads it, lies nearest.
+"""Zero-shot classification: an image gets the class whose name has the nearest text embedding.
 
 Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", section 3.1: the
 embedding of a class is the mean of the normalised embeddings of its prompts, normalised again.
@@ -7,7 +7,8 @@ embedding of a class is the mean of the normalised embeddings of its prompts, no
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radioplat.errors import RadioplatError, SpecError, WeightsError
+from radioplat.errors import Problem, RadioplatError, SpecError, WeightsError
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
+from radioplat.evaluation.metrics.metric import Inputs, Metric, Setup, percentage
+from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
+from radioplat.spec.schema.evaluate import EvaluateConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.report.page import Table
 
 _WHERE = "evaluate.zero_shot.text_tower"
 # Types of model whose text embedding is compared with an image embedding, and how their texts are padded.
@@ -186,3 +193,81 @@ def _embedding(model: Any, tokens: Any) -> Tensor:
         return out if isinstance(out, Tensor) else out.pooler_output
     out = model(**inputs)
     return out.text_embeds if getattr(out, "text_embeds", None) is not None else out.pooler_output
+
+
+class ZeroShot(Metric):
+    """:class:`ZeroShotResult` of the teacher with the text tower, and of each student's head for it."""
+
+    name = figure = "zero_shot"
+    score = "top1"
+    option = ("zero-shot classification", "zero_shot.text_tower and teacher")
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        config = setup.spec.evaluate.zero_shot
+        assert config.text_tower is not None and config.teacher is not None  # else there is a problem
+        names = config.class_names or [name.replace("_", " ") for name in setup.class_names]
+        self._teacher = config.teacher
+        self._classes = text_embeddings(config.text_tower, names, config.templates, setup.device)
+        self._images: dict[str, list[Tensor]] = defaultdict(list)
+
+    @classmethod
+    def requested(cls, config: EvaluateConfig) -> bool:
+        """See :class:`Metric`."""
+        return bool(config.zero_shot.text_tower)
+
+    @classmethod
+    def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
+        """See :class:`Metric`."""
+        config = spec.evaluate.zero_shot
+        try:
+            width = text_width(config.text_tower or "")
+        except RadioplatError as error:
+            yield from error.problems
+            return
+        widths: dict[str | None, int | None] = {config.teacher: width}
+        if inputs.architecture is not None:
+            widths = {head.name: head.summary_dim for head in inputs.architecture.heads}
+        own = widths.get(config.teacher)
+        if own is None:
+            yield Problem(f"the student has no summary head for {config.teacher!r}", "evaluate.zero_shot.teacher")
+        elif own != width:
+            message = f"texts are embedded in {width} dimensions, and the summary of {config.teacher!r} has {own}"
+            hint = (
+                "Give the text tower that was trained with this teacher; the teacher's summary must be its projection."
+            )
+            yield Problem(message, _WHERE, hint)
+        if inputs.models and not any(m.has_head(config.teacher or "", "summary") for m in inputs.models.values()):
+            message = f"none of evaluate.models has a summary head for {config.teacher!r}"
+            yield Problem(message, "evaluate.zero_shot.teacher")
+        if inputs.val is None:
+            return
+        highest, names = highest_label(inputs.val), config.class_names or inputs.val.classes
+        if highest < 0:
+            yield Problem("zero-shot classification needs labelled images", "dataset.val_dataset", LABELS)
+        elif highest >= len(names):
+            message = f"labels go up to {highest}, and there are {len(names)} names"
+            yield Problem(message, "evaluate.zero_shot.class_names", "Give one for each label, in their order.")
+
+    def update(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
+        features = {self._teacher: batch.features[self._teacher]}
+        for name, model in self.setup.at_usual_size.items():
+            if model.has_head(self._teacher, "summary"):
+                features[name] = batch.head(name, self._teacher)
+        for name, value in features.items():
+            self._images[name].append(value.of("summary").float().cpu())
+
+    def result(self) -> dict[str, ZeroShotResult]:
+        """See the class."""
+        labels = self.setup.held_out.labels
+        return {name: zero_shot_accuracy(torch.cat(rows), labels, self._classes) for name, rows in self._images.items()}
+
+    @classmethod
+    def tables(cls, result: dict[str, ZeroShotResult]) -> list[Table]:
+        """See :class:`Metric`."""
+        rows = [[name, percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
+        notes = [
+            f"{r.count} held-out images, {r.classes} class names; students by their head." for r in result.values()
+        ]
+        return [Table(["model", "top-1", "top-5"], rows, "Zero-shot classification", note="".join(notes[:1]))]

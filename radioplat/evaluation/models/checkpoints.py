@@ -12,8 +12,8 @@ from radioplat.errors import Problem, RadioplatError, SpecError
 from radioplat.evaluation.models.encoder import Encoder, student_encoder
 from radioplat.evaluation.models.engine import EngineModel
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads
-from radioplat.evaluation.models.needs import size_problems
 from radioplat.evaluation.models.onnx_file import OnnxModel
+from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, has_average, is_checkpoint, load_student
@@ -70,11 +70,6 @@ def open_models(spec: Spec, device: str) -> list[ListedModel]:
     if problems:
         raise SpecError(*dict.fromkeys(problems))
     return found
-
-
-def student_size(spec: Spec, architecture: StudentArchitecture) -> int:
-    """Pixels a side at which a student is judged."""
-    return spec.dataset.val_img_size or architecture.img_size
 
 
 def _open(spec: Spec, asked: ModelEntry, where: str, device: str, threads: int) -> ListedModel:

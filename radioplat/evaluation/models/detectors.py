@@ -17,9 +17,11 @@ from radioplat.exporting.engines.record import record_path
 from radioplat.exporting.onnx.flat_detector import BOXES
 from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.detectors.base import Found, best_boxes
-from radioplat.models.detectors.checkpoint import DETECTOR_FILE, is_detector, load_detector
+from radioplat.models.detectors.checkpoint import DETECTOR_FILE, load_detector
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import has_average
+from radioplat.models.vision_model import model_kind
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
@@ -55,17 +57,19 @@ class DetectorModel:
     engine: EngineModel | None = None
 
 
-def finds_boxes(path: str | Path) -> bool:
-    """Whether there is a detector at ``path``: a checkpoint, an ONNX file or an engine."""
+def kind_of(path: str | Path) -> ModelKind | None:
+    """Return the kind of the model at ``path``, a checkpoint, an ONNX file or an engine; None if unreadable."""
     path = Path(path)
     try:
         if path.suffix.lower() == ".onnx":
-            return any(v.name == BOXES for v in onnx.load(str(path), load_external_data=False).graph.output)
-        if path.suffix.lower() == ".engine":
-            return f'"{BOXES}"' in record_path(path).read_text()
-    except Exception:  # whoever opens it says what is wrong with it; protobuf's class depends on its implementation
-        return False
-    return is_detector(path)
+            boxes = any(v.name == BOXES for v in onnx.load(str(path), load_external_data=False).graph.output)
+        elif path.suffix.lower() == ".engine":
+            boxes = f'"{BOXES}"' in record_path(path).read_text()
+        else:
+            return model_kind(path)
+    except Exception:  # opening it says what is wrong with it; protobuf's class depends on its implementation
+        return None
+    return ModelKind.detector if boxes else ModelKind.student
 
 
 def open_detectors(spec: Spec, device: str) -> list[DetectorModel]:
@@ -109,9 +113,6 @@ def _open(spec: Spec, asked: ModelEntry, where: str, device: str) -> DetectorMod
     path, field = Path(asked.path), f"{where}.path"
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
-    if not finds_boxes(path):
-        hint = "Judge detectors and students apart."
-        raise SpecError(f"{path} is no detector, and others of evaluate.models are", where=field, hint=hint)
     if path.suffix.lower() == ".onnx":
         return _of_file(spec, asked, where, OnnxModel(path, field, torch.get_num_threads(), device))
     if path.suffix.lower() == ".engine":

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import Problem
 
+LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."  # how images get labels
 _WHERE = "dataset.val_dataset"
 
 
@@ -54,6 +55,12 @@ def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
     elif not labelled:
         found.notes.append(f"{_WHERE}: no image has a label, and the student's classifier will not be judged")
     return found
+
+
+def highest_label(index: ShardIndex) -> int:
+    """Return the highest label of a split; -1 where no row has a label."""
+    starts = range(0, len(index.label), 2**20)
+    return max((int(index.label[i : i + 2**20].max(initial=-1)) for i in starts), default=-1)
 
 
 def _few(counts: Counter[str], most: int = 6) -> str:

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.data.index.shard_index import ShardIndex
-from radioplat.errors import Problem
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
-from radioplat.evaluation.models.checkpoints import ListedModel, open_models, student_size
+from radioplat.evaluation.models.checkpoints import ListedModel, open_models
 from radioplat.evaluation.models.encoder import student_encoder
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
-from radioplat.evaluation.models.needs import missing
+from radioplat.evaluation.models.view_sizes import student_size
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import StudentArchitecture
@@ -60,16 +58,6 @@ def open_evaluated(spec: Spec, checkpoint: Path | None, device: str) -> OpenMode
         fresh = start_student(spec, student.architecture).to(device)
         models[UNTRAINED] = EvaluatedModel(student_encoder(fresh), size, StudentHeads(fresh))
     return OpenModels(models, {"evaluate.checkpoint": student.architecture})
-
-
-def unfit(spec: Spec, opened: OpenModels, train: ShardIndex | None, val: ShardIndex | None) -> list[Problem]:
-    """What the spec asks for and cannot be had of these models and splits, naming the fields."""
-    problems = missing(spec, next(iter(opened.architectures.values()), None), train, val)
-    asked = spec.evaluate.zero_shot.teacher
-    if opened.listed and asked and not any(s.has_head(asked, "summary") for s in opened.models.values()):
-        message = f"none of evaluate.models has a summary head for {asked!r}"
-        problems.append(Problem(message, "evaluate.zero_shot.teacher"))
-    return problems
 
 
 @contextlib.contextmanager

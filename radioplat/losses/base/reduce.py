@@ -67,3 +67,11 @@ def to_grid(spatial: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     if spatial.shape[1] >= grid[0] and spatial.shape[2] >= grid[1]:
         return F.adaptive_avg_pool2d(nchw, grid).permute(0, 2, 3, 1)
     return F.interpolate(nchw, size=grid, mode="bilinear", align_corners=False).permute(0, 2, 3, 1)
+
+
+def on_coarser_grid(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Resize two maps ``[B, H, W, D]`` to the smaller height and width of the two; summaries ``[B, D]`` stay."""
+    if a.ndim < 4:
+        return a, b
+    grid = (min(a.shape[1], b.shape[1]), min(a.shape[2], b.shape[2]))
+    return to_grid(a, grid), to_grid(b, grid)

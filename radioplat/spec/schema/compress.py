@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from radioplat.spec.ranges import number
+from radioplat.spec.schema.evaluate import MetricName
 
 
 class Stage(str, Enum):
@@ -23,15 +24,6 @@ class Stage(str, Enum):
     engine = "engine"  # task gen_trt_engine
 
 
-class GateMetric(str, Enum):
-    """Metric of an evaluation that a gate compares."""
-
-    fidelity = "fidelity"  # mean over teachers and kinds
-    knn = "knn"
-    top1 = "top1"  # accuracy of the student's own classifier
-    mAP = "mAP"  # for detectors
-
-
 class OnFail(str, Enum):
     """Reaction to a gate that fails."""
 
@@ -44,7 +36,7 @@ class GatesConfig:
     """Quality that each stage must keep, relative to the starting student, on ``dataset.val_dataset``."""
 
     min_kept: float | None = number(None, above=0, at_most=1)  # share of the metric; unset: no gate
-    metric: GateMetric | None = None  # unset: fidelity, or mAP for a detector
+    metric: MetricName | None = None  # unset: fidelity, or mAP for a detector
     on_fail: OnFail = OnFail.stop
     retries: int = number(3, at_least=0)  # milder settings to try with on_fail: relax
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from enum import Enum, EnumMeta
-from typing import Any
+from enum import Enum
 
 from omegaconf import MISSING
 
+from radioplat.spec.import_paths import NameOrImportPath
 from radioplat.spec.ranges import number
 from radioplat.spec.schema.model import ModelConfig
 
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
-
-class _WithImportPaths(EnumMeta):
-    """Accept an import path as an enum member where omegaconf looks one up; see :meth:`LossType._missing_`."""
-
-    def __getitem__(cls, name: Any) -> Any:
-        return cls(name) if isinstance(name, str) and _IMPORT_PATH.fullmatch(name) else super().__getitem__(name)
-
-
-class LossType(str, Enum, metaclass=_WithImportPaths):
+class LossType(NameOrImportPath):
     """Distillation losses (formulas in ``radioplat.losses``), or the user's own as ``package.module:function``."""
 
     KL = "KL"
@@ -45,19 +35,6 @@ class LossType(str, Enum, metaclass=_WithImportPaths):
     # for bindings between detectors
     phi_s = "phi_s"
     IOU = "IOU"
-
-    @classmethod
-    def _missing_(cls, value: object) -> LossType | None:
-        if not (isinstance(value, str) and _IMPORT_PATH.fullmatch(value)):
-            return None
-        member = str.__new__(cls, value)
-        member._name_ = member._value_ = value
-        return member
-
-    @property
-    def is_own(self) -> bool:
-        """True for the import path of a user's function."""
-        return ":" in self.value
 
 
 class Mode(str, Enum):

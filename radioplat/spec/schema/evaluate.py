@@ -6,11 +6,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
+from radioplat.spec.import_paths import NameOrImportPath
 from radioplat.spec.ranges import number
 
 
 def _weight_decays() -> list[float]:
     return [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+
+
+class MetricName(NameOrImportPath):
+    """A figure of an evaluation that gates and objectives compare; or a user's own, as ``package.module:name``."""
+
+    fidelity = "fidelity"  # mean over teachers and kinds
+    knn = "knn"
+    top1 = "top1"  # of the student's own classifier
+    mAP = "mAP"  # of a detector
 
 
 class EvaluationPrecision(str, Enum):
@@ -180,3 +190,12 @@ class EvaluateConfig:
     change: ChangeConfig = field(default_factory=ChangeConfig)  # (+)
     correspondence: CorrespondenceConfig = field(default_factory=CorrespondenceConfig)  # (+)
     zero_shot: ZeroShotConfig = field(default_factory=ZeroShotConfig)  # (+)
+    # (+) a user's own metrics by import path, package.module:name of a class or a function
+    metrics: list[str] = field(default_factory=list)
+
+    def without_options(self) -> EvaluateConfig:
+        """Return a config for kNN, fidelity and accuracy alone, on the same images."""
+        same = ("checkpoint", "models", "batch_size", "num_gpus", "knn_k", "knn_temperature", "max_images", "use_ema")
+        config = EvaluateConfig(**{name: getattr(self, name) for name in same})
+        config.baseline, config.pictures, config.cka_rows = False, 0, 0
+        return config

@@ -13,6 +13,7 @@ from typing import Any
 from radioplat.common.sigterm import handling_sigterm
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, SpecError
+from radioplat.evaluation.measure.registry import objective_needs
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
 from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
 from radioplat.spec.loading.load import load_spec, to_yaml
@@ -92,8 +93,9 @@ def compress(
 class _Chain:
     def __init__(self, spec: Spec, folder: Path, say: Callable[[str], None]) -> None:
         self._spec, self._folder, self._say = spec, folder, say
-        self._record, self._metric = Record(folder / RECORD), gate_metric(spec).value
-        self._measuring = measuring_spec(spec)
+        self._record, self._metric = Record(folder / RECORD), gate_metric(spec)
+        own = spec.compress.gates.metric
+        self._measuring = measuring_spec(spec, [own] if own else [])
         self._measured_on = fingerprint(depends_on(self._measuring, Stage.evaluate))
         self._reference: Entry | None = None
 
@@ -232,7 +234,7 @@ class _Chain:
         return SpecError(
             f"{metric} was not measured after {entry.name}; measured: {known}",
             where="compress.gates.metric",
-            hint="fidelity needs teachers, knn labels in both splits, top1 a student's classifier, mAP a detector.",
+            hint=f"{objective_needs()}, mAP needs a detector.",
         )
 
     def _write(self) -> None:

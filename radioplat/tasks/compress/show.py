@@ -26,7 +26,7 @@ def tables_of(report: CompressReport) -> list[Table]:
             made = [Table(**table) for table in ready]
             tables += [dataclasses.replace(table, title=f"{entry.name}: {table.title}") for table in made]
         elif entry.outcome and (rows := entry.outcome.facts.get("models")):
-            found = models_table([ModelRow(**row) for row in rows])
+            found = models_table([ModelRow.from_json(row) for row in rows])
             tables.append(Table(found.columns, found.rows, f"{entry.name}: {found.title}", found.note))
     return tables
 

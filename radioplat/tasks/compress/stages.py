@@ -23,10 +23,8 @@ from radioplat.tasks.compress.definition import Inputs, Product, Say, StageDefin
 from radioplat.tasks.compress.outcome import Outcome, student_outcome
 from radioplat.tasks.compress.relax import milder_low_rank, milder_prune, milder_quantize
 from radioplat.tasks.distill.distill import distill, train
-from radioplat.tasks.evaluate.detector import DetectorReport
-from radioplat.tasks.evaluate.detectors import DetectorsReport, side_tables
 from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.evaluate.gate_metrics import metrics_of
+from radioplat.tasks.evaluate.gate_metrics import finite_objectives
 from radioplat.tasks.export.export import export, gen_trt_engine
 from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
@@ -91,12 +89,8 @@ def _forget_results(spec: Spec, inputs: Inputs) -> None:
 
 def _run_evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
-    facts: dict[str, Any] = {}
-    if not isinstance(result, DetectorReport):
-        facts["models"] = [row.as_json() for row in result.models]
-    if isinstance(result, DetectorsReport):
-        facts["tables"] = [asdict(table) for table in side_tables(result)]
-    return Outcome(str(result.report), result.report.stat().st_size, metrics=metrics_of(result), facts=facts)
+    size = result.report.stat().st_size
+    return Outcome(str(result.report), size, metrics=finite_objectives(result), facts=result.facts())
 
 
 def _prefer_test_images(spec: Spec) -> None:

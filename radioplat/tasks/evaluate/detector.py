@@ -1,4 +1,4 @@
-"""The task ``evaluate`` for a detector: mAP and VOC's average precision on ``dataset.val_dataset``."""
+"""The task ``evaluate`` for one detector: mAP and VOC's average precision on ``dataset.val_dataset``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from radioplat.evaluation.detection.find import DetectionResult
 from radioplat.evaluation.detection.judge import judge_checkpoint
 from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.report.page import Table, write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
@@ -20,11 +22,11 @@ from radioplat.tracking.task_log import keep_diary
 
 @dataclass(frozen=True)
 class DetectorReport:
-    """What an evaluation of a detector found.
+    """Result of the evaluation of one detector.
 
     Attributes:
         report: path of ``report.html``.
-        faults: what was left out of the annotations, in words.
+        faults: what was left out of the annotations.
     """
 
     checkpoint: Path
@@ -34,9 +36,37 @@ class DetectorReport:
 
     @property
     def unreadable(self) -> str:
-        """Images that could not be decoded, by reason, in words."""
-        found = sorted(self.result.unreadable.items())
-        return ", ".join(f"{count} {reason}" for reason, count in found) or "none"
+        """How many images could not be decoded, by reason."""
+        reasons = sorted(self.result.unreadable.items())
+        return ", ".join(f"{count} {reason}" for reason, count in reasons) or "none"
+
+    def tables(self) -> list[Table]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        result, coco = self.result, self.result.coco
+        sizes = ("mAP", "mAP50", "mAP75", "small", "medium", "large", "recall")
+        figures = (coco.map, coco.map50, coco.map75, coco.small, coco.medium, coco.large, coco.recall)
+        by_class = [*zip(result.classes, coco.by_class, coco.by_class50, result.voc, strict=True)]
+        return [
+            Table(("images", *sizes), [(result.images, *figures)], "Detection", "COCO's measures, by pycocotools."),
+            Table(("class", "mAP", "mAP50", "VOC AP"), by_class, "By class", "VOC's AP is the area, IoU 0.5."),
+        ]
+
+    def notes(self) -> list[str]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        lines = [f"annotations: {self.faults}"]
+        return [*lines, f"unreadable images: {self.unreadable}"] if self.result.unreadable else lines
+
+    def figures(self) -> dict[str, float]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        return self.result.kpi()
+
+    def objectives(self) -> dict[str, float | None]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        return {MetricName.mAP.value: self.result.coco.map}
+
+    def facts(self) -> dict[str, Any]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        return {}
 
 
 def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
@@ -51,21 +81,7 @@ def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
         _write(spec, folder, made)
         return made
 
-    return keep_diary(folder, "evaluate", to_yaml(spec), action, lambda made: made.result.kpi())
-
-
-def tables(result: DetectionResult) -> list[Table]:
-    """What was found, in all and by class."""
-    coco = result.coco
-    sizes = ("mAP", "mAP50", "mAP75", "small", "medium", "large", "recall")
-    figures = (coco.map, coco.map50, coco.map75, coco.small, coco.medium, coco.large, coco.recall)
-    by_class = zip(result.classes, coco.by_class, coco.by_class50, result.voc, strict=True)
-    return [
-        Table(("images", *sizes), [(result.images, *figures)], "Detection", "COCO's measures, by pycocotools."),
-        Table(
-            ("class", "mAP", "mAP50", "VOC AP"), [*map(tuple, by_class)], "By class", "VOC's AP is the area, IoU 0.5."
-        ),
-    ]
+    return keep_diary(folder, "evaluate", to_yaml(spec), action, DetectorReport.figures)
 
 
 def _write(spec: Spec, folder: TaskFolder, made: DetectorReport) -> None:
@@ -78,7 +94,7 @@ def _write(spec: Spec, folder: TaskFolder, made: DetectorReport) -> None:
     write_report(
         folder.report_path,
         title=f"radioplat: detector {checkpoint.name}",
-        tables=tables(result),
+        tables=made.tables(),
         spec_yaml=to_yaml(spec),
         notes=notes,
     )

@@ -1,31 +1,58 @@
-"""Several models as the rows of one table: what each is, what it takes, and how far it is from the first."""
+"""Several models as the rows of one table: what each is, what it costs, and how far it is from the first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
 
+from radioplat.errors import EngineError
 from radioplat.evaluation.measure.findings import Findings
+from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.models.checkpoints import ListedModel
-from radioplat.tracking.report.page import Table
+from radioplat.evaluation.models.engine import EngineModel
+from radioplat.tracking.report.page import Table, show_cell
 
 
-@dataclass(frozen=True)
+class Row(Protocol):
+    """What rows of students and of detectors have in common; see :class:`ModelRow`."""
+
+    name: str
+    difference: dict[str, float]
+    kernels: dict[str, int]
+
+    @property
+    def ran(self) -> bool:
+        """Whether the model ran on this machine."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Return what was measured, by name."""
+        ...
+
+
+class WithEngine(Protocol):
+    """A model that may be an engine."""
+
+    @property
+    def engine(self) -> EngineModel | None:
+        """None for what is no engine."""
+        ...
+
+
+@dataclass
 class ModelRow:
     """One of ``evaluate.models``.
 
     Attributes:
         kind, bytes: see :class:`radioplat.evaluation.models.checkpoints.ListedModel`.
-        size: pixels a side of what it saw; None where it did not run.
+        size: pixels a side of its input; None where it did not run.
         params, macs: of a checkpoint's backbone, and one image.
-        fidelity: by ``<teacher>/<kind>``, in [-1, 1].
-        knn, linear_probe, accuracy: top-1 in [0, 1]; None where it was not measured.
-        likeness: mean centred cosine of backbone features to the first model's, by kind; empty where widths differ.
-        difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
+        measured: by the ``row`` of a metric its figure, or several by name; see :meth:`Findings.of_model`.
+        difference: from the first model that ran, by the names of :meth:`figures`, times 100 (percentage points).
         state: of an engine: :func:`radioplat.exporting.engines.record.state_of`, evaluated now; empty for others.
-        kernels: of an engine: its convolution and GEMM kernels by data type; empty where its builder does not tell.
-        absent: what it cannot tell and why.
+        kernels: of an engine: its convolution and GEMM kernels by data type; empty where unknown.
+        absent: what cannot be measured and why.
     """
 
     name: str
@@ -35,44 +62,82 @@ class ModelRow:
     size: int | None = None
     params: int | None = None
     macs: int | None = None
-    fidelity: dict[str, float] = field(default_factory=dict)
-    knn: float | None = None
-    linear_probe: float | None = None
-    accuracy: float | None = None
-    likeness: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
     difference: dict[str, float] = field(default_factory=dict)
     state: str = ""
     kernels: dict[str, int] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
 
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> ModelRow:
+        """Read what :meth:`as_json` returned."""
+        own = {f.name for f in fields(cls)}
+        measured = {name: value for name, value in row.items() if name not in own}
+        return cls(**{name: value for name, value in row.items() if name in own}, measured=measured)
+
+    @property
+    def ran(self) -> bool:
+        """Whether the model ran on this machine."""
+        return self.size is not None
+
     def figures(self) -> dict[str, float]:
-        """What was measured, by name: ``knn``, ``linear_probe``, ``accuracy``, ``fidelity/<teacher>/<kind>``,
-        ``likeness/<kind>``."""
-        shares = {"knn": self.knn, "linear_probe": self.linear_probe, "accuracy": self.accuracy}
-        return {
-            **{name: value for name, value in shares.items() if value is not None},
-            **{f"fidelity/{name}": value for name, value in self.fidelity.items()},
-            **{f"likeness/{kind}": value for kind, value in self.likeness.items()},
-        }
+        """Return what was measured, by name: ``knn``, ``fidelity/<teacher>/<kind>``."""
+        figures: dict[str, float] = {}
+        for name, value in self.measured.items():
+            parts = {f"{name}/{part}": v for part, v in value.items()} if isinstance(value, dict) else {name: value}
+            figures |= {part: v for part, v in parts.items() if v is not None}
+        return figures
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for ``results.json``."""
-        return asdict(self)
+        """Return everything, for ``results.json``."""
+        content = asdict(self)
+        return content | content.pop("measured")
 
 
-def side_by_side(models: Sequence[ListedModel], found: Findings) -> list[ModelRow]:
-    """A row for each of ``models``, in their order."""
-    rows = [_row(model, found) for model in models]
-    ran = [row for row in rows if row.size is not None]
-    first = ran[0].figures() if ran else {}
-    for row in ran[1:]:
-        row.difference.update({k: 100 * (v - first[k]) for k, v in row.figures().items() if k in first})
+def side_by_side(models: Sequence[ListedModel], findings: Findings) -> list[ModelRow]:
+    """Return a row for each of ``models``, in their order."""
+    rows = [
+        ModelRow(
+            name=model.name,
+            kind=model.kind,
+            path=str(model.path),
+            bytes=model.bytes,
+            size=model.evaluated.size if model.evaluated else None,
+            params=model.cost.params if model.cost else None,
+            macs=model.cost.macs if model.cost else None,
+            measured=findings.of_model(model.name),
+            state=model.engine.state(model.evaluated is not None) if model.engine else "",
+            kernels=model.engine.kernels if model.engine else {},
+            absent=model.absent,
+        )
+        for model in models
+    ]
+    set_differences(rows)
     return rows
 
 
+def set_differences(rows: Sequence[Row]) -> None:
+    """Write into each row how its figures differ from those of the first model that ran."""
+    ran = [row for row in rows if row.ran]
+    for row in ran[1:]:
+        before = ran[0].figures()
+        row.difference.update({name: 100 * (v - before[name]) for name, v in row.figures().items() if name in before})
+
+
+def record_evaluations(models: Sequence[WithEngine], rows: Sequence[Row]) -> list[str]:
+    """Write its figures into the record of each engine that ran; return a line for each that cannot be written."""
+    lines = []
+    for model, row in zip(models, rows, strict=True):
+        if model.engine is not None and row.ran:
+            try:
+                model.engine.remember(row.figures())
+            except EngineError as error:
+                lines.append(f"{row.name}: its record does not say that it was evaluated: {error}")
+    return lines
+
+
 def models_table(rows: Sequence[ModelRow]) -> Table:
-    """One row a model; a column that no model has anything for is left out."""
-    heads = list(dict.fromkeys(name for row in rows for name in row.fidelity))
+    """Return one row a model; a column without any value is left out."""
     columns: dict[str, list[Any]] = {
         "model": [row.name for row in rows],
         "kind": [row.kind for row in rows],
@@ -80,67 +145,33 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         "MB": [f"{row.bytes / 1e6:.2f}" for row in rows],
         "params, M": [None if row.params is None else f"{row.params / 1e6:.3f}" for row in rows],
         "MACs, M": [None if row.macs is None else f"{row.macs / 1e6:.1f}" for row in rows],
-        **{head.replace("/", " "): [_figure(row, f"fidelity/{head}", 3) for row in rows] for head in heads},
-        "kNN, %": [_figure(row, "knn", 1) for row in rows],
-        "linear probe, %": [_figure(row, "linear_probe", 1) for row in rows],
-        "top-1, %": [_figure(row, "accuracy", 1) for row in rows],
-        "likeness": ["/".join(f"{row.likeness[k]:.3f}" for k in row.likeness) or None for row in rows],
+        **{title: cells for metric in METRICS for title, cells in metric.columns(rows).items()},
         "engine": [row.state or None for row in rows],
     }
-    kept = {title: cells for title, cells in columns.items() if any(cell is not None for cell in cells)}
+    columns = {title: cells for title, cells in columns.items() if any(cell is not None for cell in cells)}
     return Table(
-        list(kept),
-        [list(cells) for cells in zip(*kept.values(), strict=True)],
+        list(columns),
+        [list(cells) for cells in zip(*columns.values(), strict=True)],
         title="Models side by side",
         note="In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
-        "the mean centred cosine of the head to it (times 100 in brackets). Likeness: the same of the backbone's "
-        "summary / map to the first model's. MB: on disk; a checkpoint holds fp32 whatever it is judged in. params, "
-        "MACs: of the backbone.",
+        "the mean centered cosine of the head to it (times 100 in brackets). Similarity: the same of the backbone's "
+        "summary / map to the first model's. MB: on disk; a checkpoint holds fp32 in whatever precision it is "
+        "evaluated. params, MACs: of the backbone.",
     )
 
 
-def remarks(rows: Sequence[ModelRow]) -> list[str]:
-    """Which kernels engines have, and why cells are empty, a line each."""
-    lines = []
-    for row in rows:
-        if row.kernels:
-            counts = ", ".join(f"{count} in {kind}" for kind, count in row.kernels.items())
-            lines.append(f"{row.name}: convolution and GEMM kernels: {counts}")
-        lines += [f"{row.name}: {line}" for line in row.absent]
-    return lines
+def narrow(table: Table) -> Table:
+    """Break cells and headings at their spaces, for a terminal."""
+    rows = [[row[0], *(show_cell(cell).replace(" ", "\n") for cell in row[1:])] for row in table.rows]
+    return Table([column.replace(" ", "\n", 1) for column in table.columns], rows, table.title, table.note)
 
 
-def _figure(row: ModelRow, name: str, digits: int) -> str | None:
-    value = row.figures().get(name)
-    if value is None:
-        return None
-    shown = f"{value if digits == 3 else 100 * value:.{digits}f}"
-    difference = row.difference.get(name)
-    return shown if difference is None else f"{shown} ({round(difference, 1) + 0.0:+.1f})"  # no -0.0
+def kernel_notes(row: Row) -> list[str]:
+    """Return a line about the kernels of an engine; none for other models."""
+    counts = ", ".join(f"{count} in {kind}" for kind, count in row.kernels.items())
+    return [f"{row.name}: convolution and GEMM kernels: {counts}"] if counts else []
 
 
-def _row(model: ListedModel, found: Findings) -> ModelRow:
-    name, likeness = model.name, found.likeness.get(model.name, {})
-    fidelity = {
-        f"{teacher}/{kind}": value.centered
-        for teacher, kinds in found.fidelity.get(name, {}).items()
-        for kind, value in kinds.items()
-    }
-    return ModelRow(
-        name,
-        model.kind,
-        str(model.path),
-        model.bytes,
-        model.evaluated.size if model.evaluated else None,
-        model.cost.params if model.cost else None,
-        model.cost.macs if model.cost else None,
-        fidelity,
-        found.knn[name].top1 if name in found.knn else None,
-        found.linear[name].top1 if name in found.linear else None,
-        found.accuracy.get(name),
-        {kind: value.centered for kind, value in likeness.items()},
-        {},
-        model.engine.state(model.evaluated is not None) if model.engine else "",
-        model.engine.kernels if model.engine else {},
-        model.absent,
-    )
+def model_notes(rows: Sequence[ModelRow]) -> list[str]:
+    """Return which kernels engines have, and why cells are empty, a line each."""
+    return [line for row in rows for line in (*kernel_notes(row), *(f"{row.name}: {why}" for why in row.absent))]

@@ -1,4 +1,4 @@
-"""The findings as tables, pictures and one HTML page."""
+"""The HTML page of an evaluation, and its pictures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from radioplat.evaluation.measure.findings import Findings
-from radioplat.evaluation.pictures.masks import answers_panel
+from radioplat.evaluation.measure.sample_maps import SampleMaps
+from radioplat.evaluation.metrics.fidelity import size_of
+from radioplat.evaluation.metrics.metric import Picture
 from radioplat.evaluation.pictures.pca import pca_panel
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.evaluate.side_by_side import ModelRow, models_table, remarks
-from radioplat.tasks.evaluate.tables import all_tables, size_of
+from radioplat.tasks.evaluate.side_by_side import ModelRow, model_notes, models_table
 from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.tracking.report.curves import curves_from_status
 from radioplat.tracking.report.page import write_report
@@ -30,7 +31,7 @@ def write_summary(
     findings: Findings,
     classes: list[str],
     models: Sequence[ModelRow] = (),
-) -> tuple[Path, list[tuple[str, bytes]]]:
+) -> tuple[Path, list[Picture]]:
     """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path, and its pictures.
 
     Args:
@@ -38,27 +39,24 @@ def write_summary(
     """
     notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
     if checkpoint is None:
-        notes = [f"{row.name}: {row.path}" for row in models] + remarks(models) + notes
-        pictures = _of_models(findings, [row.name for row in models]) + _of_answers(findings)
-        tables = [models_table(models), *all_tables(findings)]
+        notes = [f"{row.name}: {row.path}" for row in models] + model_notes(models) + notes
+        pictures = _of_models(findings.sample, [row.name for row in models]) + findings.pictures
+        tables = [models_table(models), *findings.tables()]
         title = f"radioplat: {len(models)} models side by side"
         path = write_report(
             folder.report_path, title=title, tables=tables, pictures=pictures, spec_yaml=to_yaml(spec), notes=notes
         )
         return path, pictures
     pictures = []
-    if findings.shown is not None and findings.maps:
-        panel = pca_panel(findings.shown, *_columns(findings))
+    if (sample := findings.sample) is not None:
+        panel = pca_panel(sample.images, *_columns(sample))
         (folder.path / "pictures.png").write_bytes(panel)
-        pictures.append(
-            (
-                "Spatial features by their three main components. A student's head is shown along the axes of the "
-                "teacher it speaks for, stretched to its own contrast.",
-                panel,
-            )
+        caption = (
+            "Spatial features by their three main components. A student's head is shown along the axes of its teacher, "
+            "stretched to its own contrast."
         )
-        pictures += _over_resolutions(findings)
-    pictures += _of_answers(findings)
+        pictures = [(caption, panel), *_over_resolutions(sample)]
+    pictures += findings.pictures
     status = checkpoint.parent / "status.json"
     curves = curves_from_status(status) if status.exists() else {}
     bill = Bill.read(checkpoint.parent)
@@ -68,7 +66,7 @@ def write_summary(
     path = write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
-        tables=[*all_tables(findings), *costs],
+        tables=[*findings.tables(), *costs],
         # These are of the whole run up to a step: the tables have the last ones.
         curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
         pictures=pictures,
@@ -78,66 +76,46 @@ def write_summary(
     return path, pictures
 
 
-def _of_models(findings: Findings, names: Sequence[str]) -> list[tuple[str, bytes]]:
-    """The map of each model, along the axes of the first where its features have that width."""
-    maps = {name: findings.maps[name] for name in names if name in findings.maps}
-    if findings.shown is None or not maps:
+def _of_models(sample: SampleMaps | None, names: Sequence[str]) -> list[Picture]:
+    """Draw the map of each model, along the axes of the first where its features have that width."""
+    maps = {name: sample.maps[name] for name in names if name in sample.maps} if sample is not None else {}
+    if sample is None or not maps:
         return []
     first = next(iter(maps))
     same = {name: first for name, value in maps.items() if value.shape[-1] == maps[first].shape[-1]}
     caption = "Spatial features of the backbones by three main components: the first model's, where widths agree."
-    return [(caption, pca_panel(findings.shown, maps, same, stretch=False))]
+    return [(caption, pca_panel(sample.images, maps, same, stretch=False))]
 
 
-def _of_answers(findings: Findings) -> list[tuple[str, bytes]]:
-    """What decoders say of the first held-out images."""
-    captions = {"segmentation": "Classes of pixels", "change": "What has changed between two images"}
-    told = "by a decoder on each frozen map. Black is class 0, grey has no class."
-    return [(f"{captions[name]}, {told}", answers_panel(answers)) for name, answers in findings.answers.items()]
-
-
-def _over_resolutions(findings: Findings) -> list[tuple[str, bytes]]:
-    """The student at each resolution: its own map, and beside each teacher's."""
-    assert findings.shown is not None
-    students = sorted((n for n in findings.maps if n == _STUDENT or size_of(n)), key=lambda n: size_of(n) or 0)
+def _over_resolutions(sample: SampleMaps) -> list[Picture]:
+    """Draw the student at each resolution: its own map, and its map for each teacher beside that teacher's."""
+    students = sorted((n for n in sample.maps if n == _STUDENT or size_of(n)), key=lambda n: size_of(n) or 0)
     if len(students) < 2:
         return []
-    own = {name: findings.maps[name] for name in students}
-    found = [
-        (
-            "The student's own features at each resolution, all along the axes and in the span of its usual one: a "
-            "student that switches changes colour.",
-            pca_panel(findings.shown, own, dict.fromkeys(students, _STUDENT), stretch=False),
-        )
-    ]
-    teachers = [t for t in findings.maps if f"{_STUDENT}/{t}" in findings.maps]
-    for teacher in teachers:
-        columns = {teacher: findings.maps[teacher]}
-        columns |= {f"{name} as {teacher}": findings.maps[f"{name}/{teacher}"] for name in students}
-        space: dict[str, str] = {title: teacher for title in columns}
-        found.append((f"{teacher}, and the student as {teacher} at each resolution", _panel(findings, columns, space)))
-    return found
+    own = {name: sample.maps[name] for name in students}
+    caption = (
+        "The student's own features at each resolution, all along the axes and in the span of its usual one: a student "
+        "that switches changes colour."
+    )
+    pictures = [(caption, pca_panel(sample.images, own, dict.fromkeys(students, _STUDENT), stretch=False))]
+    for teacher in (t for t in sample.maps if f"{_STUDENT}/{t}" in sample.maps):
+        columns = {teacher: sample.maps[teacher]}
+        columns |= {f"{name} as {teacher}": sample.maps[f"{name}/{teacher}"] for name in students}
+        caption = f"{teacher}, and the student as {teacher} at each resolution"
+        pictures.append((caption, pca_panel(sample.images, columns, dict.fromkeys(columns, teacher))))
+    return pictures
 
 
-def _panel(findings: Findings, columns: dict[str, torch.Tensor], space: dict[str, str]) -> bytes:
-    assert findings.shown is not None
-    return pca_panel(findings.shown, columns, space)
-
-
-def _columns(findings: Findings):
-    """Maps in the order of the columns, and which of them share a teacher's space."""
+def _columns(sample: SampleMaps) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return maps in the order of the columns, and which of them share a teacher's space."""
     maps, same_space = {}, {}
-    taught = {name.partition("/")[2] for name in findings.maps if "/" in name}
-    for name, value in findings.maps.items():
-        if "/" in name:
-            continue
-        if name in taught:
-            maps[name] = value
-            for student in ("untrained student", "student"):
-                key = f"{student}/{name}"
-                if key in findings.maps:
-                    title = f"{student} as {name}"
-                    maps[title], same_space[title] = findings.maps[key], name
-    if "student" in findings.maps:
-        maps["student backbone"] = findings.maps["student"]
+    teachers = {name.partition("/")[2] for name in sample.maps if "/" in name}
+    for name in (name for name in sample.maps if name in teachers):
+        maps[name] = sample.maps[name]
+        for student in ("untrained student", _STUDENT):
+            if f"{student}/{name}" in sample.maps:
+                title = f"{student} as {name}"
+                maps[title], same_space[title] = sample.maps[f"{student}/{name}"], name
+    if _STUDENT in sample.maps:
+        maps["student backbone"] = sample.maps[_STUDENT]
     return maps, same_space

@@ -23,8 +23,9 @@ from radioplat.design.stages import total_steps
 from radioplat.design.start_warnings import start_warnings
 from radioplat.design.student import build_on_meta
 from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.evaluation.measure.needs import metric_facts, missing
+from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.evaluation.models.held_out_labels import held_out_labels
-from radioplat.evaluation.models.needs import masks_found, missing, not_asked
 from radioplat.models.pretrained.start import start_notes
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.run import check
@@ -73,9 +74,9 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
     held_out = _validation(spec, models, data, result)
     if held_out is not None and not detects(spec):
         architecture = models.architecture if models else None
-        result.problems += missing(spec, architecture, data.index if data else None, held_out)
-        told = ["kNN where there are labels, fidelity", *masks_found(spec), *not_asked(spec)]
-        result.facts["evaluation"] = "; ".join(told)
+        result.problems += missing(spec, Inputs(architecture, data.index if data else None, held_out))
+        lines = ["kNN where there are labels, fidelity", *metric_facts(spec)]
+        result.facts["evaluation"] = "; ".join(lines)
     detector = detector_found(spec, models, result) if detects(spec) and models is not None else None
     if models is not None:
         result.tasks = accepted_tasks(models.architecture)

@@ -1,4 +1,4 @@
-"""What a trial's student is worth and takes: the objectives."""
+"""Objectives of a trial: metrics and costs of its student."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from pathlib import Path
 
 from radioplat.compression.cost import cost_of
 from radioplat.errors import RadioplatError
+from radioplat.evaluation.measure.registry import objective_needs
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.gate_metrics import measure, measuring_spec
+from radioplat.tasks.tune.space import COSTS, TuneSpace
 
-JUDGED = ("fidelity", "knn", "top1")
 
-
-def judge(spec: Spec, checkpoint: Path, folder: Path, wanted: set[str]) -> dict[str, float]:
-    """The metrics called ``wanted`` of the student in ``checkpoint``; what costs nothing is always there.
+def judge(spec: Spec, checkpoint: Path, folder: Path, space: TuneSpace) -> dict[str, float]:
+    """Measure the objectives of ``space`` of the student in ``checkpoint``; costs other than latency always.
 
     Args:
         folder: where the evaluation writes.
 
     Raises:
-        RadioplatError: one of them cannot be had of this student.
+        RadioplatError: one of them cannot be measured of this student.
     """
+    wanted = set(space.modes)
     student = load_student(checkpoint)
     cost = cost_of(student.backbone, student.architecture.img_size, timed="latency" in wanted)
     found: dict[str, float] = {"params": cost.params, "macs": cost.macs, "bytes": weight_bytes(student)}
     if cost.latency is not None:
         found["latency"] = cost.latency
-    if wanted & set(JUDGED):
-        asked = measuring_spec(spec)
+    if wanted - COSTS.keys():
+        asked = measuring_spec(spec, space.own_metrics)
         if spec.wandb.enable:  # the figures and the picture of the features go into the trial's run
             asked.wandb.enable, asked.evaluate.pictures = True, spec.evaluate.pictures
         found |= measure(asked, checkpoint, folder)
     if missing := sorted(wanted - found.keys()):
-        hint = "fidelity needs teachers, knn labels in both splits, top1 a classifier of the student."
-        raise RadioplatError(f"nothing is known of {', '.join(missing)}", where="objectives", hint=hint)
+        message = f"nothing is known of {', '.join(missing)}"
+        raise RadioplatError(message, where="objectives", hint=f"{objective_needs()}.")
     return found
 
 

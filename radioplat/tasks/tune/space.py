@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.errors import Problem, SpecError
+from radioplat.spec.import_paths import IMPORT_PATH
 from radioplat.spec.loading.fields import faults, first_line
+from radioplat.spec.schema.evaluate import MetricName
 from radioplat.tasks.tune.domains import Domain, read_domain
 
 
@@ -30,16 +32,14 @@ class TuneTask(str, Enum):
     compress = "compress"
 
 
-class ObjectiveMetric(str, Enum):
-    """What a trial's student is worth or takes."""
-
-    fidelity = "fidelity"  # to the teachers, on dataset.val_dataset
-    knn = "knn"  # top-1 there
-    top1 = "top1"  # of a classifier there
-    latency = "latency"  # seconds of one image, on the machine that ran the trial
-    macs = "macs"  # of one image
-    params = "params"
-    bytes = "bytes"  # of the backbone's weights in their number formats
+# Objectives: what an evaluation measures of a trial's student, and what the student costs.
+MEASURED = tuple(metric.value for metric in MetricName if metric is not MetricName.mAP)
+COSTS = {
+    "latency": "seconds of one image, on the machine that ran the trial",
+    "macs": "multiply-accumulates of one image",
+    "params": "of the backbone",
+    "bytes": "of the backbone's weights in their number formats",
+}
 
 
 class Better(str, Enum):
@@ -70,7 +70,7 @@ class SchedulerType(str, Enum):
 class Objective:
     """One thing that is wanted."""
 
-    metric: ObjectiveMetric = "???"  # type: ignore[assignment]  # how omegaconf marks what must be given
+    metric: str = "???"  # of MEASURED or COSTS, or a user's own metric by import path
     mode: Better = Better.max
 
 
@@ -140,7 +140,12 @@ class TuneSpace:
     @property
     def modes(self) -> dict[str, str]:
         """``max`` or ``min`` by metric, in the order of the file."""
-        return {objective.metric.value: objective.mode.value for objective in self.objectives}
+        return {o.metric.rpartition(":")[2]: o.mode.value for o in self.objectives}
+
+    @property
+    def own_metrics(self) -> list[MetricName]:
+        """The user's own metrics among the objectives."""
+        return [MetricName(o.metric) for o in self.objectives if IMPORT_PATH.fullmatch(o.metric)]
 
 
 def load_space(source: str | Path | dict[str, Any]) -> TuneSpace:
@@ -194,6 +199,14 @@ def _problems(space: TuneSpace) -> Iterator[Problem]:
         earlier.append(path)
     if not space.objectives:
         yield Problem("nothing is wanted", "objectives", "For example objectives: [{metric: fidelity, mode: max}].")
+    for i, objective in enumerate(space.objectives):
+        module, _, name = objective.metric.rpartition(":")
+        known = name in (*MEASURED, *COSTS)
+        if module and known:
+            yield Problem(f"a metric of radioplat is called {name!r}", f"objectives[{i}].metric", "Rename yours.")
+        elif not known and not IMPORT_PATH.fullmatch(objective.metric):
+            hint = f"One of {', '.join((*MEASURED, *COSTS))}, or your own as package.module:name."
+            yield Problem(f"{objective.metric!r} is not known", f"objectives[{i}].metric", hint)
     if len(space.modes) < len(space.objectives):
         yield Problem("a metric is named twice", "objectives")
     positive = {

@@ -72,7 +72,7 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
         spec = trial_spec(plan, record)
         with lookout.heeded():
             checkpoint = _when_free(lambda: _TASKS[plan.space.task](spec, reporter))
-            record.metrics = judge(spec, checkpoint, Path(spec.results_dir), set(plan.space.modes))
+            record.metrics = judge(spec, checkpoint, Path(spec.results_dir), plan.space)
     except Stopped:
         reporter.settle()
         if lookout.going:

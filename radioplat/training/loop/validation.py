@@ -18,6 +18,11 @@ from radioplat.evaluation.detection.judge import judge_checkpoint
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.measure.measure import measure
+from radioplat.evaluation.metrics.accuracy import Accuracy
+from radioplat.evaluation.metrics.feature_similarity import FeatureSimilarity
+from radioplat.evaluation.metrics.fidelity import Fidelity
+from radioplat.evaluation.metrics.knn import Knn
+from radioplat.evaluation.metrics.metric import Setup
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
 from radioplat.evaluation.models.encoder import student_encoder
@@ -26,10 +31,10 @@ from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.cluster import FeatureCacheConfig
-from radioplat.spec.schema.evaluate import CorrespondenceConfig, LinearProbeConfig
 from radioplat.spec.schema.root import Spec
 
 STUDENT, CONVERTED = "student", "converted"
+_METRICS = (Knn, Accuracy, Fidelity, FeatureSimilarity)
 IMAGES = 512  # of each split that judge a quantized student, where nothing says how many
 
 
@@ -102,17 +107,16 @@ def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[Resolv
     if not (spec.dataset.knn_validation or CONVERTED in models):
         bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    reference = STUDENT if CONVERTED in models else None
+    setup = Setup(spec, models, kinds, len(queries.rows), STUDENT if CONVERTED in models else None)
+    metrics = [metric(setup) for metric in _METRICS]
     with limit_torch_threads(bank.threads):
-        return measure(models, kinds, bank, queries, spec.evaluate, reference=reference)
+        measure(setup, metrics, bank, queries)
+        return Findings.of(metrics)
 
 
 def _lean(spec: Spec, quantized: bool) -> Spec:
     """Without the metrics that belong to the task ``evaluate``, on as many images as a validation may take."""
-    probe, pairs = LinearProbeConfig(), CorrespondenceConfig()
-    config = dataclasses.replace(
-        spec.evaluate, pictures=0, cka_rows=0, resolutions=[], linear_probe=probe, correspondence=pairs
-    )
+    config = spec.evaluate.without_options()
     if spec.dataset.knn_max_train_batches:
         config = dataclasses.replace(config, max_images=spec.dataset.knn_max_train_batches * spec.dataset.batch_size)
     elif quantized and config.max_images is None:
@@ -132,16 +136,12 @@ def _remembering(run: Run) -> Spec:
     return dataclasses.replace(run.spec, feature_cache=cache)
 
 
-def _kpi(found: Findings) -> dict[str, float]:
+def _kpi(findings: Findings) -> dict[str, float]:
     kpi: dict[str, float] = {}
     for name, before in ((STUDENT, ""), (CONVERTED, f"{CONVERTED}/")):
-        if (knn := found.knn.get(name)) is not None:
-            kpi |= {f"{before}knn/top1": knn.top1, f"{before}knn/top5": knn.top5}
-        if name in found.accuracy:
-            kpi[f"{before}accuracy/top1"] = found.accuracy[name]
-            kpi[f"{before}accuracy/top5"] = found.accuracy_top5[name]
-        for teacher, kinds in found.fidelity.get(name, {}).items():
-            kpi |= {f"{before}fidelity/{teacher}/{kind}": result.centered for kind, result in kinds.items()}
-    for kind, result in found.likeness.get(CONVERTED, {}).items():
-        kpi[f"{CONVERTED}/likeness/{kind}"] = result.centered
-    return kpi
+        for metric in (Knn, Accuracy):
+            if (shares := findings.of_metric(metric).get(name)) is not None:
+                kpi |= {f"{before}{metric.name}/top1": shares.top1, f"{before}{metric.name}/top5": shares.top5}
+        kpi |= {f"{before}fidelity/{k}": v for k, v in Fidelity.of_model(findings.of_metric(Fidelity), name).items()}
+    similarity = FeatureSimilarity.of_model(findings.of_metric(FeatureSimilarity), CONVERTED)
+    return kpi | {f"{CONVERTED}/likeness/{kind}": value for kind, value in similarity.items()}

@@ -38,7 +38,7 @@ from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.evaluate.side_by_side import remarks
+from radioplat.tasks.evaluate.side_by_side import model_notes
 from radioplat.tracking.status import read_status
 
 SCENES = {"astronaut": skimage.data.astronaut, "cat": skimage.data.chelsea, "coffee": skimage.data.coffee}
@@ -184,24 +184,28 @@ def test_single_and_side_by_side_agree(judged, base, paths, tmp_path):
     alone = copy.deepcopy(base) | {"results_dir": str(tmp_path)}
     alone["evaluate"] |= {"checkpoint": paths["plain"], "baseline": False}
     found, row = evaluate(alone), judged.models[0]
-    assert (found.knn["student"].top1, found.found.linear["student"].top1) == (row.knn, row.linear_probe)
-    assert found.accuracy == row.accuracy and len({r.accuracy for r in judged.models}) > 1
+    assert (found.knn["student"].top1, found.findings.results["linear"]["student"].top1) == (
+        row.measured["knn"],
+        row.measured["linear_probe"],
+    )
+    assert found.accuracy == row.measured["accuracy"] and len({r.measured["accuracy"] for r in judged.models}) > 1
     own = {f"vit/{kind}": value.centered for kind, value in found.fidelity["student"]["vit"].items()}
-    assert row.fidelity == pytest.approx(own, abs=1e-6)
+    assert row.measured["fidelity"] == pytest.approx(own, abs=1e-6)
 
 
 def test_precision_is_real(judged):
     """fp16 moves the features, and bf16 more."""
-    likeness = {row.name: row.likeness for row in judged.models}
+    likeness = {row.name: row.measured["likeness"] for row in judged.models}
     assert 1e-8 < 1 - likeness["half"]["spatial"] < 1 - likeness["brain"]["spatial"] < 0.05
 
 
 def test_fake_quantization_is_in_the_figures_and_is_judged_in_fp32(judged, base, paths, tmp_path):
-    row = {row.name: row for row in judged.models}["fake"]
-    assert 1e-6 < 1 - row.likeness["spatial"] < 0.1 and row.fidelity.keys() == judged.models[0].fidelity.keys()
+    row, plain = {row.name: row for row in judged.models}["fake"], judged.models[0].measured["fidelity"]
+    assert 1e-6 < 1 - row.measured["likeness"]["spatial"] < 0.1 and row.measured["fidelity"].keys() == plain.keys()
     file = {row.name: row for row in judged.models}["int8"]
-    assert file.fidelity == pytest.approx(row.fidelity, abs=5e-3) and file.knn == pytest.approx(row.knn, abs=1.5 / 15)
-    assert file.likeness == pytest.approx(row.likeness, abs=5e-3)
+    assert file.measured["fidelity"] == pytest.approx(row.measured["fidelity"], abs=5e-3)
+    assert file.measured["knn"] == pytest.approx(row.measured["knn"], abs=1.5 / 15)
+    assert file.measured["likeness"] == pytest.approx(row.measured["likeness"], abs=5e-3)
     assert (row.params, row.macs) == (judged.models[0].params, judged.models[0].macs)
     spec = spec_of(base, tmp_path, {"name": "a", "path": paths["fake"], "precision": "fp16"})
     with pytest.raises(SpecError, match=r"evaluate.models\[0\].precision: a quantized model is judged in fp32"):
@@ -220,8 +224,8 @@ def test_what_a_model_takes(judged, paths):
 
 def test_what_cannot_be_told_is_a_dash_and_a_reason(judged, capsys):
     rows = {row.name: row for row in judged.models}
-    assert not rows["bare"].fidelity and "name them in export.adaptors" in rows["bare"].absent[0]
-    assert rows["bare"].knn == rows["open"].knn
+    assert not rows["bare"].measured["fidelity"] and "name them in export.adaptors" in rows["bare"].absent[0]
+    assert rows["bare"].measured["knn"] == rows["open"].measured["knn"]
     assert rows["bf16"].size is None and not rows["bf16"].figures() and "onnxruntime" in rows["bf16"].absent[0]
     from radioplat.tasks.evaluate.show import show
 
@@ -240,7 +244,7 @@ def test_an_engine_is_written_executed_and_evaluated_each_for_itself(judged, pat
     record = read_record(paths["cpu"])
     layers = record["coverage"]["eligible"]
     assert set(rows["cpu"].kernels) == {"fp32"} and rows["cpu"].kernels["fp32"] >= layers > 8
-    assert any(line.startswith("cpu: convolution and GEMM kernels: ") for line in remarks(judged.models))
+    assert any(line.startswith("cpu: convolution and GEMM kernels: ") for line in model_notes(judged.models))
     assert record["evaluated"] and record["evaluation"] == rows["cpu"].figures()
     if "rtx" not in rows:
         pytest.skip("no TensorRT for RTX")
@@ -266,10 +270,11 @@ def test_an_engine_without_its_record_or_with_another_is_refused(base, paths, tm
 def test_results_and_diary(judged):
     results = json.loads((judged.folder / "results.json").read_text())
     assert [m["name"] for m in results["models"]] == [row.name for row in judged.models]
-    assert results["models"][3]["difference"]["knn"] == 100 * (judged.models[3].knn - judged.models[0].knn)
+    knn = [row.measured["knn"] for row in judged.models]
+    assert results["models"][3]["difference"]["knn"] == 100 * (knn[3] - knn[0])
     assert results["knn"].keys() == {row.name for row in judged.models if row.size} | {"vit"}
     kpi = read_status(judged.folder / "status.json")[-1]["kpi"]
-    assert kpi["models/open/fidelity/vit/summary"] == judged.models[5].fidelity["vit/summary"]
+    assert kpi["models/open/fidelity/vit/summary"] == judged.models[5].measured["fidelity"]["vit/summary"]
     assert "models/pruned/knn" in kpi and "knn/vit" in kpi and "models/bf16/knn" not in kpi
 
 

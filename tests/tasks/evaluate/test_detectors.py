@@ -17,7 +17,8 @@ from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import save_detector
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.vision_model import save_model
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.show import show
@@ -132,10 +133,12 @@ def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
 
 
 def test_what_cannot_be_judged_is_named(made, tmp_path):
-    student = made / "student.safetensors"
-    student.write_bytes(b"no model")
+    student = Student(StudentArchitecture("resnet10t", img_size=SIZE))
+    save_model(student, made / "student")
+    (made / "torn.safetensors").write_bytes(b"no model")
     for models, says in (
-        ({"a": "model", "b": "student.safetensors"}, "is no detector, and others"),
+        ({"a": "model", "b": "student"}, "student is a student, and others of evaluate.models are detectors"),
+        ({"a": "model", "b": "torn.safetensors"}, r"models\[1\].path: .* is not a whole safetensors file"),
         ({"a": "model", "b": "nowhere"}, "there is no"),
     ):
         with pytest.raises(RadioplatError, match=says):

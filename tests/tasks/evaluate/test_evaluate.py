@@ -17,7 +17,8 @@ from PIL import Image
 from radioplat.data.index.build import build_index
 from radioplat.design.models import design_models
 from radioplat.errors import SpecError
-from radioplat.evaluation.models.needs import missing
+from radioplat.evaluation.measure.needs import missing
+from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import save_student
 from radioplat.spec.checks.tasks.run import check
@@ -135,22 +136,22 @@ def everything(base):
 
 
 def test_every_metric_is_measured_for_every_model(everything):
-    found = everything.found
-    for metric in (found.linear, found.zero_shot, found.segmentation, found.change, found.correspondence):
-        assert set(metric) == MODELS
-    assert set(found.knn) == MODELS | {"student at 32", "student at 96"}
-    assert set(found.fidelity) == {"student", "student at 32", "student at 96", "untrained student"}
-    for by_teacher in found.fidelity.values():
+    found = everything.findings.results
+    for metric in ("linear", "zero_shot", "segmentation", "change", "correspondence"):
+        assert set(found[metric]) == MODELS
+    assert set(found["knn"]) == MODELS | {"student at 32", "student at 96"}
+    assert set(found["fidelity"]) == {"student", "student at 32", "student at 96", "untrained student"}
+    for by_teacher in found["fidelity"].values():
         assert set(by_teacher["clip"]) == {"summary", "spatial"}
         assert all(-1 <= kind.cka <= 1 + 1e-9 for kind in by_teacher["clip"].values())
     # At 32 pixels the student's map is 2 x 2, and the teacher's at 64 pixels 4 x 4.
     grids = {"student": 16, "student at 32": 4, "student at 96": 16}
-    assert {n: found.fidelity[n]["clip"]["spatial"].count for n in grids} == {n: 18 * g for n, g in grids.items()}
-    assert [(p.low, p.high) for p in found.agreement["backbone"]] == [(32, 64), (32, 96), (64, 96)]
-    assert set(found.agreement) == {"backbone", "clip"}
-    assert found.correspondence["clip"].images == 10 and found.segmentation["clip"].images == 3
-    assert found.change["student"].decoder == "light" and found.change["clip"].images == 3
-    (line,) = found.absent
+    assert {n: found["fidelity"][n]["clip"]["spatial"].count for n in grids} == {n: 18 * g for n, g in grids.items()}
+    assert [(p.low, p.high) for p in found["agreement"]["backbone"]] == [(32, 64), (32, 96), (64, 96)]
+    assert set(found["agreement"]) == {"backbone", "clip"}
+    assert found["correspondence"]["clip"].images == 10 and found["segmentation"]["clip"].images == 3
+    assert found["change"]["student"].decoder == "light" and found["change"]["clip"].images == 3
+    (line,) = everything.findings.absent
     assert line == "change: left out 1 no_mask (007)"
 
 
@@ -173,8 +174,8 @@ def test_a_teacher_s_zero_shot_accuracy_is_that_of_transformers_own_model(everyt
                 image = model.get_image_features(pixel_values=pixels[None]).pooler_output[0]
                 right.append(int((torch.stack(texts) @ F.normalize(image, dim=0)).argmax()) == label)
     # Ours is rounded to bf16, as features are sent, and resized by another library: one image may lie on the border.
-    assert everything.found.zero_shot["clip"].top1 == pytest.approx(np.mean(right), abs=1.5 / 18)
-    assert everything.found.zero_shot["clip"].count == 18
+    assert everything.findings.results["zero_shot"]["clip"].top1 == pytest.approx(np.mean(right), abs=1.5 / 18)
+    assert everything.findings.results["zero_shot"]["clip"].count == 18
 
 
 def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
@@ -182,7 +183,7 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
     for title in (
         "Fidelity to each teacher",
         "Fidelity at each resolution",
-        "Does the student say the same at every resolution?",
+        "Do the student's features agree at every resolution?",
         "kNN on held-out images",
         "Linear probe",
         "Zero-shot classification",
@@ -194,7 +195,7 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
     # All models; the student at each size; the teacher beside those; what decoders say of pixels, and of change.
     assert page.count("data:image/png") == 5
     results = json.loads((everything.folder / "results.json").read_text())
-    assert results["linear"]["student"]["top1"] == everything.found.linear["student"].top1
+    assert results["linear"]["student"]["top1"] == everything.findings.results["linear"]["student"].top1
     assert len(results["agreement"]["clip"]) == 3 and results["segmentation"]["clip"]["miou"] > 0
     kpi = read_status(everything.folder / "status.json")[-1]["kpi"]
     for name in (
@@ -218,7 +219,7 @@ def test_metrics_do_not_disturb_each_other(everything, base, tmp_path):
         for kind in ("summary", "spatial"):
             one, other = (x.fidelity[student]["clip"][kind] for x in (found, everything))
             assert one.centered == pytest.approx(other.centered, abs=1e-6) and one.cka is None
-    assert len(found.found.absent) == 7
+    assert len(found.findings.absent) == 7
     page = found.report.read_text(encoding="utf-8")
     assert "linear probe: not asked for; give evaluate.linear_probe.enable" in page
 
@@ -331,7 +332,7 @@ def test_zero_shot_without_labels(base, tmp_path):
     spec = load_spec(changed(base, tmp_path, {"dataset.val_dataset.images_dir": flat(base)}))
     limit = spec.dataset.max_pixels
     index = build_index(spec.dataset.val_dataset, "dataset.val_dataset", tmp_path / "index", max_pixels=limit)
-    problems = missing(spec, None, None, index)
+    problems = missing(spec, Inputs(val=index))
     assert told(problems, "dataset.val_dataset", "zero-shot classification needs labelled")
 
 
@@ -341,5 +342,5 @@ def test_a_text_tower_of_another_width(base, tmp_path, clip_folder):
     (other / "config.json").write_text(json.dumps(raw | {"projection_dim": 30}))
     spec = changed(base, tmp_path, {"evaluate.zero_shot.text_tower": str(other)})
     loaded = load_spec(spec)
-    (problem,) = missing(loaded, design_models(loaded, "distill").architecture, None, None)
+    (problem,) = missing(loaded, Inputs(design_models(loaded, "distill").architecture))
     assert problem.where == "evaluate.zero_shot.text_tower" and "30 dimensions" in problem.message

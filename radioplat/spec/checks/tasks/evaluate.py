@@ -1,4 +1,4 @@
-"""Contradictions in the section ``evaluate``: each metric that cannot be had says what to give."""
+"""Contradictions in the section ``evaluate``: each metric that cannot be measured names the field to set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.evaluate_masks import fit_problems, mask_problems
 from radioplat.spec.checks.tasks.evaluate_models import model_problems
+from radioplat.spec.import_paths import IMPORT_PATH
 from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 
 
 def evaluation_problems(spec: Spec) -> Iterator[Problem]:
-    """What is wrong with the section by reading it alone; ``radioplat.evaluation.models.needs`` looks at files."""
+    """Yield what is wrong with the section alone; ``radioplat.evaluation.measure.needs`` reads files."""
     config, path = spec.evaluate, "evaluate"
     for i, size in enumerate(config.resolutions):
         if size in config.resolutions[:i]:
@@ -23,6 +25,7 @@ def evaluation_problems(spec: Spec) -> Iterator[Problem]:
     yield from mask_problems(spec.evaluate.change, "evaluate.change")
     yield from _correspondence(spec)
     yield from _zero_shot(spec)
+    yield from _own_metrics(spec)
 
 
 def _linear_probe(spec: Spec) -> Iterator[Problem]:
@@ -57,3 +60,17 @@ def _zero_shot(spec: Spec) -> Iterator[Problem]:
         yield Problem("each template needs one {}, the place of the class name", f"{path}.templates", hint)
     if len(set(config.class_names)) != len(config.class_names):
         yield Problem("two classes have one name", f"{path}.class_names")
+
+
+def _own_metrics(spec: Spec) -> Iterator[Problem]:
+    names: list[str] = []
+    for i, path in enumerate(spec.evaluate.metrics):
+        where, name = f"evaluate.metrics[{i}]", path.rpartition(":")[2]
+        if not IMPORT_PATH.fullmatch(path):
+            hint = "For example my_package.my_module:MyMetric."
+            yield Problem(f"{path!r} is no import path package.module:name", where, hint)
+        elif name in MetricName.__members__:
+            yield Problem(f"a metric of radioplat is called {name!r}", where, "Give yours another name.")
+        elif name in names:
+            yield Problem(f"two metrics are called {name!r}", where, "Give one of them another name.")
+        names.append(name)

@@ -1,0 +1,72 @@
+"""Accuracy of a student's own classifier."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
+from radioplat.evaluation.metrics.metric import Metric, Setup, percentage
+from radioplat.tracking.report.page import Table
+
+_STUDENT = "student"  # the model of a single checkpoint
+
+
+@dataclass(frozen=True)
+class AccuracyResult:
+    """Share of the labelled images whose class has the highest score, is among the five highest; in [0, 1]."""
+
+    top1: float
+    top5: float
+
+
+class Accuracy(Metric):
+    """:class:`AccuracyResult` of each model that has a classifier."""
+
+    name = row = "accuracy"
+    score = "top1"
+    column = "top-1, %"
+    objective = "top1"
+    requires = "a classifier of the student"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._right: dict[str, list[torch.Tensor]] = defaultdict(list)  # bool [B, k]: is the k-th highest the class?
+
+    def update(self, batch: EncodedBatch) -> None:
+        """See :class:`Metric`."""
+        for name in self.setup.at_usual_size:
+            logits = batch.features[name].named.get("logits")
+            if logits is not None:
+                best = logits.topk(min(5, logits.shape[-1])).indices.cpu()
+                self._right[name].append((best == batch.labels[:, None])[batch.labels >= 0])
+
+    def result(self) -> dict[str, AccuracyResult]:
+        """See the class."""
+        shares = {name: torch.cat(right).double() for name, right in self._right.items()}
+        return {
+            name: AccuracyResult(float(right[:, 0].mean()), float(right.sum(1).mean()))
+            for name, right in shares.items()
+            if len(right)
+        }
+
+    @classmethod
+    def tables(cls, result: dict[str, AccuracyResult]) -> list[Table]:
+        """See :class:`Metric`; rows of the table of kNN."""
+        rows = [[f"{name}, its own classifier", percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
+        return [Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images")]
+
+    @classmethod
+    def figures(cls, result: dict[str, AccuracyResult]) -> dict[str, float]:
+        """See :class:`Metric`."""
+        student = result.get(_STUDENT)
+        return {"accuracy": student.top1, "accuracy/top5": student.top5} if student else {}
+
+    @classmethod
+    def as_json(cls, result: dict[str, AccuracyResult]) -> dict[str, Any]:
+        """See :class:`Metric`."""
+        student = result.get(_STUDENT)
+        return {"accuracy": student and student.top1, "accuracy_top5": student and student.top5}

@@ -1,0 +1,215 @@
+"""A metric of an evaluation: the interface, and what a metric is given.
+
+A new metric is a subclass of :class:`Metric` in a file here, a line in
+:data:`radioplat.evaluation.measure.registry.METRICS`, and a field of ``EvaluateConfig`` where it has settings.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from statistics import fmean
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.errors import Problem
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
+from radioplat.evaluation.metrics.summaries import Summaries
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel
+from radioplat.models.student.student import StudentArchitecture
+from radioplat.spec.schema.evaluate import EvaluateConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.tracking.report.page import Table
+
+Picture = tuple[str, bytes]  # caption, PNG
+
+
+@dataclass
+class Setup:
+    """An evaluation, as its metrics see it.
+
+    Attributes:
+        models: by name: the evaluated models, then the teachers, which have no heads.
+        kinds: for each teacher the kinds of features (``summary``, ``spatial``) that students have a head for.
+        held_out_images: how many will be shown.
+        reference: name of the model that the others are compared with; None for no comparison.
+        class_names: by label.
+        device: for computations of a metric's own.
+        batch_size, threads: of the reader of images.
+        search: makes a nearest-neighbour search of a bank and its labels, in place of that of kNN.
+        training, held_out: of the images that were shown so far; complete when results are computed.
+    """
+
+    spec: Spec
+    models: Mapping[str, EvaluatedModel]
+    kinds: Mapping[str, Sequence[str]]
+    held_out_images: int
+    reference: str | None = None
+    class_names: Sequence[str] = ()
+    device: str = "cpu"
+    batch_size: int = 1
+    threads: int = 1
+    search: Callable[[Tensor, Tensor], Any] | None = None
+    training: Summaries = field(default_factory=Summaries)
+    held_out: Summaries = field(default_factory=Summaries)
+
+    @property
+    def at_usual_size(self) -> dict[str, EvaluatedModel]:
+        """The models without the student at other resolutions."""
+        return {name: model for name, model in self.models.items() if model.resolution_of is None}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known before anything is encoded; None where it is not known.
+
+    Attributes:
+        architecture: of the student, or the first of several.
+        train, val: the indexed splits.
+        models: of ``evaluate.models`` those that run here; empty for a single checkpoint.
+    """
+
+    architecture: StudentArchitecture | None = None
+    train: ShardIndex | None = None
+    val: ShardIndex | None = None
+    models: Mapping[str, EvaluatedModel] = field(default_factory=dict)
+
+
+class ModelRow(Protocol):
+    """A row of the table of models side by side.
+
+    Attributes:
+        difference: from the first model, by figure, in percentage points.
+    """
+
+    difference: dict[str, float]
+
+    def figures(self) -> dict[str, float]:
+        """Return the model's figures: by a metric's ``row``, or ``<row>/<part>``."""
+        ...
+
+
+class Metric(ABC):
+    """Measures all models of an evaluation; a new object for each evaluation.
+
+    Attributes:
+        name: key of the result in ``results.json``.
+        score: attribute of each model's result that is its one figure; empty where there are several, or none.
+        figure: name of the figure in ``status.json``, where it is ``<figure>/<model>``.
+        row: key of a model's own figure in its row of ``evaluate.models``; empty where rows have none.
+        column: heading of that figure as a percentage, in the table of models side by side; empty for no column.
+        objective: name for gates and for objectives of ``tune``; empty where it cannot be one.
+        requires: what the figure needs, for the message that it is missing.
+        option: what the metric is called, and the field of ``evaluate`` that requests it; None where it is always on.
+        setup: see :class:`Setup`.
+        notes: lines about the result: what was left out, and why.
+        pictures: for the report.
+    """
+
+    name: ClassVar[str]
+    score: ClassVar[str] = ""
+    figure: ClassVar[str] = ""
+    row: ClassVar[str] = ""
+    column: ClassVar[str] = ""
+    objective: ClassVar[str] = ""
+    requires: ClassVar[str] = ""
+    option: ClassVar[tuple[str, str] | None] = None
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.notes: list[str] = []
+        self.pictures: list[Picture] = []
+
+    @classmethod
+    def requested(cls, config: EvaluateConfig) -> bool:
+        """Return whether the spec asks for the metric."""
+        return True
+
+    @classmethod
+    def unused_options(cls, config: EvaluateConfig) -> Iterator[tuple[str, str]]:
+        """Yield what the spec leaves out, as :attr:`option`."""
+        if cls.option and not cls.requested(config):
+            yield cls.option
+
+    @classmethod
+    def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
+        """Yield why the metric cannot be measured although the spec requests it."""
+        yield from ()
+
+    @classmethod
+    def facts(cls, spec: Spec) -> Iterator[str]:
+        """Yield lines for ``plan`` about a metric that is requested."""
+        yield from ()
+
+    def learn(self, batch: EncodedBatch) -> None:  # noqa: B027
+        """Add a batch of training images; all of them come before the first held-out image."""
+
+    def update(self, batch: EncodedBatch) -> None:  # noqa: B027
+        """Add a batch of held-out images."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Compute the result: a mapping by model name, of which the functions below take what they need.
+
+        Raises:
+            RadioplatError: it cannot be computed.
+        """
+
+    @classmethod
+    def tables(cls, result: Any) -> list[Table]:
+        """Return the result as tables of the report."""
+        return []
+
+    @classmethod
+    def figures(cls, result: Any) -> dict[str, float]:
+        """Return what ``status.json`` records, by name."""
+        values = {name: getattr(value, cls.score) for name, value in result.items()} if cls.score else {}
+        return {f"{cls.figure}/{name}": value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def as_json(cls, result: Any) -> dict[str, Any]:
+        """Return what ``results.json`` records, by key."""
+        return {cls.name: plain(result)}
+
+    @classmethod
+    def of_model(cls, result: Any, model: str) -> float | dict[str, float] | None:
+        """Return the figure of one model for its row, or several by name; None where there is none."""
+        return getattr(result[model], cls.score) if cls.row and model in result else None
+
+    @classmethod
+    def objectives(cls, result: Any, model: str) -> dict[str, float]:
+        """Return the values of one model for gates and objectives, by their names."""
+        value = cls.of_model(result, model)
+        value = (fmean(value.values()) if value else None) if isinstance(value, dict) else value
+        return {cls.objective: value} if cls.objective and value is not None else {}
+
+    @classmethod
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
+        """Return columns, a cell for each row, of the table of models side by side."""
+        return {cls.column: [cell(row, cls.row, percent=True) for row in rows]} if cls.column else {}
+
+
+def cell(row: ModelRow, figure: str, percent: bool = False) -> str | None:
+    """Format a figure of a model, with its difference from the first model in brackets; None where it has none."""
+    value, difference = row.figures().get(figure), row.difference.get(figure)
+    if value is None:
+        return None
+    shown = f"{100 * value:.1f}" if percent else f"{value:.3f}"
+    return shown if difference is None else f"{shown} ({round(difference, 1) + 0.0:+.1f})"  # no -0.0
+
+
+def percentage(share: float | None) -> str | None:
+    """Format a share in [0, 1]; None stays None."""
+    return None if share is None else f"{100 * share:.1f} %"
+
+
+def plain(value: Any) -> Any:
+    """Convert dataclasses, at any depth of mappings and lists, to mappings that can be written as JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value

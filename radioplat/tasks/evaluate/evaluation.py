@@ -1,0 +1,42 @@
+"""The interface of what ``evaluate`` returns, whatever kind of model was evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from radioplat.tracking.report.page import Table
+
+
+class Evaluation(Protocol):
+    """Results of an evaluation.
+
+    Attributes:
+        report: path of ``report.html``.
+    """
+
+    @property
+    def report(self) -> Path:
+        """See the class."""
+        ...
+
+    def tables(self) -> Sequence[Table]:
+        """Return the tables that the terminal shows."""
+        ...
+
+    def notes(self) -> Sequence[str]:
+        """Return lines below the tables: what was left out and why."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Return what ``status.json`` records, by name."""
+        ...
+
+    def objectives(self) -> dict[str, float | None]:
+        """Return the values of the last student or detector checkpoint for gates and objectives, by their names."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the record of ``compress`` contains of it: JSON."""
+        ...

@@ -1,0 +1,182 @@
+"""The task ``evaluate`` for students: a trained one beside its teachers and its untrained self, or several models."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from radioplat.common.cpu_threads import limit_torch_threads, torch_callers
+from radioplat.errors import SpecError
+from radioplat.evaluation.measure.findings import Findings
+from radioplat.evaluation.measure.images import open_images
+from radioplat.evaluation.measure.measure import measure
+from radioplat.evaluation.measure.needs import missing, not_requested
+from radioplat.evaluation.measure.processes import Processes
+from radioplat.evaluation.measure.registry import METRICS
+from radioplat.evaluation.metrics.accuracy import Accuracy
+from radioplat.evaluation.metrics.fidelity import Fidelity, FidelityResult
+from radioplat.evaluation.metrics.knn import Knn, KnnResult
+from radioplat.evaluation.metrics.metric import Inputs, Setup
+from radioplat.evaluation.models.held_out_labels import held_out_labels
+from radioplat.evaluation.models.open_models import TRAINED, open_evaluated, teachers_of, with_teachers
+from radioplat.models.student.checkpoint import has_average
+from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.evaluate.side_by_side import (
+    ModelRow,
+    model_notes,
+    models_table,
+    narrow,
+    record_evaluations,
+    side_by_side,
+)
+from radioplat.tasks.evaluate.summary import write_summary
+from radioplat.tracking.report.page import Table
+from radioplat.tracking.results import TaskFolder, write_atomic
+from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.weights_and_biases.task import tell_task
+
+
+@dataclass(frozen=True)
+class EvaluateResult:
+    """Result of the evaluation of a student, or of several.
+
+    Attributes:
+        checkpoint: the student that was evaluated; the first of ``evaluate.models``.
+        report: path of ``report.html``.
+        findings: results of all metrics. Models are ``student``, ``student at 448`` (``evaluate.resolutions``),
+            ``untrained student`` and each teacher's name; or the names of ``evaluate.models`` and the teachers'.
+        models: a row for each of ``evaluate.models``, in its order.
+    """
+
+    checkpoint: Path
+    folder: Path
+    report: Path
+    findings: Findings = field(default_factory=Findings)
+    models: list[ModelRow] = field(default_factory=list)
+
+    @property
+    def knn(self) -> dict[str, KnnResult]:
+        """By model; empty without labels."""
+        return self.findings.of_metric(Knn)
+
+    @property
+    def fidelity(self) -> dict[str, dict[str, dict[str, FidelityResult]]]:
+        """By student, teacher and kind (``summary``, ``spatial``)."""
+        return self.findings.of_metric(Fidelity)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Top-1 of the student's own classifier; None without one, and for several models."""
+        accuracy = self.findings.of_metric(Accuracy).get(TRAINED)
+        return accuracy and accuracy.top1
+
+    def tables(self) -> list[Table]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        if not self.models:
+            return self.findings.tables()
+        in_rows = [metric for metric in METRICS if metric.row]
+        return [narrow(models_table(self.models)), *self.findings.tables(without=in_rows)]
+
+    def notes(self) -> list[str]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        return [*model_notes(self.models), *self.findings.absent]
+
+    def figures(self) -> dict[str, float]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        rows = {f"models/{row.name}/{name}": value for row in self.models for name, value in row.figures().items()}
+        return self.findings.figures() | rows
+
+    def objectives(self) -> dict[str, float | None]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        students = [row.name for row in self.models if row.params is not None]
+        return {**self.findings.objectives(students[-1] if students else TRAINED)}
+
+    def facts(self) -> dict[str, Any]:
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
+        return {"models": [row.as_json() for row in self.models]}
+
+
+def evaluate_students(
+    spec: Spec, checkpoint: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> EvaluateResult:
+    """Evaluate the student of ``checkpoint``, or ``evaluate.models`` where it is None.
+
+    Args:
+        progress: called with (batches done, batches in all).
+
+    Raises:
+        SpecError: a metric cannot be measured, or a model cannot be opened.
+        RadioplatError: a metric's result cannot be computed.
+    """
+    folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
+
+    def action() -> EvaluateResult:
+        """Measure and write the files."""
+        return _evaluate(spec, checkpoint, folder, progress)
+
+    return keep_diary(folder, "evaluate", to_yaml(spec), action, EvaluateResult.figures)
+
+
+def _evaluate(
+    spec: Spec, checkpoint: Path | None, folder: TaskFolder, progress: Callable[[int, int], None] | None
+) -> EvaluateResult:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    opened = open_evaluated(spec, checkpoint, device)
+    teachers = teachers_of(spec, opened)
+    sizes = {model.size for model in opened.models.values()} | {t.view_size for t in teachers}
+    architectures = list(opened.architectures.values())
+    named = next((each.class_names for each in architectures if each.class_names), ())
+    bank, queries, classes = open_images(spec, sizes, named)
+    train, val = bank.reader.index, queries.reader.index
+    # Before the teachers' weights are loaded, and anything is encoded.
+    inputs = Inputs(next(iter(architectures), None), train, val, opened.models if opened.listed else {})
+    if problems := missing(spec, inputs):
+        raise SpecError(*problems)
+    kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
+    reference = next(iter(opened.models)) if opened.listed else None
+    with with_teachers(spec, opened, device) as models, _processes(spec, checkpoint) as processes:
+        size, threads = bank.batch_size, bank.threads
+        setup = Setup(spec, models, kinds, len(queries.rows), reference, classes, device, size, threads)
+        setup.search = processes.search if processes else None
+        metrics = [metric(setup) for metric in METRICS if metric.requested(spec.evaluate)]
+        at_once = torch_callers(len(models)) if device == "cpu" else 1
+        with limit_torch_threads(threads, at_once):
+            sample = measure(setup, metrics, bank, queries, progress, at_once, processes)
+        with limit_torch_threads(threads):
+            findings = Findings.of(metrics, sample)
+    if num_classes := max((each.num_classes for each in architectures), default=0):
+        labels = held_out_labels(val, num_classes)
+        findings.absent += [*map(str, labels.problems), *labels.notes]
+    findings.absent += not_requested(spec)
+    rows = side_by_side(opened.listed, findings)
+    findings.absent += record_evaluations(opened.listed, rows)
+    report, pictures = write_summary(spec, folder, checkpoint, findings, classes, rows)
+    result = EvaluateResult(checkpoint or opened.listed[0].path, folder.path, report, findings, rows)
+    write_atomic(folder.path / "results.json", json.dumps(_as_json(result, spec.evaluate.use_ema), indent=1))
+    shown = [(f"pca/{i}" if i else "pca", png) for i, (_, png) in enumerate(pictures)]
+    # The figures and pictures of a student belong to the run that trained it.
+    figures = result.figures()
+    tell_task(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
+    return result
+
+
+def _processes(spec: Spec, checkpoint: Path | None) -> contextlib.AbstractContextManager[Processes | None]:
+    """Start the processes that encode for this one; None where one is enough."""
+    count = spec.evaluate.num_gpus
+    return contextlib.closing(Processes(spec, checkpoint, count)) if count > 1 else contextlib.nullcontext()
+
+
+def _as_json(result: EvaluateResult, use_ema: bool | None) -> dict[str, Any]:
+    """Return ``results.json``: everything that was measured."""
+    evaluated = result.facts()
+    if not result.models:
+        averaged = has_average(result.checkpoint) and use_ema is not False
+        evaluated = {"checkpoint": result.checkpoint.name, "ema": averaged}
+    return evaluated | result.findings.as_json()
