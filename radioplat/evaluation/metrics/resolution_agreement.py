@@ -174,7 +174,7 @@ class ResolutionAgreement(Metric):
             "features' spread. Neighbouring resolutions are judged."
         )
         columns = ["features", "resolutions", "agreement", "plain cosine", "shift of the mean", "finding"]
-        return [Table(columns, rows, "Do the student's features agree at every resolution?", note)]
+        return [Table(columns, rows, "Agreement of the student between resolutions", note)]
 
     @classmethod
     def figures(cls, result: dict[str, list[Agreement]]) -> dict[str, float]:

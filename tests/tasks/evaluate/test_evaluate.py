@@ -183,7 +183,7 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
     for title in (
         "Fidelity to each teacher",
         "Fidelity at each resolution",
-        "Do the student's features agree at every resolution?",
+        "Agreement of the student between resolutions",
         "kNN on held-out images",
         "Linear probe",
         "Zero-shot classification",
