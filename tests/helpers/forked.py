@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,12 @@ PRELOADED = [
     "radioplat.cli.main",
 ]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def start_server() -> None:
+    """Start the process that is forked, which imports :data:`PRELOADED`; nothing where it runs already."""
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
 
 
 class Forked:
@@ -53,6 +59,7 @@ class Forked:
             output = Path(self._file.name)
         self._output = output
         source, name = function.__code__.co_filename, function.__name__
+        start_server()
         self._process = CONTEXT.Process(
             target=_call,
             args=(source, name, arguments, environment or dict(os.environ), str(output), new_session),

@@ -38,9 +38,12 @@ class Processes:
         gpus = torch.cuda.device_count()
         self._device = "cuda" if gpus else "cpu"
         devices = [f"cuda:{i}" if gpus else "cpu" for i in range(count)]
-        spawn = get_context("spawn")  # a fork would share a CUDA context, and locks of torch's threads
+        # Forks of this process would share a CUDA context, and locks of torch's threads; a server that has imported
+        # what they need and started neither is forked instead.
+        server = get_context("forkserver")
+        server.set_forkserver_preload([__name__])
         self._workers = [
-            ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(spec, checkpoint, device, count))
+            ProcessPoolExecutor(1, server, initializer=_begin, initargs=(spec, checkpoint, device, count))
             for device in devices
         ]
 

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import safetensors.torch
@@ -42,6 +43,7 @@ def crops(folder: Path, count: int, seed: int) -> str:
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory) -> dict:
     """A student and a ViT as teacher, 24 and 15 labelled images in batches of 7, some of which are not full."""
+    forked.start_server()  # before the evaluation starts its own, which has imported less
     root = tmp_path_factory.mktemp("processes")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
+from forked import Forked, run_code
 
 START = """
 import os, signal, sys
@@ -42,9 +41,8 @@ def test_a_kill_while_checkpoints_are_set_aside_loses_none(tmp_path, at):
         (folder / f"model_epoch_00{step}" / "state.json").write_text(json.dumps({"schema": 1, "global_step": step}))
     (folder / "model_latest").symlink_to("model_epoch_003")
     for number, code in ((at, -signal.SIGKILL), (0, 0)):
-        command = [sys.executable, "-c", START, folder, str(number)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert ended.returncode == code, ended.stderr[-2000:]
+        ended = Forked(run_code, START, str(folder), str(number))
+        assert ended.wait(60) == code, ended.output[-2000:]
     kept = sorted(path.relative_to(folder).parts[1:] for path in folder.rglob("state.json"))
     assert kept == [(f"model_epoch_00{step}", "state.json") for step in (1, 2, 3)]
     assert all(path.relative_to(folder).parts[0].startswith("set_aside_") for path in folder.rglob("state.json"))

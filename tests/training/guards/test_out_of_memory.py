@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked import Forked, run_code
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,8 +44,8 @@ for take in (lambda: torch.empty(2**30, dtype=torch.uint8), lambda: bytearray(2*
     except BaseException as error:
         print(type(error).__name__, ran_out(error))
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert said.stdout.splitlines() == ["RuntimeError True", "MemoryError True"], said.stderr
+    process = Forked(run_code, code)
+    assert process.wait(100) == 0 and process.output.splitlines() == ["RuntimeError True", "MemoryError True"]
 
 
 @pytest.mark.gpu
