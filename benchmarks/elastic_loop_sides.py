@@ -87,8 +87,9 @@ class Timed:
     def __init__(self, work: Work, between: Callable[[int], None] = lambda step: None) -> None:
         import torch
 
-        from radioplat.design.run import keep_data, prepare
+        from radioplat.design.run import keep_data
         from radioplat.launch.local import _alone_in_the_world
+        from radioplat.launch.preflight.steps import prepare
         from radioplat.training.engine import deepspeed_compat
 
         self._work, self._between = work, between
@@ -182,7 +183,7 @@ def _bare_step(timed: Timed, work: Work) -> Callable[[], None]:
     """What one writes by hand around DeepSpeed: a batch from memory, forward, backward, step."""
     import torch
 
-    from radioplat.design.run import build_student
+    from radioplat.design.tasks.features import build_student
     from radioplat.objectives.distill import DistillObjective, MicroBatch
     from radioplat.teachers.serving.transport import unpack
     from radioplat.training.engine.deepspeed_engine import arithmetic, build_engine

@@ -396,7 +396,7 @@ def _parser(program: str, tasks: dict[str, Callable[[argparse.Namespace], None]]
             sub.add_argument("results", help="a results folder, or one task's folder in it")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the spec to override")
         sub.set_defaults(run=task)
-    if "distill" in tasks and len(tasks) > 1:
+    if len(tasks) > 1:
         _add_groups(subparsers)
     return parser
 

@@ -10,12 +10,15 @@ import torch
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
-from radioplat.models.detectors.checkpoint import is_detector, read_detector, read_detector_architecture
+from radioplat.models.detectors.checkpoint import read_detector, read_detector_architecture
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.pretrained.start import MODEL_PATH, start_student
 from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.vision_model import model_kind
 from radioplat.objectives.detect import DetectObjective
 from radioplat.objectives.detector_bindings import Widths, binding_widths
 from radioplat.optim.parameter_groups import is_scale
+from radioplat.spec.checks.tasks.training_task import is_taught
 from radioplat.spec.resolved.image_sizes import student_sizes
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import DistillConfig
@@ -79,7 +82,7 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
         if strange := [name for name in left if is_scale(name)]:
             hint = "Leave model.backbone and model.detector out: the checkpoint says what they are."
             raise SpecError(f"the quantizers of {path} do not fit: {strange[0]}", where=MODEL_PATH, hint=hint)
-    if task == "distill" and spec.distill.decoder_from_teacher:
+    if is_taught(task) and spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return detector
 
@@ -87,7 +90,7 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
 def _pretrained_detector(spec: Spec) -> str | None:
     """``train.pretrained_model_path``, where a detector is there."""
     path = spec.train.pretrained_model_path
-    return path if path and is_detector(path) else None
+    return path if path and model_kind(path) is ModelKind.detector else None
 
 
 def take_decoder(detector: Detector, path: str | Path) -> None:

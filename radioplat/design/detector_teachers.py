@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.models.backbones.names import resolve
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
-from radioplat.models.detectors.checkpoint import is_detector, read_detector_architecture
+from radioplat.models.detectors.checkpoint import read_detector_architecture
+from radioplat.models.model_kind import ModelKind
+from radioplat.models.vision_model import model_kind
 from radioplat.spec.schema.distill import TeacherConfig
 from radioplat.spec.schema.model import DetectorConfig
 from radioplat.spec.schema.root import Spec
 
 
-def told_problems(spec: Spec) -> Iterator[Problem]:
+def teacher_file_problems(spec: Spec) -> Iterator[Problem]:
     """Where ``distill.teacher[i].model`` says something else than the teacher's file.
 
     Raises:
@@ -21,7 +23,7 @@ def told_problems(spec: Spec) -> Iterator[Problem]:
     """
     for i, teacher in enumerate(spec.distill.teacher):
         path = teacher.pretrained_teacher_model_path
-        if path and is_detector(path):
+        if path and model_kind(path) is ModelKind.detector:
             where = f"distill.teacher[{i}]"
             form = read_detector_architecture(path, f"{where}.pretrained_teacher_model_path")
             yield from _apart(teacher, form, f"{where}.model")

@@ -21,7 +21,7 @@ from radioplat.models.probe import probe
 from radioplat.models.quantized.architecture import Quantization
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.optim.parameter_groups import pattern_problems
-from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.checks.tasks.training_task import is_taught, training_task
 from radioplat.spec.resolved.labels import classifies
 from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
@@ -56,7 +56,8 @@ def design_models(spec: Spec, task: str) -> Models:
         SpecError: one problem for each backbone that is unknown, refuses its arguments, or does not divide its input.
     """
     problems = []
-    teachers = resolve_teachers(spec) if task == "distill" else []
+    teachers = resolve_teachers(spec) if is_taught(task) else []
+    teacher_heads = training_task(spec, task).teacher_heads
     infos: dict[str, TeacherInfo] = {}
     for i, teacher in enumerate(teachers):
         if teacher.source in (Source.ema, Source.deeper):
@@ -73,14 +74,13 @@ def design_models(spec: Spec, task: str) -> Models:
             infos |= describe_inside(teachers, bare, largest)
         problems += peer_problems(spec, teachers, infos)
         problems += [p for t in teachers if t.name in infos for p in _own_losses(t, infos[t.name])]
-        heads = [] if detects(spec) else [t for t in teachers if t.name in infos]
+        heads = [t for t in teachers if t.name in infos] if teacher_heads else []
         architecture = _student_architecture(spec, task, heads, infos)
-        if not detects(spec):
-            architecture = with_projections(architecture, [t for t in teachers if t.name in infos], infos)
+        architecture = with_projections(architecture, heads, infos)
         student = build_on_meta(architecture)
         problems += pattern_problems(student, spec.train.optim)
         stride = student.stride
-        if task == "distill" and "export" in spec.distill.then:
+        if is_taught(task) and "export" in spec.distill.then:
             problems += format_problems(student, spec.export.format, spec.export.adaptors)
             for side in ("input_height", "input_width"):
                 if size := getattr(spec.export, side):
@@ -146,7 +146,7 @@ def _student_architecture(
     spec: Spec, task: str, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
 ) -> StudentArchitecture:
     backbone = spec.model.backbone
-    own_classifier = task == "distill" and classifies(spec)
+    own_classifier = is_taught(task) and classifies(spec)
     heads = tuple(_head(t, infos[t.name], slot, own_classifier) for slot, t in enumerate(teachers))
     mean, std, where = student_normalisation(spec)
     if wrong := list(normalisation_problems(mean, std, where)):
@@ -157,7 +157,7 @@ def _student_architecture(
         drop_path=backbone.drop_path,
         spectral_reparam=backbone.spectral_reparam,
     )
-    num_classes = spec.dataset.num_classes if task == "train" or own_classifier else 0
+    num_classes = spec.dataset.num_classes if own_classifier or not is_taught(task) else 0
     known = known_architecture(spec)
     if backbone.type in (None, "radio"):
         if known is None:

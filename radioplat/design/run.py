@@ -1,41 +1,20 @@
-"""Everything a run decides before a worker starts: models, views, data, length."""
+"""A run as it is designed before a worker starts: models, views, data, length."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.data.detection.box_table import BoxTable
-from radioplat.data.detection.images import DetectionSet
-from radioplat.data.detection.split import read_split
-from radioplat.data.index.build import build_index
 from radioplat.data.ledger.ledger import write_rejects
 from radioplat.data.loading.run_data import RunData, dataset_to_json, order_hash
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
-from radioplat.data.scan.scan import Scanner
-from radioplat.data.scan.sources import list_shards
 from radioplat.data.views.render import ViewSpec
-from radioplat.design.detector import detector_architecture, detector_widths, start_detector
-from radioplat.design.detector_teachers import told_problems
-from radioplat.design.labels import class_names, label_problems
-from radioplat.design.models import design_models, target_widths
+from radioplat.design.models import target_widths
 from radioplat.design.partitions import Partitions
-from radioplat.design.stages import away_by_step, total_steps
-from radioplat.design.student import equip
-from radioplat.design.views import run_views
-from radioplat.errors import SpecError
-from radioplat.evaluation.models.held_out_labels import held_out_labels
-from radioplat.models.detectors.base import Detector, DetectorArchitecture
-from radioplat.models.pretrained.start import start_student
-from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.objectives.peers import Peer
-from radioplat.spec.checks.tasks.run import check
-from radioplat.spec.checks.training.detection import detects
-from radioplat.spec.resolved.image_sizes import without_teaching
-from radioplat.spec.resolved.teacher import ResolvedTeacher, average_view, student_view
-from radioplat.spec.schema.distill import Source
+from radioplat.design.stages import away_by_step
+from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.student.student import StudentArchitecture
+from radioplat.spec.resolved.teacher import ResolvedTeacher, average_view
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.info import TeacherInfo
 
@@ -53,7 +32,8 @@ class Run:
         annotations: what there is to detect, and what is wrong with it, in words.
         detector: what stands on the student, where a detector is trained.
         binding_widths: of what its bindings compare, see :mod:`radioplat.objectives.detector_bindings`.
-        notes: what is odd about the data, and runs.
+        start_notes: sentences about the weights that the student starts from.
+        notes: sentences about held-out images that validations leave out.
         lease: which hold of the results folder the run writes under; see :mod:`radioplat.tracking.lease`.
     """
 
@@ -73,6 +53,7 @@ class Run:
     annotations: str = ""
     detector: DetectorArchitecture | None = None
     binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
+    start_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -126,87 +107,6 @@ class Run:
         return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple(map(tuple, self.views))
 
 
-def prepare(
-    spec: Spec,
-    task: str,
-    folder: Path,
-    progress: Callable[[int, int], None] | None = None,
-    scan: Scanner | None = None,
-) -> tuple[Run, RunData]:
-    """Check the spec, index the shards, and fix the order and the length of the run; :func:`keep_data` comes next.
-
-    Args:
-        folder: the task's results folder.
-        progress: called with (shards done, shards in all) while indexing.
-        scan: where shards are scanned; default: this process.
-
-    Raises:
-        SpecError, DataError: everything that can be found before a worker starts.
-    """
-    problems = check(spec, task)
-    if problems:
-        raise SpecError(*problems)
-    spec = spec if task == "distill" else without_teaching(spec)
-    models = design_models(spec, task)
-    split = spec.dataset.train_dataset
-    index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index") / "train"
-    limit = spec.dataset.max_pixels
-    index = build_index(split, "dataset.train_dataset", index_dir, max_pixels=limit, progress=progress, scan=scan)
-    found = read_split(split, spec.dataset.classes, "dataset.train_dataset") if detects(spec) else None
-    boxes = None if found is None else BoxTable.join(index, found.pictures)
-    data = RunData.create(index, split, spec.dataset.max_pixels, boxes)
-    data.order  # noqa: B018  an empty source must be found now
-    classes = models.architecture.num_classes
-    problems = list(label_problems(spec, models.teachers, models.infos, data, classes))
-    if problems:
-        raise SpecError(*problems)
-    names = class_names(data, classes, models.teachers, models.infos)
-    held_out, notes = spec.dataset.val_dataset, list[str]()
-    if (classes or found) and (held_out.tar_data_sources or held_out.images_dir):
-        # It will be validated: what is wrong with it is told now.
-        list_shards(held_out, "dataset.val_dataset")
-        if not found:
-            numbered, place = index.classes or list(names), index_dir.parent / "val"
-            val = build_index(held_out, "dataset.val_dataset", place, max_pixels=limit, classes=numbered, scan=scan)
-            labels = held_out_labels(val, classes)
-            if labels.problems:
-                raise SpecError(*labels.problems)
-            notes = labels.notes
-    steps = steps_per_epoch(spec, data)
-    detector, widths = None, {}
-    if found is not None:
-        _require_same_classes(spec, found)
-        detector = detector_architecture(spec, models.architecture, found.classes)
-        if problems := list(told_problems(spec)) if models.teachers else []:
-            raise SpecError(*problems)
-        widths = detector_widths(spec, detector, models.teachers, models.infos)
-    return Run(
-        spec=spec,
-        task=task,
-        folder=folder.absolute(),
-        teachers=models.teachers,
-        infos=models.infos,
-        grids=models.grids,
-        architecture=dataclasses.replace(models.architecture, class_names=names),
-        views=run_views(spec, models.teachers, models.infos, models.student_stride),
-        student_view=student_view(spec),
-        steps_per_epoch=steps,
-        total_steps=total_steps(spec, steps),
-        order_fields=data.order_fields(spec.global_batch_size, spec.dataset.max_pixels),
-        annotations=f"objects: {found.size}; faults: {found.faults.with_first()}" if found else "",
-        detector=detector,
-        binding_widths=widths,
-        notes=tuple(notes),
-    ), data
-
-
-def _require_same_classes(spec: Spec, found: DetectionSet) -> None:
-    """What will be validated has the classes of ``found``; told now, with whatever else cannot be read there."""
-    split = spec.dataset.val_dataset
-    if split.images_dir or split.tar_data_sources:
-        read_split(split, found.classes, "dataset.val_dataset")
-
-
 def keep_data(run: Run, data: RunData) -> None:
     """Give the run its own copy of the index, and its ledger what was rejected.
 
@@ -226,15 +126,7 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
     return max(steps)
 
 
-def build_student(run: Run) -> Student | Detector:
-    """The student, or the detector on it, as it enters training; equal on every rank, because seeded."""
-    if run.detector is not None:
-        detector = start_detector(run.spec, run.detector, run.task)
-        equip(detector.student, run.spec, run.task)
-        return detector
-    return equip(start_student(run.spec, run.architecture), run.spec, run.task)
-
-
-def build_peers(run: Run) -> dict[str, Peer]:
-    """The networks that train with the student, by name, as they enter training; equal on every rank."""
-    return {t.name: Peer(t, run.spec.train.seed) for t in run.teachers if t.source is Source.peer}
+def has_held_out(spec: Spec) -> bool:
+    """Return whether ``spec`` names held-out images."""
+    split = spec.dataset.val_dataset
+    return bool(split.tar_data_sources or split.images_dir)

@@ -18,6 +18,7 @@ from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
 from radioplat.models.modifiers.damp import add_weight_noise
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.checks.tasks.training_task import is_taught
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.teachers.base.teacher import has_native_bf16
@@ -46,7 +47,7 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
         student: on the meta device.
         sizes: pixels a side that it will see, each with the field it comes from.
     """
-    if task == "distill":
+    if is_taught(task):
         yield from _windows(spec, student, sizes)
         if len(student.heads) == len(spec.distill.teacher):  # else a teacher is unknown, and numbers would be wrong
             yield from _token_slots(student)
@@ -82,7 +83,7 @@ def equip(student: Student, spec: Spec, task: str) -> Student:
         student.backbone.set_grad_checkpointing()
     if spec.train.damp:
         add_weight_noise(student.backbone, spec.train.damp)
-    if task == "distill" and spec.distill.vitdet.prob > 0 and isinstance(student.backbone, RadioViT):
+    if is_taught(task) and spec.distill.vitdet.prob > 0 and isinstance(student.backbone, RadioViT):
         student.backbone.windows = windows_of(spec, student.backbone)
     if spec.train.compile:
         compile_backbone(student.backbone)

@@ -9,15 +9,15 @@ from typing import Any
 
 from radioplat.cluster.ray_cluster import check_cluster, uses_ray
 from radioplat.common.sigterm import handling_sigterm
-from radioplat.design.run import Run, keep_data, prepare
-from radioplat.design.start_warnings import start_warnings
+from radioplat.design.run import Run, keep_data
 from radioplat.errors import RadioplatError, SpecError, Stopped
+from radioplat.launch.preflight.parts import names_no_folder
+from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.ray.scanning import scanner
 from radioplat.launch.storage_watch import StorageWatch
-from radioplat.models.pretrained.start import start_notes
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.loading.load import to_yaml
-from radioplat.spec.resolved.retired import retired_field_notes
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.driver_log import driver_log
@@ -28,8 +28,8 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import Status, StatusLog
 from radioplat.tracking.teacher_cost import Bill
 from radioplat.training.accounting.accounts import session, settled
-from radioplat.training.checkpoints.checkpoint import newest
-from radioplat.training.checkpoints.resume import catch_up, set_aside, settle, starting_point
+from radioplat.training.checkpoints.checkpoint import clear_left_behind, newest
+from radioplat.training.checkpoints.resume import catch_up, order_problems, set_aside, starting_point
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.unreadable import UnreadableCheckpoints
 
@@ -65,7 +65,10 @@ def run_task(
     progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
-    """A run of ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
+    """Run ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
+    problems = check(spec, task)
+    if names_no_folder(problems):
+        raise SpecError(*problems)
     with handling_sigterm():
         check_cluster(spec)
         folder = TaskFolder(spec.results_dir, task, override)
@@ -89,19 +92,21 @@ def _run_alone(
     status.write(f"{task} starts", Status.STARTED)
     try:
         with session(folder.path), driver_log(folder.path, say) as say, scanner(spec) as scan:
-            run, data = prepare(spec, task, folder.path, scan=scan)
-            run = replace(run, lease=lease.token)
-            settle(run)
+            clear_left_behind(folder.path)
+            prepared = take_steps(Preflight(spec, task, folder.path, scan=scan))
+            prepared.refuse()
+            assert prepared.data is not None
+            run = replace(prepared.run(), lease=lease.token)
             found = _starting_point(run, say)
             start, line = _beginning(run, folder, found)
             catch_up(run, found)
-            keep_data(run, data)
+            keep_data(run, prepared.data)
             say(line)
             status.write(line)
             if run.annotations:
                 say(run.annotations)
                 status.write(run.annotations)
-            for note in (*(_start(spec, run.architecture) if start == 0 else ()), *run.notes):
+            for note in (*(run.start_notes if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
             folder.write_experiment(to_yaml(spec))
@@ -132,11 +137,6 @@ def _run_alone(
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} is done: {found[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
     return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path), account=account)
-
-
-def _start(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """Return notes on retired fields and on the weights that the student starts from."""
-    return [*retired_field_notes(spec), *start_notes(spec, architecture), *start_warnings(spec, architecture)]
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:
@@ -176,31 +176,11 @@ def _beginning(run: Run, folder: TaskFolder, found: tuple[Path, RunState] | None
         return 0, f"{folder.path}: starts fresh, it holds no checkpoint"
     path, state = found
     name = path.name if path.parent == run.folder else str(path)
-    if state.order_hash != run.order_hash and not run.spec.train.restart_order:
-        raise SpecError(
-            f"{name} was trained on another order of samples; what differs: {_differing(state, run)}",
-            where=str(folder.path),
-            hint="Undo the change, choose another results_dir, or accept it with train.restart_order=true.",
-        )
+    if problems := list(order_problems(run.spec, name, state, run.order_fields, folder.path)):
+        raise SpecError(*problems)
     changes = folder.spec_changes(to_yaml(run.spec))
     changed = f"; changed in the spec since: {', '.join(changes)}" if changes else "; the spec is unchanged"
     done, total = state.global_step, run.total_steps
     if done >= total:
         return done, f"{folder.path}: {name} has all {total} steps, nothing is left to do{changed}"
     return done, f"{folder.path}: goes on from {name} at step {done} of {total}{changed}"
-
-
-_ORDER_FIELDS = {
-    "sources": "dataset.train_dataset.tar_data_sources.scale_factor",
-    "filters": "dataset.train_dataset.native_resolution_filter or dedup",
-    "max_pixels": "dataset.max_pixels",
-    "weights": "dataset.train_dataset.data_weight_mode",
-    "seed": "dataset.train_dataset.seed",
-    "global_batch": "train.global_batch_size",
-    "index_rows": "the shards",
-}
-
-
-def _differing(state: RunState, run: Run) -> str:
-    names = [name for name, value in run.order_fields.items() if state.order_fields.get(name) != value]
-    return ", ".join(_ORDER_FIELDS[name] for name in names)

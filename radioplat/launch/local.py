@@ -16,9 +16,8 @@ from radioplat.data.batch import Batch
 from radioplat.data.loading.run_data import open_reader
 from radioplat.data.loading.threads import load_micro_batches
 from radioplat.data.storage.outage import is_waiting
-from radioplat.design.device import device_problems
 from radioplat.design.run import Run
-from radioplat.errors import OutOfMemory, SpecError, Stopped
+from radioplat.errors import OutOfMemory, Stopped
 from radioplat.launch.ray.joined_pools import joined_pools
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.training.engine import deepspeed_compat
@@ -35,12 +34,9 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     """Train in this process, on its GPU where there is one; ``say`` gets each line for the user.
 
     Raises:
-        SpecError: this machine cannot compute in ``train.precision``.
         Stopped: SIGTERM came, and what there was is saved.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if problems := list(device_problems(run.spec, device.type == "cuda")):
-        raise SpecError(*problems)
     _alone_in_the_world()
     if device.type == "cpu":
         say("this machine has no GPU: the run takes one CPU worker")

@@ -106,7 +106,7 @@ def test_a_store_that_refuses(make_spec, distil, s3_store, tmp_path, capfd):
     s3_store.refuses = lambda method, path: method in ("PUT", "POST")
     problems = plan(load_spec(spec, [there])).problems
     assert [problem.where for problem in problems] == ["train.checkpoint_dir"]
-    with pytest.raises(RadioplatError, match="train.checkpoint_dir: cannot be used"):
+    with pytest.raises(RadioplatError, match="train.checkpoint_dir: cannot be written"):
         distil(spec, there)  # before anything starts
     # One that refuses once the run is on its way: all steps are taken, the end says what is missing.
     s3_store.refuses = lambda method, path: method in ("PUT", "POST") and "model_epoch" in path
@@ -125,7 +125,7 @@ def test_results_on_a_store_are_refused(make_spec, distil, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     spec = make_spec("s3://kept/results")
     assert [p.where for p in plan(load_spec(spec)).problems] == ["results_dir"]
-    with pytest.raises(RadioplatError, match="train.checkpoint_dir may be"):
+    with pytest.raises(RadioplatError, match="results_dir: status.json and the ledger need a folder"):
         distil(spec)
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import timm
 import torch
 import yaml
 
+import radioplat
 from radioplat.cli import main as cli
+from radioplat.errors import RadioplatError
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
 
 EVA = "eva02_tiny_patch14_224, kwargs: {patch_size: 16}"
 T, B, E = "distill.teacher", "distill.bindings", "distill.teacher[1].extra_losses"
@@ -117,6 +122,41 @@ def assert_named(where: str, capfd) -> None:
     assert f"{where}" in err and "Traceback" not in err
     # and says nothing of fields that are right
     assert all(where in line for line in err.splitlines() if line.startswith("error ")), err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (
+            (f"{T}[0].pretrained_teacher_model_path=/nowhere.safetensors", "train.keep_best=1", "distill.alpha=0.5"),
+            {f"{T}[0].pretrained_teacher_model_path", "train.keep_best", "distill.alpha"},
+        ),
+        # the folder's own checkpoint is newer than the one that is named
+        (("train.resume_training_checkpoint_path=/nowhere", "train.precision=fp16"), {"train.precision"}),
+        (("cluster.mode=local", "train.num_gpus=2", "dataset.max_pixels=5"), {"cluster.mode"}),
+        (("dataset.train_dataset.seed=5",), {"FOLDER"}),  # its checkpoint was trained on another order
+        (
+            ("train.pretrained_model_path=/nowhere", "dataset.val_dataset.tar_data_sources=[{root_dir: /nowhere}]"),
+            {"train.pretrained_model_path", "dataset.val_dataset.tar_data_sources[0].root_dir"},
+        ),
+        (("evaluate.resolutions=[50]", "distill.then=[evaluate]"), {"evaluate.resolutions[0]"}),
+        (("results_dir=s3://bucket/results",), {"results_dir"}),
+    ],
+)
+def test_a_run_raises_what_plan_prints(quiet_run, tmp_path: Path, overrides, where):
+    folder = tmp_path / "run" / "distill"
+    shutil.copytree(quiet_run.folder, folder, symlinks=True)
+    spec = load_spec(quiet_run.file, (f"results_dir={folder.parent}", *overrides))
+    with pytest.raises(RadioplatError) as caught:
+        radioplat.distill(spec, say=lambda line: None)
+    assert set(caught.value.problems) == set(plan(spec).problems)
+    assert {str(folder) if name == "FOLDER" else name for name in where} <= {p.where for p in caught.value.problems}
+
+
+def test_a_section_of_another_task_refuses_its_own_task_only(make_spec, tmp_path: Path):
+    spec = load_spec(make_spec(tmp_path / "run"), ["prune={score: taylor, rounds: 3}", "train.max_steps=1"])
+    assert {problem.where for problem in plan(spec).problems} == {"prune.rounds"}
+    assert radioplat.distill(spec, say=lambda line: None).global_step == 1
 
 
 def test_a_hadamard_order_that_cannot_be_had(planned, tmp_path: Path, capfd):

@@ -148,7 +148,8 @@ def work(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
     """By run: what was held when it was saved (``trained``), and by (world size, stage) what was held once loaded."""
-    from radioplat.design.run import keep_data, prepare
+    from radioplat.design.run import keep_data
+    from radioplat.launch.preflight.steps import prepare
     from radioplat.spec.loading.load import load_spec
 
     folder = tmp_path_factory.mktemp("state")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from radioplat.design.detector_teachers import told_problems
+from radioplat.design.detector_teachers import teacher_file_problems
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import save_detector
 from radioplat.models.student.student import StudentArchitecture
@@ -116,9 +116,9 @@ def test_queries_are_compared_whatever_their_order(file):
 
 def test_what_is_said_of_the_teacher_must_be_its_files(file):
     spec = spec_of(file, ("pred_logits", "L2", 1.0))
-    assert check(spec) == [] and list(told_problems(spec)) == []
+    assert check(spec) == [] and list(teacher_file_problems(spec)) == []
     wrong = spec_of(file, ("pred_logits", "L2", 1.0), backbone="resnet_50", num_queries=900, enc_layers=6)
-    assert {p.where: p.message for p in told_problems(wrong)} == {
+    assert {p.where: p.message for p in teacher_file_problems(wrong)} == {
         "distill.teacher[0].model.backbone.type": "the teacher's file holds a resnet10t, not resnet_50",
         "distill.teacher[0].model.detector.options.num_queries": "the teacher's file was made with 10, not 900",
         "distill.teacher[0].model.detector.options.encoder_layers": "the teacher's file was made with 1, not 6",

@@ -20,15 +20,12 @@ def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
 
     Args:
         here: scans in local mode, and what is little.
-
-    Raises:
-        PlacementError: local mode with several workers.
     """
     with contextlib.ExitStack() as stack:
 
         def scan(batches: list[ScanBatch]) -> Iterator[ScanResult]:
             """Here where it is little, else on the cluster."""
-            if is_little(batches):
+            if is_little(batches) or not uses_ray(spec):
                 yield from here(batches)
                 return
             from radioplat.data.scan.ray_scan import scan_on_ray
@@ -37,4 +34,4 @@ def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
             # Ended before the cluster is left, also where whoever reads the results fails and keeps them open.
             yield from stack.enter_context(contextlib.closing(scan_on_ray(batches, spec.cluster.cpus_per_decode)))
 
-        yield scan if uses_ray(spec) else here
+        yield scan

@@ -20,9 +20,8 @@ from radioplat.cluster.ray_cluster import (
     worker_resources,
 )
 from radioplat.common.sigterm import forwarding_sigterm, install_handler, stop_requested
-from radioplat.design.device import device_problems
 from radioplat.design.run import Run
-from radioplat.errors import SpecError, Stopped, TrainingError, wrapped_error
+from radioplat.errors import Stopped, TrainingError, wrapped_error
 from radioplat.launch.ray.elastic import ElasticTrainer
 from radioplat.launch.ray.entry import train_function
 from radioplat.spec.schema.cluster import Placement
@@ -37,7 +36,6 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 
     Raises:
         PlacementError: the cluster can never hold the run.
-        SpecError: its workers cannot compute in ``train.precision``.
         TrainingError, WeightsError: as raised in a worker or a teacher.
         Stopped: SIGTERM came, and what there was is saved.
     """
@@ -110,8 +108,6 @@ def _interruptible() -> Iterator[None]:
 @contextlib.contextmanager
 def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     """The pools of the run. They load their weights while the workers start, and those wait for them."""
-    if problems := list(device_problems(run.spec, bool(gpus))):
-        raise SpecError(*problems)
     pools: dict[str, RemoteTeacher] = {}
     try:
         for teacher in run.asked:

@@ -63,16 +63,17 @@ def place(spec: Spec, step: Step, folder: Path, inputs: Inputs, spec_hash: str) 
     return spec
 
 
+# The place of an index and the treatment of unreadable checkpoints do not change the result.
+_WITHOUT_EFFECT = {"dataset": ("index_dir",), "train": ("restart",)}
+
+
 def depends_on(spec: Spec, stage: Stage) -> str:
     """Return, as YAML, the fields that the stage's result depends on."""
     sections = {name: OmegaConf.structured(getattr(spec, name)) for name in STAGES[stage].depends_on}
     tree: dict[str, Any] = {name: OmegaConf.to_container(section) for name, section in sections.items()}
     for name, section in tree.items():
-        section.pop("results_dir", None)
-        if name == "dataset":
-            section.pop("index_dir")  # its place does not change the result
-        if name == "train":
-            section.pop("restart")  # nor does the treatment of unreadable checkpoints
+        for field in ("results_dir", *_WITHOUT_EFFECT.get(name, ())):
+            section.pop(field, None)
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 

@@ -14,6 +14,7 @@ from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, quantize_problems
 from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, engine_type
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.engine import TensorRTConfig
@@ -40,7 +41,7 @@ def _run_training(spec: Spec, say: Say) -> Outcome:
 
 
 def _training_problems(spec: Spec) -> list[Problem]:
-    return check(spec, "distill" if spec.distill.teacher else "train")
+    return check(spec, command_of(spec))
 
 
 def _distill_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.evaluate import evaluate
@@ -16,7 +16,7 @@ from radioplat.tasks.evaluate.evaluation import Evaluation
 
 def gate_metric(spec: Spec) -> str:
     """Return the name of ``compress.gates.metric``; where it is unset fidelity, and of a detector mAP."""
-    metric = spec.compress.gates.metric or (MetricName.mAP if detects(spec) else MetricName.fidelity)
+    metric = spec.compress.gates.metric or training_task(spec).gate_metric
     return metric.short_name
 
 

@@ -13,6 +13,7 @@ from radioplat.exporting.weights.export import NAMES, WeightsReport, export_weig
 from radioplat.models.detectors.checkpoint import is_detector
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.spec.checks.tasks.export import export_problems
+from radioplat.spec.checks.tasks.training_task import COMMANDS
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
@@ -159,7 +160,7 @@ def find_checkpoint(spec: Spec, asked: str | None, field: str) -> Path:
         if not Path(asked).exists():
             raise EngineError(f"there is no checkpoint {asked}", where=field, hint="Give a model_epoch_... folder.")
         return Path(asked)
-    links = [task_folder(spec, task) / LATEST for task in ("distill", "train")]
+    links = [task_folder(spec, task) / LATEST for task in COMMANDS]
     found = [link for link in links if link.exists()]
     if not found:
         raise EngineError(

@@ -18,7 +18,9 @@ from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.fetch import Fetcher
 from radioplat.data.loading.run_data import RunData, open_reader
 from radioplat.data.loading.threads import load_micro_batches
-from radioplat.design.run import Run, keep_data, prepare
+from radioplat.design.run import Run, keep_data
+from radioplat.launch.preflight.steps import prepare
+from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.teacher import average_view
 from radioplat.spec.schema.root import Spec
@@ -45,7 +47,7 @@ def show_data(spec: Spec, batches: int = 2) -> Path:
 
 
 def _show(spec: Spec, folder: Path, batches: int) -> Path:
-    run, data = prepare(spec, "distill" if spec.distill.teacher else "train", folder)
+    run, data = prepare(spec, command_of(spec), folder)
     keep_data(run, data)
     page = _Page(run, data.index)
     batches = min(batches, run.total_steps)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from radioplat.errors import EngineError, SpecError
 from radioplat.spec.checks.tasks.quantize import quantize_problems
-from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.checks.tasks.training_task import COMMANDS, command_of, command_with, is_taught, training_task
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint, task_folder
 from radioplat.tasks.quantize.qat import training_spec
 from radioplat.tasks.quantize.report import MODEL
 
-TASKS = ("distill", "train", "quantize")
+TASKS = (*COMMANDS, "quantize")
 
 
 def next_task(spec: Spec) -> tuple[str, str]:
@@ -21,13 +21,14 @@ def next_task(spec: Spec) -> tuple[str, str]:
     if spec.quantize.mode is QuantizeMode.qat and _student(spec) is not None:
         why = f"quantize.mode is qat, and {_student(spec)} is there to be quantized"
         return "quantize", f"quantize: {why}; --task distill plans the run before it"
-    if not spec.distill.teacher and (spec.dataset.num_classes > 0 or detects(spec)):
-        return "train", "train: the spec has labels and no teachers"
-    return "distill", ""
+    if not spec.distill.teacher and not training_task(spec).has_labels(spec):
+        return command_with(teachers=True), ""  # which reports that there are none
+    command = command_of(spec)
+    return command, "" if is_taught(command) else f"{command}: the spec has labels and no teachers"
 
 
-def trained_by(spec: Spec, task: str) -> tuple[Spec, str, list[str]]:
-    """The spec of the run that ``task`` starts, the run's own task, and sentences about what it leaves out.
+def trained_by(spec: Spec, task: str) -> tuple[Spec, str, Path, list[str]]:
+    """The spec of the run that ``task`` starts, the run's own task and folder, and notes on fields that it leaves out.
 
     That of ``quantize`` is the training of ``quantize.mode: qat``. It is planned from the quantized student where there
     is one, else from the one to be quantized, which has the same layers.
@@ -37,7 +38,7 @@ def trained_by(spec: Spec, task: str) -> tuple[Spec, str, list[str]]:
         EngineError: there is no student that it could quantize.
     """
     if task != "quantize":
-        return spec, task, []
+        return spec, task, task_folder(spec, task), []
     if problems := list(quantize_problems(spec)):
         raise SpecError(*problems)
     if spec.quantize.mode is not QuantizeMode.qat:
@@ -47,7 +48,7 @@ def trained_by(spec: Spec, task: str) -> tuple[Spec, str, list[str]]:
     start = quantized if quantized.exists() else _find(spec)
     folder = Path(spec.quantize.qat.results_dir or Path(spec.results_dir) / "qat")
     changed, notes = training_spec(spec, start, folder)
-    return changed, "distill" if spec.distill.teacher else "train", notes
+    return changed, command_of(spec), folder, notes
 
 
 def _student(spec: Spec) -> Path | None:

@@ -14,13 +14,15 @@ from radioplat.compression.pruning.detector import prune_detector
 from radioplat.compression.pruning.prune import Aim, Cuts, prune_and_tell
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import Sparsified, sparsify
-from radioplat.design.run import Run, keep_data, prepare
+from radioplat.design.run import Run, keep_data
 from radioplat.errors import SpecError
+from radioplat.launch.preflight.steps import prepare
 from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import is_detector, load_detector
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
 from radioplat.models.vision_model import VisionModel
+from radioplat.spec.checks.tasks.training_task import command_with
 from radioplat.spec.schema.prune import PruneConfig, PruneMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.prune.score_pass import first_batches, score_student
@@ -125,6 +127,6 @@ def _check_something_stays(config: PruneConfig, cuts: Cuts) -> None:
 
 def _run(spec: Spec, student: Student, folder: Path) -> Run:
     """The run that taught ``student``: by teachers where it has heads for any, else by labels."""
-    run, data = prepare(spec, "distill" if student.head_names else "train", folder)
+    run, data = prepare(spec, command_with(teachers=bool(student.head_names)), folder)
     keep_data(run, data)
     return run

@@ -14,7 +14,8 @@ from radioplat.errors import SpecError
 from radioplat.models.detectors.checkpoint import is_detector
 from radioplat.models.student.checkpoint import load_student, read_architecture
 from radioplat.models.vision_model import VisionModel
-from radioplat.spec.checks.tasks.prune import detector_prune_problems, prune_problems
+from radioplat.spec.checks.tasks.prune import prune_problems
+from radioplat.spec.checks.tasks.prune_detector import detector_prune_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.prune import PruneScore
 from radioplat.spec.schema.root import Spec

@@ -56,8 +56,7 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     teachers = run.asked
-    if run.task == "distill":
-        _check_heads(run, student)
+    _check_heads(run, student)
     module = _objective(run, student).to(device).eval()
     LossState(module).load(read_losses(checkpoint))
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
@@ -79,7 +78,7 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
 
 
 def _objective(run: Run, student: Student) -> Objective:
-    if run.task != "distill":
+    if not run.teachers:
         return ClassifyObjective(student, run.student_view)
     if not run.asked:
         hint = "Take prune.score: magnitude."

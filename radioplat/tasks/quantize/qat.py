@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from radioplat.design.tasks.registry import model_task_of, task_for
 from radioplat.errors import Problem, SpecError
 from radioplat.launch.driver import RunResult, run_task
 from radioplat.models.model_kind import ModelKind
@@ -21,7 +22,7 @@ from radioplat.models.student.checkpoint import EMA_FILE
 from radioplat.models.vision_model import model_kind, open_model, weight_files
 from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.checks.tasks.run import check
-from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.quantize.post_training import post_train
@@ -46,15 +47,16 @@ def quantize_and_train(
         RadioplatError: as :func:`radioplat.tasks.quantize.quantize.quantize` and
             :func:`radioplat.tasks.distill.distill.distill`.
     """
-    start, task = folder.path / MODEL, "distill" if spec.distill.teacher else "train"
+    start, task = folder.path / MODEL, command_of(spec)
     home = TaskFolder(spec.results_dir, "qat", spec.quantize.qat.results_dir)
     changed, notes = training_spec(spec, start, home.path)
     if problems := check(changed, task):
         raise SpecError(*problems)
     made_of = _made_of(spec)
-    if (model_kind(made_of["checkpoint"]) is ModelKind.detector) is not detects(spec):
-        kind, task = ("no detector", "features") if detects(spec) else ("a detector", "detection")
-        raise SpecError(f"{made_of['checkpoint']} is {kind}", where="model.task", hint=f"Set it to {task}.")
+    kind = model_kind(made_of["checkpoint"]) or ModelKind.student
+    if kind is not task_for(spec).model_kind:
+        hint = f"Set it to {model_task_of(kind).value}."
+        raise SpecError(f"{made_of['checkpoint']} is a {kind.value}", where="model.task", hint=hint)
     report = _done(start, made_of, begun=bool(home.checkpoints()))
     if report is None:
         report = post_train(spec, folder)

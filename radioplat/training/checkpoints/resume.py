@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from radioplat.common.terminal import note
+from radioplat.data.loading.run_data import order_hash
 from radioplat.data.storage.files import absolute, stat_file
 from radioplat.design.run import Run
 from radioplat.errors import Problem, RadioplatError, WeightsError
@@ -15,7 +16,7 @@ from radioplat.models.weights.manifest import MANIFEST
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.results import TaskFolder
-from radioplat.training.checkpoints.checkpoint import clear_left_behind, examine, survey
+from radioplat.training.checkpoints.checkpoint import Survey, examine, survey
 from radioplat.training.checkpoints.mirror import FIELD, Mirror, download
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.unreadable import Unreadable, UnreadableCheckpoints, check_in_the_way
@@ -118,21 +119,6 @@ def _moved(run: Run, blocked: UnreadableCheckpoints) -> list[str]:
     return places
 
 
-def settle(run: Run) -> None:
-    """Before a run starts: clear what an earlier start left half done, and see that the mirror can be written.
-
-    Raises:
-        RadioplatError: it cannot.
-    """
-    clear_left_behind(run.folder)
-    mirror = mirror_of(run.spec, run.task)
-    if mirror is not None:
-        try:
-            mirror.probe()
-        except OSError as error:
-            raise _unusable(error) from None
-
-
 def catch_up(run: Run, found: tuple[Path, RunState] | None) -> None:
     """Bring the mirror the checkpoint that the run goes on from, if it missed that.
 
@@ -169,25 +155,67 @@ def unreachable(spec: Spec, task: str) -> list[Problem]:
     return found
 
 
-def blocked_by(spec: Spec, task: str, folder: Path) -> Iterator[Problem]:
-    """What ``plan`` finds in the way of going on in ``folder``: what the run itself would ask."""
-    here, mirror = survey(folder), mirror_of(spec, task)
+def blocked_by(
+    spec: Spec, task: str, folder: Path, here: Survey, order_fields: dict[str, str] | None
+) -> Iterator[Problem]:
+    """Problems that keep a run from going on in ``folder``; nothing is changed or brought there.
+
+    Args:
+        here: the checkpoints in ``folder``.
+        order_fields: the run's, see :meth:`radioplat.data.loading.run_data.RunData.order_fields`; None: not known.
+    """
+    mirror, found = mirror_of(spec, task), here.newest
     step, unreadable = here.step, here.unreadable
     if mirror is not None:
         try:
             candidates, more = mirror.newer(step)
         except OSError:
-            return  # `unreachable` says so
+            return  # `unreachable` reports it
         step, unreadable = candidates[0][0] if candidates else step, unreadable + more
+        found = None if candidates else found
     try:
         check_in_the_way(step, unreadable, str(folder))
     except UnreadableCheckpoints as error:
         yield from error.problems
     explicit = spec.train.resume_training_checkpoint_path
-    if step is None and explicit and not is_remote(explicit) and Path(explicit).exists():
+    if step is None and explicit and not is_remote(explicit):
         state = examine(Path(explicit))
         if isinstance(state, Unreadable):
             yield _not_named_well(explicit, state)
+        else:
+            found = Path(explicit), state
+    if found is not None and order_fields is not None:
+        path, state = found
+        name = path.name if path.parent == folder else str(path)
+        yield from order_problems(spec, name, state, order_fields, folder)
+
+
+_ORDER_FIELDS = {
+    "sources": "dataset.train_dataset.tar_data_sources.scale_factor",
+    "filters": "dataset.train_dataset.native_resolution_filter or dedup",
+    "max_pixels": "dataset.max_pixels",
+    "weights": "dataset.train_dataset.data_weight_mode",
+    "seed": "dataset.train_dataset.seed",
+    "global_batch": "train.global_batch_size",
+    "index_rows": "the shards",
+    "boxes": "the annotations",
+}
+
+
+def order_problems(
+    spec: Spec, name: str, state: RunState, order_fields: dict[str, str], folder: Path
+) -> Iterator[Problem]:
+    """Yield a problem where the checkpoint ``name`` was trained on another order of samples.
+
+    Args:
+        order_fields: of the run that would go on from it.
+        folder: of the run.
+    """
+    if state.order_hash != order_hash(order_fields) and not spec.train.restart_order:
+        names = [_ORDER_FIELDS[key] for key, value in order_fields.items() if state.order_fields.get(key) != value]
+        message = f"{name} was trained on another order of samples; what differs: {', '.join(names)}"
+        hint = "Undo the change, choose another results_dir, or accept it with train.restart_order=true."
+        yield Problem(message, str(folder), hint)
 
 
 def _not_named_well(explicit: str, found: Unreadable) -> Problem:

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from radioplat.spec.checks.tasks.training_task import TRAINING_TASKS
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.tracking.results import write_atomic
 from radioplat.training.checkpoints.checkpoint import remove, step_of
 
 SCORES = "validation.json"  # in a checkpoint's folder, written after it: what its validation found
-METRICS = ("mAP", "accuracy/top1", "knn/top1")  # the first of them that was measured counts; the larger the better
+# The first of them that was measured counts; larger is better.
+METRICS = tuple(dict.fromkeys(column for task in TRAINING_TASKS for column in task.columns))
 
 
 class Standing(NamedTuple):

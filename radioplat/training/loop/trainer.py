@@ -17,6 +17,7 @@ from radioplat.data.ledger.ledger import Ledger
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.design.stages import schedule_at
+from radioplat.design.tasks.registry import task_of
 from radioplat.errors import TrainingError
 from radioplat.models.modifiers import spectral
 from radioplat.models.modifiers.sparsity import apply_sparsity_mask
@@ -43,9 +44,7 @@ from radioplat.training.guards.loss_spikes import RollBack, SpikeGuard
 from radioplat.training.guards.non_finite import NonFiniteGuard
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.average_student import AverageStudent
-from radioplat.training.loop.build_objective import build_objective
 from radioplat.training.loop.rank import Seat
-from radioplat.training.loop.validation import validate, validation_due
 from radioplat.training.loop.weight_penalty import regularize
 from radioplat.training.targets.running import RunningNorm
 from radioplat.training.watch.phases import CHECKPOINT, COLLECTIVE, DATA, VALIDATION, Phases
@@ -76,7 +75,8 @@ class Trainer:
         self.bad = BadSamples(data.index, self.spec.dataset.max_bad_fraction, seat.device)
         torch.backends.cudnn.benchmark = self.spec.train.cudnn.benchmark
         torch.backends.cudnn.deterministic = self.spec.train.cudnn.deterministic
-        self.module = build_objective(run)
+        self.task = task_of(run)
+        self.module = self.task.objective(run)
         self.module.to(seat.device).train()
         self.persistence, self.state = persistence, persistence.state
         self.loss_state = LossState(self.module)
@@ -152,7 +152,7 @@ class Trainer:
             if (back := self._roll_back(record)) is not None:
                 return back
             self._passed(step + 1)
-            validates = validation_due(self.run, step + 1)
+            validates = self._validation_due(step + 1)
             pause = pauses.asked()
             if validates or pause or self.persistence.due(step + 1):
                 clock.check_lease()
@@ -223,12 +223,17 @@ class Trainer:
             return error
         return None
 
+    def _validation_due(self, steps: int) -> bool:
+        """Return whether a validation follows ``steps`` steps."""
+        every = self.spec.train.validation_interval * self.run.steps_per_epoch
+        return self.task.validates(self.run) and (steps % every == 0 or steps == self.run.total_steps)
+
     def _validate(self, checkpoint: Path, step: int) -> None:
         begin = time.perf_counter()
         with self.phases(VALIDATION):
             if self.seat.rank == 0:
-                found = validate(self.run, checkpoint)
-                self.reporter.validation(found.kpi, step, found.said)
+                found = self.task.validate(self.run, checkpoint)
+                self.reporter.validation(found.kpi, step, found.notes)
                 self.persistence.scored(checkpoint, found.kpi)
             with self.phases(COLLECTIVE):
                 collectives.barrier()

@@ -68,7 +68,8 @@ def test_qat_is_planned_from_what_it_quantizes(student, tmp_path):
     spec = load_spec(None, fields)
     task, why = next_task(spec)
     assert task == "quantize" and str(student) in why
-    changed, run, notes = trained_by(spec, task)
+    changed, run, folder, notes = trained_by(spec, task)
+    assert folder == tmp_path / "qat", "the folder of the run that `quantize` starts"
     assert (run, changed.train.pretrained_model_path, changed.train.max_steps) == ("train", str(student), 7)
     assert len(notes) == 1 and "train.damp" in notes[0]
     found = plan(spec)

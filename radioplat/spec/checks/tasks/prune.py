@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.retrain import retrain_problems
-from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.schema.prune import (
     PruneConfig,
     PruneMode,
     PrunePart,
     PruneScope,
-    PruneScore,
     SparsityConfig,
     SparsityPattern,
 )
@@ -37,22 +36,7 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
     yield from _sparsity(asked.sparsity)
     yield from _rounds(asked)
     yield from retrain_problems(spec, asked.retrain, "prune.retrain")
-    if detects(spec):
-        yield from detector_prune_problems(asked)
-
-
-def detector_prune_problems(asked: PruneConfig) -> Iterator[Problem]:
-    """What of a detector does not go: it loses channels of its backbone, by their weights, at once."""
-    hint = "Take score: magnitude."
-    if asked.score is not PruneScore.magnitude:
-        yield Problem(f"a detector's channels are not scored by {asked.score.value}", "prune.score", hint)
-    if asked.blocks:
-        yield Problem("blocks of a detector's backbone stay", "prune.blocks", "Leave it out, and cut channels.")
-    if asked.sparsity.type is not None:
-        yield Problem("a detector loses channels, not single weights", "prune.sparsity.type", "Leave it out.")
-    if asked.retrain.wanted:
-        hint = "Leave it out, and take the stages prune and retrain of `radioplat compress`."
-        yield Problem("a detector is not retrained by prune", "prune.retrain", hint)
+    yield from training_task(spec).check_pruning(asked)
 
 
 def _rounds(asked: PruneConfig) -> Iterator[Problem]:

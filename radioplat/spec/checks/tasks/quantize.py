@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.checks.training.detection import detects
+from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, NATIVE, SPELLINGS, formats_of
 from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.spec.schema.quantize import Calibrator, QatConfig, QuantizeConfig, QuantizeMode
@@ -91,7 +91,7 @@ def _qat(spec: Spec) -> Iterator[Problem]:
             if value != getattr(default, name):
                 hint = "Set quantize.mode: qat, or remove the line."
                 yield Problem("nothing is trained in this mode", f"quantize.qat.{name}", hint)
-    elif not spec.distill.teacher and spec.dataset.num_classes < 1 and not detects(spec):
+    elif not spec.distill.teacher and not training_task(spec).has_labels(spec):
         hint = "Name teachers in distill.teacher; or dataset.num_classes, to train on labels alone."
         yield Problem("there is nobody to learn from", "quantize.mode", hint)
 
@@ -144,7 +144,7 @@ def calibration_problems(spec: Spec) -> Iterator[Problem]:
         if shared := folders & _places(getattr(spec.dataset, f"{name}_dataset")):
             message = f"{sorted(shared)[0]} is also dataset.{name}_dataset's, on which students are judged"
             hint = "Give other images; left out, it is train's."
-            if own == "train":
+            if not sources(spec.dataset.quant_calibration_dataset):
                 hint = "Ranges are measured on it where dataset.quant_calibration_dataset is empty: give other images."
             yield Problem(message, f"dataset.{own}_dataset", hint)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.schema.retrain import RetrainConfig, RetrainMode
 from radioplat.spec.schema.root import Spec
 
@@ -29,4 +30,4 @@ def retrain_problems(spec: Spec, asked: RetrainConfig, where: str) -> Iterator[P
         yield Problem("weights are rewound to an earlier checkpoint", f"{where}.rewind_to", hint)
     if asked.rewind_to is not None and not rewinds:
         yield Problem("only mode weight_rewind reads it", f"{where}.rewind_to", "Leave it out.")
-    yield from check(spec, "distill" if spec.distill.teacher else "train")
+    yield from check(spec, command_of(spec))

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.checks.tasks.export import chained_export_problems
+from radioplat.spec.checks.tasks.training_task import Check, training_task
 from radioplat.spec.checks.teaching.losses import loss_problems
 from radioplat.spec.checks.teaching.scheme import scheme_problems
 from radioplat.spec.checks.teaching.stages import equivariance_problems, mosaic_problems, stage_problems
 from radioplat.spec.checks.teaching.target_norm import target_norm_problems
 from radioplat.spec.checks.teaching.upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.checks.training.checkpoints import checkpoint_problems
-from radioplat.spec.checks.training.detection import detection_problems, detector_teaching_problems, detects
 from radioplat.spec.checks.training.optimizer import optimizer_problems
 from radioplat.spec.checks.training.student import student_structure
 from radioplat.spec.checks.training.zero import zero_problems
@@ -34,7 +34,7 @@ _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 def check(spec: Spec, task: str = "distill") -> list[Problem]:
     """Problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``); empty when there are none."""
-    problems = [
+    return [
         *paths_in_copy(spec),
         *_sizes(spec),
         *_augmentation(spec),
@@ -48,19 +48,32 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_unavailable(spec),
         *_wandb(spec),
         *equivariance_problems(spec),
-        *detection_problems(spec),
+        *_keep_best(spec),
+        *training_task(spec).check_fields(spec),
+        *_OF_COMMAND[task](spec),
     ]
-    if task == "distill":
-        problems += [*_teachers(spec), *scheme_problems(spec), *loss_problems(spec), *_bindings(spec)]
-        problems += detector_teaching_problems(spec)
-        problems += upsampled_teachers(spec)
-        problems += [*partition_problems(spec), *_chain(spec)]
-        problems += [*stage_problems(spec), *mosaic_problems(spec), *target_norm_problems(spec)]
-    if task == "train_upsampler":
-        problems += [*_teachers(spec), *upsampler_training(spec)]
-    if task == "train" and spec.dataset.num_classes < 1 and not detects(spec):
-        problems.append(Problem("fine-tuning needs the number of classes", "dataset.num_classes"))
-    return problems
+
+
+def _teaching(spec: Spec) -> Iterator[Problem]:
+    for part in (
+        _teachers,
+        scheme_problems,
+        loss_problems,
+        _bindings,
+        training_task(spec).check_teaching,
+        upsampled_teachers,
+        partition_problems,
+        _chain,
+        stage_problems,
+        mosaic_problems,
+        target_norm_problems,
+    ):
+        yield from part(spec)
+
+
+def _upsampler(spec: Spec) -> Iterator[Problem]:
+    yield from _teachers(spec)
+    yield from upsampler_training(spec)
 
 
 def _sizes(spec: Spec) -> Iterator[Problem]:
@@ -94,6 +107,16 @@ def _augmentation(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"two numbers with low <= high are needed, not {pair}", f"{path}.{name}")
     if augmentation.random_rotate.enable and not augmentation.random_rotate.angle_list:
         yield Problem("at least one angle is needed", f"{path}.random_rotate.angle_list")
+
+
+def _keep_best(spec: Spec) -> Iterator[Problem]:
+    """The best checkpoints are known by the validations of a task with labels, or by kNN."""
+    held_out = spec.dataset.val_dataset
+    measured = training_task(spec).has_labels(spec) and (held_out.tar_data_sources or held_out.images_dir)
+    if spec.train.keep_best and not (spec.dataset.knn_validation or measured):
+        hint = "Name dataset.val_dataset; without dataset.num_classes set dataset.knn_validation=true too."
+        message = "the best have the best mAP of a detector, top-1 of a classifier or of kNN, and nothing measures it"
+        yield Problem(message, "train.keep_best", hint)
 
 
 def _draws(spec: Spec) -> Iterator[Problem]:
@@ -224,3 +247,10 @@ def _wandb(spec: Spec) -> Iterator[Problem]:
 
 def _not_yet(where: str) -> Problem:
     return Problem("this version cannot act on this field", where, "Leave it at its default.")
+
+
+_OF_COMMAND: dict[str, Check] = {
+    "distill": _teaching,
+    "train": lambda spec: training_task(spec).check_labels(spec),
+    "train_upsampler": _upsampler,
+}

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.checks.training.detection import detects
 from radioplat.spec.resolved.paths import storage_problems
 from radioplat.spec.schema.root import Spec
 
@@ -22,17 +21,7 @@ def checkpoint_problems(spec: Spec) -> Iterator[Problem]:
             if getattr(train, name):
                 hint = "Set it, at least to 1."
                 yield Problem("every checkpoint stays while train.keep_last is not set", f"train.{name}", hint)
-    if train.keep_best and not (spec.dataset.knn_validation or _judges_itself(spec)):
-        hint = "Name dataset.val_dataset; without dataset.num_classes set dataset.knn_validation=true too."
-        message = "the best have the best mAP of a detector, top-1 of a classifier or of kNN, and nothing measures it"
-        yield Problem(message, "train.keep_best", hint)
     yield from _places(spec)
-
-
-def _judges_itself(spec: Spec) -> bool:
-    """Whether validations find the top-1 of the student's own classifier, or a detector's mAP."""
-    held_out = spec.dataset.val_dataset
-    return (spec.dataset.num_classes > 0 or detects(spec)) and bool(held_out.tar_data_sources or held_out.images_dir)
 
 
 def _places(spec: Spec) -> Iterator[Problem]:

@@ -14,16 +14,8 @@ from radioplat.spec.schema.train import Precision
 _SPLITS = ("train_dataset", "val_dataset", "test_dataset", "quant_calibration_dataset")
 
 
-def detects(spec: Spec) -> bool:
-    """Whether the run trains a detector."""
-    return spec.model.task is ModelTask.detection
-
-
-def detection_problems(spec: Spec) -> Iterator[Problem]:
-    """What does not go together with ``model.task``."""
-    if not detects(spec):
-        yield from _without_effect(spec)
-        return
+def detector_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield fields that a detector cannot be trained with."""
     if spec.dataset.num_classes:
         hint = "Leave it at 0: a COCO file and dataset.classes name a detector's classes."
         yield Problem("it counts classes of whole images", "dataset.num_classes", hint)
@@ -43,19 +35,22 @@ def detection_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem("a backbone in a detector is not compiled", "train.compile", "Set it to false.")
 
 
-def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
-    """What does not go together where one detector teaches another, or fields for that where none does."""
+def unused_teaching_fields(spec: Spec) -> Iterator[Problem]:
+    """Yield fields of ``distill`` that only a detector has, where none is trained."""
     distill, default = spec.distill, DistillConfig()
-    if not detects(spec):
-        for name in ("box_loss_weight", "decoder_from_teacher"):
-            if getattr(distill, name) != getattr(default, name):
-                hint = "Set model.task: detection, or leave it out."
-                yield Problem("no detector is trained", f"distill.{name}", hint)
-        for i, binding in enumerate(distill.bindings):
-            if definition_of(binding.criterion).binds is Binds.detector_maps:
-                where = f"distill.bindings[{i}].criterion"
-                yield Problem("it compares detectors", where, "Take another loss, or set model.task: detection.")
-        return
+    for name in ("box_loss_weight", "decoder_from_teacher"):
+        if getattr(distill, name) != getattr(default, name):
+            hint = "Set model.task: detection, or leave it out."
+            yield Problem("no detector is trained", f"distill.{name}", hint)
+    for i, binding in enumerate(distill.bindings):
+        if definition_of(binding.criterion).binds is Binds.detector_maps:
+            where = f"distill.bindings[{i}].criterion"
+            yield Problem("it compares detectors", where, "Take another loss, or set model.task: detection.")
+
+
+def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield fields of ``distill`` that do not go together where one detector teaches another."""
+    distill, default = spec.distill, DistillConfig()
     if not distill.bindings:
         hint = "Name modules of both, as srcs.0 or queries."
         yield Problem("a detector is taught by bindings", "distill.bindings", hint)
@@ -80,7 +75,8 @@ _OF_TEACHERS = (
 )  # fmt: skip
 
 
-def _without_effect(spec: Spec) -> Iterator[Problem]:
+def unused_detector_fields(spec: Spec) -> Iterator[Problem]:
+    """Yield fields of detection where no detector is trained."""
     hint = "Set model.task: detection, or leave it out."
     if spec.model.detector != DetectorConfig():
         yield Problem("no detector is trained", "model.detector", hint)

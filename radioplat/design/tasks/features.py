@@ -1,20 +1,20 @@
-"""The held-out split during a run, with the weights of a checkpoint: kNN, accuracy, and what a quantized one becomes.
+"""Distillation and training on labels: students of features, validated by kNN, accuracy and fidelity.
 
-``dataset.knn_validation`` asks for kNN. A student with a classifier is judged by it, and one with quantizers beside the
-model that it is converted to, in any case where there are held-out images.
+Where there are held-out images, a classifier is measured by its accuracy, and a student with quantizers next to the
+model that it is converted to; ``dataset.knn_validation`` adds kNN.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from radioplat.common.cpu_threads import limit_torch_threads
-from radioplat.design.run import Run
+from radioplat.design.run import Run, has_held_out
+from radioplat.design.student import equip
+from radioplat.design.tasks.task import Validation
 from radioplat.errors import WeightsError
-from radioplat.evaluation.detection.judge import judge_checkpoint
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.measure.measure import measure
@@ -27,10 +27,16 @@ from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
 from radioplat.evaluation.models.encoder import student_encoder
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
+from radioplat.models.model_kind import ModelKind
+from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
+from radioplat.objectives.distill import ClassifyObjective, DistillObjective
+from radioplat.objectives.objective import Objective
+from radioplat.objectives.peers import Peer
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.cluster import FeatureCacheConfig
+from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 
 STUDENT, CONVERTED = "student", "converted"
@@ -38,67 +44,62 @@ _METRICS = (Knn, Accuracy, Fidelity, FeatureSimilarity)
 IMAGES = 512  # of each split that judge a quantized student, where nothing says how many
 
 
-@dataclass(frozen=True)
-class Validation:
-    """What a validation found.
+class Features:
+    """A student of features; :class:`Distill` and :class:`Classify` differ in what it learns from.
 
-    Attributes:
-        kpi: by name: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized
-            student also ``fidelity/<teacher>/<kind>``, all of these with ``converted/`` before it, and
-            ``converted/likeness/<kind>``: the mean cosine of the converted model's features to those of the
-            fake-quantized one. Of a detector ``mAP``, ``mAP50``, ``mAP75``, ``voc/mAP``, and by class.
-        said: sentences about how it was found.
+    Figures: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized student
+    also ``fidelity/<teacher>/<kind>``, all of these with ``converted/`` before it, and ``converted/likeness/<kind>``:
+    the mean cosine of the converted model's features to those of the fake-quantized one.
     """
 
-    kpi: dict[str, float]
-    said: list[str] = field(default_factory=list)
+    model_kind = ModelKind.student
+
+    def validates(self, run: Run) -> bool:
+        """See :class:`radioplat.design.tasks.task.Task`."""
+        measured = run.architecture.num_classes > 0 or run.architecture.quantized is not None
+        return run.spec.dataset.knn_validation or (measured and has_held_out(run.spec))
+
+    def validate(self, run: Run, checkpoint: Path) -> Validation:
+        """See :class:`radioplat.design.tasks.task.Task`; of the EMA weights in a run that keeps them."""
+        student = load_student(checkpoint, ema=run.spec.train.enable_ema)
+        size = run.spec.dataset.val_img_size or student.architecture.img_size
+        models, notes = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()
+        with contextlib.ExitStack() as stack:
+            teachers: list[ResolvedTeacher] = []
+            if run.architecture.quantized is not None and has_held_out(run.spec):
+                models[CONVERTED], how = stack.enter_context(converted(student, size))
+                notes.append(f"the converted model is {how}")
+                try:
+                    teachers = _teachers(run, student)
+                    encoders = stack.enter_context(teacher_encoders(_with_feature_cache(run), teachers, "cpu"))
+                    models |= {t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}
+                except WeightsError as error:  # they answer elsewhere, and their files need not be here
+                    teachers = []
+                    notes.append(f"no fidelity: {error.problems[0]}")
+            found = _measured(run, models, teachers)
+        return Validation(_kpi(found), notes)
 
 
-def validation_due(run: Run, steps: int) -> bool:
-    """Whether a validation follows ``steps`` steps."""
-    every = run.spec.train.validation_interval * run.steps_per_epoch
-    detects = run.detector is not None and _held_out(run)
-    wanted = detects or run.spec.dataset.knn_validation or judges_classifier(run) or judges_converted(run)
-    return wanted and (steps % every == 0 or steps == run.total_steps)
+class Distill(Features):
+    """A student that learns from teachers."""
+
+    def objective(self, run: Run) -> Objective:
+        """See :class:`radioplat.design.tasks.task.Task`."""
+        peers = {t.name: Peer(t, run.spec.train.seed) for t in run.teachers if t.source is Source.peer}
+        return DistillObjective(build_student(run), run.teachers, run.student_view, run.spec.distill, peers)
 
 
-def judges_classifier(run: Run) -> bool:
-    """Whether the student has a classifier, and there are held-out images."""
-    return run.architecture.num_classes > 0 and _held_out(run)
+class Classify(Features):
+    """A student that learns from labels alone."""
+
+    def objective(self, run: Run) -> Objective:
+        """See :class:`radioplat.design.tasks.task.Task`."""
+        return ClassifyObjective(build_student(run), run.student_view)
 
 
-def judges_converted(run: Run) -> bool:
-    """Whether the student has quantizers, and there are held-out images."""
-    return run.architecture.quantized is not None and _held_out(run)
-
-
-def _held_out(run: Run) -> bool:
-    split = run.spec.dataset.val_dataset
-    return bool(split.tar_data_sources or split.images_dir)
-
-
-def validate(run: Run, checkpoint: Path) -> Validation:
-    """Judge ``checkpoint``; rank 0 only, on the CPU. Of the EMA weights in a run that keeps them."""
-    if run.detector is not None:
-        result, faults = judge_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
-        return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])
-    student = load_student(checkpoint, ema=run.spec.train.enable_ema)
-    size = run.spec.dataset.val_img_size or student.architecture.img_size
-    models, said = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()
-    with contextlib.ExitStack() as stack:
-        teachers: list[ResolvedTeacher] = []
-        if judges_converted(run):
-            models[CONVERTED], how = stack.enter_context(converted(student, size))
-            said.append(f"the converted model is {how}")
-            try:
-                teachers = _teachers(run, student)
-                encoders = stack.enter_context(teacher_encoders(_remembering(run), teachers, "cpu"))
-                models |= {t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}
-            except WeightsError as error:  # they answer elsewhere, and their files need not be here
-                teachers = []
-                said.append(f"no fidelity: {error.problems[0]}")
-        found = _measured(run, models, teachers)
-    return Validation(_kpi(found), said)
+def build_student(run: Run) -> Student:
+    """Build the student as it enters training; seeded, so equal on every rank."""
+    return equip(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
 def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[ResolvedTeacher]) -> Findings:
@@ -128,7 +129,7 @@ def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
     return [t for t in frozen_teachers(run.spec) if t.name in student.head_names] if run.teachers else []
 
 
-def _remembering(run: Run) -> Spec:
+def _with_feature_cache(run: Run) -> Spec:
     """The run's spec, with a folder that keeps what teachers say of held-out images, which is always the same."""
     cache = run.spec.feature_cache
     if cache.dir is None:

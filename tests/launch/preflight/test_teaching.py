@@ -1,23 +1,28 @@
-"""What ``plan`` says of the transforms of targets."""
+"""Facts and problems of the transforms of targets."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.start import target_statistics
+from radioplat.launch.preflight.teaching import targets
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
-from radioplat.tasks.plan.findings import Plan
-from radioplat.tasks.plan.teaching import target_norm_found
 
 
-def planned(width: int, **target_norm) -> Plan:
+def planned(width: int, **target_norm) -> Preflight:
     teacher = {"name": "t", "mode": "spatial", "loss_type": "MSE", "model": {"backbone": {"type": "test_vit"}}}
     spec = load_spec({"distill": {"target_norm": target_norm, "teacher": [teacher]}})
-    infos, result = {"t": SimpleNamespace(summary_dim=3, spatial_dim=width)}, Plan()
-    target_norm_found(spec, SimpleNamespace(infos=infos, teachers=resolve_teachers(spec)), result)
-    return result
+    infos = {"t": SimpleNamespace(summary_dim=3, spatial_dim=width)}
+    models = SimpleNamespace(infos=infos, teachers=resolve_teachers(spec))
+    preflight = Preflight(spec, "distill", Path("nowhere"), models=models)
+    for step in (targets, target_statistics):
+        preflight.take(step)
+    return preflight
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The training tasks: what each builds, optimizes and validates."""

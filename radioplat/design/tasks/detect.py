@@ -1,0 +1,36 @@
+"""Detection: boxes, and other detectors as teachers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radioplat.design.detector import detect_objective, start_detector
+from radioplat.design.run import Run, has_held_out
+from radioplat.design.student import equip
+from radioplat.design.tasks.task import Validation
+from radioplat.evaluation.detection.judge import judge_checkpoint
+from radioplat.models.model_kind import ModelKind
+from radioplat.objectives.objective import Objective
+
+
+class Detect:
+    """A detector; figures ``mAP``, ``mAP50``, ``mAP75``, ``voc/mAP``, and by class."""
+
+    model_kind = ModelKind.detector
+
+    def objective(self, run: Run) -> Objective:
+        """See :class:`radioplat.design.tasks.task.Task`."""
+        assert run.detector is not None
+        detector = start_detector(run.spec, run.detector, run.task)
+        equip(detector.student, run.spec, run.task)
+        config, seed = run.spec.distill, run.spec.train.seed
+        return detect_objective(detector, run.student_view, run.teachers, run.binding_widths, config, seed)
+
+    def validates(self, run: Run) -> bool:
+        """See :class:`radioplat.design.tasks.task.Task`."""
+        return has_held_out(run.spec)
+
+    def validate(self, run: Run, checkpoint: Path) -> Validation:
+        """See :class:`radioplat.design.tasks.task.Task`."""
+        result, faults = judge_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
+        return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])

@@ -1,0 +1,46 @@
+"""The interface of a training task, as the trainer and the steps before a start use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from radioplat.design.run import Run
+from radioplat.models.model_kind import ModelKind
+from radioplat.objectives.objective import Objective
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Result of a validation.
+
+    Attributes:
+        kpi: figures by name, see the tasks.
+        notes: sentences about how they were measured.
+    """
+
+    kpi: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+
+
+class Task(Protocol):
+    """What a run of one kind trains; its spec alone is :class:`radioplat.spec.checks.tasks.training_task.TrainingTask`.
+
+    Attributes:
+        model_kind: of the checkpoints.
+    """
+
+    model_kind: ModelKind
+
+    def objective(self, run: Run) -> Objective:
+        """Build the student with its starting weights and everything that trains beside it; equal on every rank."""
+        ...
+
+    def validates(self, run: Run) -> bool:
+        """Return whether the held-out images give figures."""
+        ...
+
+    def validate(self, run: Run, checkpoint: Path) -> Validation:
+        """Measure ``checkpoint`` on the held-out images; rank 0 only, on the CPU."""
+        ...

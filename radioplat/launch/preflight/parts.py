@@ -1,0 +1,150 @@
+"""Steps that make the parts of a run: models, samples, classes, the detector, the length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from radioplat.data.detection.box_table import BoxTable
+from radioplat.data.detection.split import read_split
+from radioplat.data.index.build import build_index
+from radioplat.data.loading.run_data import RunData
+from radioplat.data.scan.sources import list_shards
+from radioplat.design.detector import detector_architecture, detector_widths
+from radioplat.design.detector_teachers import teacher_file_problems
+from radioplat.design.labels import class_names, label_problems
+from radioplat.design.models import design_models
+from radioplat.design.run import has_held_out, steps_per_epoch
+from radioplat.design.stages import total_steps
+from radioplat.errors import Problem
+from radioplat.evaluation.models.held_out_labels import held_out_labels
+from radioplat.launch.preflight.preflight import Preflight
+from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_task import is_taught, training_task
+from radioplat.spec.resolved.image_sizes import without_teaching
+from radioplat.spec.resolved.retired import retired_field_notes
+
+TRAIN, VAL = "dataset.train_dataset", "dataset.val_dataset"
+
+
+def names_no_folder(problems: Sequence[Problem]) -> bool:
+    """Whether ``results_dir`` cannot be a folder, so that nothing may be written below it."""
+    return any(problem.where == "results_dir" for problem in problems)
+
+
+def contradictions(preflight: Preflight) -> Iterator[Problem]:
+    """Check the spec against itself."""
+    problems = check(preflight.spec, preflight.task)
+    preflight.ended = names_no_folder(problems)
+    preflight.start_notes += retired_field_notes(preflight.spec)
+    if not is_taught(preflight.task):
+        preflight.spec = without_teaching(preflight.spec)
+    yield from problems
+
+
+def models(preflight: Preflight) -> None:
+    """Work out the structure of teachers and student."""
+    preflight.models = design_models(preflight.spec, preflight.task)
+
+
+def boxes(preflight: Preflight) -> None:
+    """Read the boxes that a detector learns from."""
+    if training_task(preflight.spec, preflight.task).reads_boxes:
+        dataset = preflight.spec.dataset
+        preflight.boxes = read_split(dataset.train_dataset, dataset.classes, TRAIN)
+
+
+def samples(preflight: Preflight) -> None:
+    """Index the training images, and fix their order and the steps of an epoch."""
+    dataset = preflight.spec.dataset
+    place, limit = preflight.index_dir / "train", dataset.max_pixels
+    index = build_index(dataset.train_dataset, TRAIN, place, max_pixels=limit, scan=preflight.scan)
+    table = None if preflight.boxes is None else BoxTable.join(index, preflight.boxes.pictures)
+    data = RunData.create(index, dataset.train_dataset, limit, table)
+    data.order  # noqa: B018  raises for a source without images
+    preflight.data, preflight.steps_per_epoch = data, steps_per_epoch(preflight.spec, data)
+    if preflight.models is not None:
+        number = preflight.models.architecture.num_classes
+        preflight.class_names = class_names(data, number, preflight.models.teachers, preflight.models.infos)
+
+
+def sample_facts(preflight: Preflight) -> None:
+    """Warn of damaged members and of a field that does not fit the shards; print the mixture and the objects."""
+    if preflight.data is None:
+        return
+    index, warnings = preflight.data.index, preflight.warnings
+    if len(index.faults):
+        reasons, counts = np.unique(index.faults["reason"].to_pylist(), return_counts=True)
+        listed = ", ".join(f"{count} {reason}" for reason, count in zip(reasons, counts, strict=True))
+        warnings.append(f"unusable members in the shards: {listed}")
+    for i, source in enumerate(preflight.spec.dataset.train_dataset.tar_data_sources):
+        shards = index.shards_of(i)
+        largest = int(index.shards["rows"].to_numpy()[shards.start : shards.stop].max(initial=0))
+        if largest > source.samples_per_file:
+            warnings.append(
+                f"{TRAIN}.tar_data_sources[{i}].samples_per_file is {source.samples_per_file}, and a shard contains "
+                f"{largest} images; the index counts, the field is not used"
+            )
+    preflight.facts["mixture"] = " : ".join(str(share) for share in preflight.data.order.mixture.shares)
+    if preflight.boxes is not None:
+        preflight.facts["objects"] = str(preflight.boxes)
+
+
+def held_out(preflight: Preflight) -> Iterator[Problem]:
+    """Look at the held-out images: annotations of a detector, else an index with the classes of the training images."""
+    spec, split = preflight.spec, preflight.spec.dataset.val_dataset
+    if not has_held_out(spec):
+        if spec.dataset.knn_validation or (is_taught(preflight.task) and "evaluate" in spec.distill.then):
+            yield Problem("an evaluation needs held-out images", f"{VAL}.tar_data_sources")
+    elif training_task(spec, preflight.task).reads_boxes:
+        list_shards(split, VAL)
+        if preflight.boxes is not None:
+            preflight.facts["held-out objects"] = str(read_split(split, preflight.boxes.classes, VAL))
+    else:
+        names = preflight.data.index.classes or list(preflight.class_names) if preflight.data else None
+        place, limit = preflight.index_dir / "val", spec.dataset.max_pixels
+        preflight.held_out = build_index(split, VAL, place, max_pixels=limit, classes=names, scan=preflight.scan)
+
+
+def detector(preflight: Preflight) -> Iterator[Problem]:
+    """Work out the structure of the detector, and compare its teachers' files with the spec."""
+    spec, models = preflight.spec, preflight.models
+    if models is None or preflight.boxes is None:
+        return
+    architecture = detector_architecture(spec, models.architecture, preflight.boxes.classes)
+    if models.teachers:
+        yield from teacher_file_problems(spec)
+    preflight.binding_widths = detector_widths(spec, architecture, models.teachers, models.infos)
+    preflight.detector = architecture
+
+
+def labels(preflight: Preflight) -> Iterator[Problem]:
+    """Compare the labels of the images with the classes of student and teachers."""
+    spec, models, data = preflight.spec, preflight.models, preflight.data
+    if models is None or data is None:
+        return
+    number = models.architecture.num_classes
+    problems = list(label_problems(spec, models.teachers, models.infos, data, number))
+    yield from problems
+    if number and preflight.held_out is not None and not problems:
+        labels = held_out_labels(preflight.held_out, number)
+        yield from labels.problems
+        preflight.held_out_notes = labels.notes
+        preflight.warnings += labels.notes
+    if is_taught(preflight.task) and spec.dataset.num_classes and not number:
+        preflight.warnings.append(
+            "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "
+            "scores of a teacher (mode logits) would teach it"
+        )
+
+
+def length(preflight: Preflight) -> None:
+    """Print the samples of a step, and the steps of the run."""
+    if preflight.data is None:
+        return
+    spec, steps, batch = preflight.spec, preflight.steps_per_epoch, preflight.spec.global_batch_size
+    total = total_steps(spec, steps)
+    each = spec.dataset.batch_size
+    preflight.facts["global batch"] = f"{batch} samples = {batch // each} micro-batches of {each}"
+    preflight.facts["length"] = f"{steps} steps an epoch, {total} steps in all, {total * batch} samples"

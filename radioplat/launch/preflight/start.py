@@ -1,0 +1,131 @@
+"""Steps that look for what would stop a start here and now: weights, devices, the cluster, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from radioplat.cluster.ray_cluster import Offer, demand_of, offer, shortages, uses_ray
+from radioplat.compression.pruning.dry_run import rehearse
+from radioplat.design.models import target_widths
+from radioplat.design.quantized import count_quantizers
+from radioplat.design.start_warnings import start_warnings
+from radioplat.design.student import build_on_meta
+from radioplat.errors import PlacementError, Problem, RadioplatError
+from radioplat.evaluation.measure.needs import metric_facts, missing
+from radioplat.evaluation.metrics.metric import Inputs
+from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.models.pretrained.start import start_notes
+from radioplat.spec.checks.tasks.prune import prune_problems
+from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.schema.prune import PruneConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Precision
+from radioplat.teachers.base.teacher import check_weights
+from radioplat.training.checkpoints.checkpoint import survey
+from radioplat.training.checkpoints.resume import blocked_by, unreachable
+from radioplat.training.targets.file import problems as file_problems
+
+
+def teacher_weights(preflight: Preflight) -> Iterator[Problem]:
+    """Read the weights of each teacher that lie here; those of a named pool may lie elsewhere."""
+    for teacher in preflight.models.teachers if preflight.models else ():
+        elsewhere = teacher.service.pool and teacher.weights and not Path(teacher.weights).exists()
+        if teacher.weights and not elsewhere:
+            try:
+                check_weights(teacher)
+            except RadioplatError as error:
+                yield from error.problems
+
+
+def target_statistics(preflight: Preflight) -> Iterator[Problem]:
+    """See that a file of statistics belongs to these teachers."""
+    path, models = preflight.spec.distill.target_norm.path, preflight.models
+    if models and path is not None and Path(path).exists() and any(teacher.norms for teacher in models.teachers):
+        yield from file_problems(path, models.teachers, target_widths(models.infos))
+
+
+def student_weights(preflight: Preflight) -> Iterator[Problem]:
+    """Match the pretrained weights with the student by their shapes."""
+    spec = preflight.spec
+    paths = {
+        "model.backbone.pretrained_backbone_path": spec.model.backbone.pretrained_backbone_path,
+        "train.pretrained_model_path": spec.train.pretrained_model_path,
+    }
+    for where, path in paths.items():
+        if path and not Path(path).exists():
+            yield Problem(f"no such file: {path}", where)
+    if preflight.models is not None:
+        architecture = preflight.models.architecture
+        if architecture.quantized is not None:
+            preflight.facts["quantized student"] = count_quantizers(build_on_meta(architecture))
+        preflight.start_notes += start_notes(spec, architecture)
+        preflight.start_notes += start_warnings(spec, architecture)
+
+
+def placement(preflight: Preflight) -> Iterator[Problem]:
+    """See that this machine or the cluster can run the workers and the teachers."""
+    spec = preflight.spec
+    preflight.on_ray = uses_ray(spec)
+    preflight.offer = offer(spec) if preflight.on_ray else Offer.this_machine()
+    gpus = preflight.offer.gpus > 0
+    if spec.train.precision is Precision.fp16 and not gpus:
+        hint = "Take bf16, which a CPU without bf16 units emulates, or fp32."
+        yield Problem("fp16 trains on a GPU, and there is none here", "train.precision", hint)
+    preflight.warnings += padding_notes(spec)
+    if preflight.on_ray and preflight.models is not None:
+        asked = [teacher for teacher in preflight.models.teachers if not teacher.inside]
+        if problems := shortages(demand_of(spec, asked, gpus), preflight.offer):
+            raise PlacementError(*problems)
+
+
+def padding_notes(spec: Spec) -> Iterator[str]:
+    """Numbers of workers at which some would get padding instead of micro-batches."""
+    micro_batches = spec.global_batch_size // spec.dataset.batch_size
+    fewest, most = spec.worker_bounds
+    padded = [size for size in range(fewest, min(most, micro_batches) + 1) if micro_batches % size]
+    if fewest < most and padded:
+        sizes = ", ".join(map(str, padded))
+        yield f"{micro_batches} micro-batches a step do not divide among {sizes} workers: some get padding, and wait"
+    if most > micro_batches:
+        yield (
+            f"a step has {micro_batches} micro-batch(es): of {most} workers {most - micro_batches} would get padding "
+            "only; raise train.global_batch_size, or lower dataset.batch_size or the number of workers"
+        )
+
+
+def evaluation(preflight: Preflight) -> Iterator[Problem]:
+    """Look for what the metrics need; for the run itself only where an evaluation follows it."""
+    spec, follows = preflight.spec, "evaluate" in preflight.spec.distill.then and is_taught(preflight.task)
+    if preflight.held_out is None or (preflight.level < Level.plan and not follows):
+        return
+    architecture = preflight.models.architecture if preflight.models else None
+    index = preflight.data.index if preflight.data else None
+    yield from missing(spec, Inputs(architecture, index, preflight.held_out))
+    planned = ["kNN where there are labels, fidelity", *metric_facts(spec)]
+    preflight.facts["evaluation"] = "; ".join(planned)
+
+
+def pruning(preflight: Preflight) -> Iterator[Problem]:
+    """Rehearse the task ``prune`` where the spec has a section for it; a run does not need it."""
+    spec = preflight.spec
+    if preflight.models is None or spec.prune == PruneConfig():
+        return
+    problems, architecture = list(prune_problems(spec)), preflight.models.architecture
+    yield from problems
+    small = architecture.quantized is not None or architecture.low_rank or architecture.sparsity is not None
+    if not problems and not small:  # a student that comes smaller already is trained on, not pruned
+        rehearse(architecture, spec.prune)
+
+
+def checkpoints(preflight: Preflight) -> Iterator[Problem]:
+    """Look at the checkpoints that the run would go on from, and at the places of their copies."""
+    spec = preflight.spec
+    yield from unreachable(spec, preflight.task)
+    preflight.checkpoints = survey(preflight.folder)
+    order = preflight.data.order_fields(spec.global_batch_size, spec.dataset.max_pixels) if preflight.data else None
+    problems = list(blocked_by(spec, preflight.task, preflight.folder, preflight.checkpoints, order))
+    if spec.train.restart:
+        preflight.warnings += [f"train.restart will set it aside: {problem}" for problem in problems]
+    else:
+        yield from problems

@@ -1,0 +1,63 @@
+"""The one list of steps before a start: a run is refused by what they find, and `plan` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from radioplat.data.loading.run_data import RunData
+from radioplat.design.run import Run
+from radioplat.errors import Problem
+from radioplat.launch.preflight import parts, start, teaching
+from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.spec.schema.root import Spec
+
+STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...] = (
+    (Level.data, parts.contradictions),
+    (Level.plan, teaching.partitions),
+    (Level.plan, teaching.stages),
+    (Level.data, parts.models),
+    (Level.start, start.teacher_weights),
+    (Level.plan, teaching.targets),
+    (Level.start, start.target_statistics),
+    (Level.start, start.student_weights),
+    (Level.data, parts.boxes),
+    (Level.data, parts.samples),
+    (Level.plan, parts.sample_facts),
+    (Level.start, parts.held_out),
+    (Level.start, start.evaluation),
+    (Level.data, parts.detector),
+    (Level.plan, teaching.unshifted_views),
+    (Level.plan, start.pruning),
+    (Level.start, start.placement),
+    (Level.plan, teaching.scheme),
+    (Level.plan, teaching.unusual_inputs),
+    (Level.plan, teaching.devices),
+    (Level.plan, parts.length),
+    (Level.data, parts.labels),
+    (Level.start, start.checkpoints),
+)
+
+
+def take_steps(preflight: Preflight) -> Preflight:
+    """Take the steps of ``preflight.level``, in order; problems are collected, not raised."""
+    for level, step in STEPS:
+        if level <= preflight.level and not preflight.ended:
+            preflight.take(step)
+    return preflight
+
+
+def prepare(spec: Spec, task: str, folder: Path) -> tuple[Run, RunData]:
+    """Design a run without starting it: check the spec, index the shards, fix order and length.
+
+    Args:
+        task: ``distill`` or ``train``.
+        folder: the task's results folder.
+
+    Raises:
+        RadioplatError: with every problem that is found without looking at devices and weights.
+    """
+    preflight = take_steps(Preflight(spec, task, folder, Level.data))
+    preflight.refuse()
+    assert preflight.data is not None
+    return preflight.run(), preflight.data

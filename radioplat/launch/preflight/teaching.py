@@ -1,0 +1,166 @@
+"""Facts for `plan`: who teaches what and when, at which sizes, to which targets, and where."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from radioplat.data.views.equivariance import SLACK, room
+from radioplat.data.views.view_plan import Equivariance
+from radioplat.design.models import Models, target_widths
+from radioplat.design.partitions import Partitions
+from radioplat.design.student import build_on_meta
+from radioplat.design.views import run_views
+from radioplat.launch.preflight.preflight import Preflight
+from radioplat.losses.target_transforms.hadamard import has_hadamard
+from radioplat.spec.resolved.image_sizes import stages_of
+from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
+from radioplat.spec.schema.distill import AverageView, Scheme, Source, TargetNormFit, TargetNormType
+from radioplat.teachers.base.teacher import oddities
+from radioplat.training.targets.transforms import normed
+
+ROLES = {Source.ema: "the student's average", Source.deeper: "the student itself", Source.peer: "peer"}
+
+
+def partitions(preflight: Preflight) -> None:
+    """Print which teachers see which micro-batches."""
+    spec, config = preflight.spec, preflight.spec.distill.partitions
+    if not config or preflight.problems:
+        return
+    names, total = teacher_names(spec.distill.teacher), spec.global_batch_size // spec.dataset.batch_size
+    parts = Partitions.of(config, spec.train.seed, total)
+    lines = [
+        f"{count}{f' at {part.img_size} px' if part.img_size else ''} "
+        f"seen by {', '.join(n for n in names if n in who) or 'none of them'}"
+        for count, who, part in zip(parts.counts, parts.teachers, config, strict=True)
+    ]
+    everywhere = [name for name in names if not any(name in who for who in parts.teachers)]
+    lines += [f"all seen by {', '.join(everywhere)}"] if everywhere else []
+    preflight.facts["partitions"] = f"of the {total} micro-batches of a step {'; '.join(lines)}"
+
+
+def stages(preflight: Preflight) -> None:
+    """Print steps, size, learning rate and teachers of each stage."""
+    spec = preflight.spec
+    names, optim = teacher_names(spec.distill.teacher), spec.train.optim
+    for stage in stages_of(spec) if spec.distill.stages and not preflight.problems else ():
+        size = f"{stage.img_size} px" if stage.img_size else "sizes as elsewhere"
+        who = ", ".join(name for name in names if stage.has(name))
+        rate = f"lr {optim.lr if stage.lr is None else stage.lr:g}"
+        fact = f"steps {stage.first} to {stage.stop}, {size}, {rate} ({optim.policy.value}), taught by {who}"
+        preflight.facts[f"stage {stage.index + 1}"] = fact
+
+
+def targets(preflight: Preflight) -> None:
+    """Print how targets are transformed; warn of widths without a Hadamard matrix."""
+    spec, models = preflight.spec, preflight.models
+    if models is None or not (kinds := normed(models.teachers)):
+        return
+    config, widths = spec.distill.target_norm, target_widths(models.infos)
+    pairs = zip(models.teachers, spec.distill.teacher, strict=True)
+    own = {(teacher.name, "spatial"): teacher.where for teacher, given in pairs if given.spatial_norm_type}
+    for key, norm in kinds.items():
+        if norm is TargetNormType.phi_s and not has_hadamard(widths[key]):
+            where = f"{own[key]}.spatial_norm_type" if key in own else "distill.target_norm.type"
+            preflight.warnings.append(
+                f"{where}: no Hadamard matrix of order {widths[key]} can be made for the {key[1]} of "
+                f"{key[0]}; an orthogonal one from random signs, turned until all variances are 1, takes its place"
+            )
+    how = f"measured over {config.fit_batches} global batches before the first step"
+    if config.fit is TargetNormFit.running:
+        how = f"measured anew every {config.refresh_steps} steps until step {config.freeze_after}"
+    elif config.path is not None and Path(config.path).exists():
+        how = f"from {config.path}"
+    preflight.facts["targets"] = f"{', '.join(dict.fromkeys(norm.value for norm in kinds.values()))}, {how}"
+
+
+def unshifted_views(preflight: Preflight) -> None:
+    """Warn of views that the spec shifts, and that have no room for it."""
+    equivariance = Equivariance.of(preflight.spec.dataset.train_dataset)
+    if preflight.models is None or equivariance is Equivariance.full:
+        return
+    models = preflight.models
+    for view in run_views(preflight.spec, models.teachers, models.infos, models.student_stride):
+        if (view.shifted or equivariance is Equivariance.shift) and not room(view, view.size):
+            preflight.warnings.append(
+                f"the {view.name}'s view of {view.size} px is never shifted: its patches have {view.patch} px, "
+                f"and there is room for {SLACK / (1 - SLACK):.0%} of its side"
+            )
+
+
+def scheme(preflight: Preflight) -> None:
+    """Print the scheme; warn where it is not what its name promises."""
+    spec, models = preflight.spec, preflight.models
+    scheme, mesa = spec.distill.scheme, spec.distill.mesa
+    if models is None:
+        return
+    if mesa.weight:
+        view = "another crop" if mesa.view is AverageView.shifted else "the same view"
+        preflight.facts["mesa"] = f"weight {mesa.weight:g} from step {mesa.start_step}, the average sees {view}"
+        stop = spec.train.max_steps or (stages_of(spec)[-1].stop if spec.distill.stages else None)
+        if stop is not None and mesa.start_step >= stop:
+            preflight.warnings.append(f"distill.mesa.start_step is {mesa.start_step}, and the run ends at step {stop}")
+    if scheme is Scheme.reverse:
+        preflight.facts["scheme"] = "reverse: small teachers teach a larger student; it runs as offline does"
+        backbone = backbone_parameters(models)
+        for teacher in models.teachers:
+            size = models.infos[teacher.name].parameters
+            if size >= backbone:
+                preflight.warnings.append(
+                    f"{teacher.where}: scheme reverse, and the teacher ({size / 1e6:.2f} M parameters) is not smaller "
+                    f"than the student's backbone ({backbone / 1e6:.2f} M)"
+                )
+    elif scheme is not Scheme.offline:
+        who = (f"{t.name} ({ROLES[t.source]})" for t in models.teachers if t.inside)
+        preflight.facts["scheme"] = f"{scheme.value}: {', '.join(who)}"
+    if models.teachers and all(teacher.source is Source.ema for teacher in models.teachers):
+        where = "distill.teacher"
+        if any(teacher.view != AVERAGE for teacher in models.teachers):
+            where += "[].view: the student's average sees what the student sees"
+        warning = f"{where}: nothing from outside teaches the student, so it can only agree with itself"
+        preflight.warnings.append(warning)
+
+
+def backbone_parameters(models: Models) -> int:
+    """Count the parameters of the student's backbone."""
+    return sum(p.numel() for p in build_on_meta(models.architecture).backbone.parameters())
+
+
+def unusual_inputs(preflight: Preflight) -> None:
+    """Warn of teachers that see images otherwise than they were trained."""
+    if (models := preflight.models) is None:
+        return
+    for teacher in models.teachers:
+        if not teacher.inside:
+            info = models.infos[teacher.name]
+            preflight.warnings += [f"{teacher.where}: {oddity}" for oddity in oddities(teacher, info)]
+
+
+def devices(preflight: Preflight) -> None:
+    """Print where the run computes and decodes, and how many samples the feature cache has room for."""
+    spec, there = preflight.spec, preflight.offer
+    if preflight.models is None or there is None:
+        return
+    fewest, most = spec.worker_bounds
+    if not there.gpus:
+        count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        fact = f"no GPU here: {count} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
+        preflight.facts["device"] = fact
+    cache = spec.feature_cache
+    if cache.dir and (numbers := sum(_cached_numbers(preflight.models))):
+        capacity = cache.max_bytes // (2 * numbers)
+        preflight.facts["feature cache"] = f"{cache.dir}: {2 * numbers:,} bytes a sample, room for {capacity:,} samples"
+    preflight.facts["decode"] = f"{spec.dataset.workers * most} decode task(s) on {there.cpus:g} CPUs"
+
+
+def _cached_numbers(models: Models) -> list[int]:
+    """Numbers that the cache keeps of a sample, by teacher."""
+    numbers = []
+    for teacher in models.teachers:
+        if teacher.inside or not teacher.service.cache or teacher.mosaic > 1:
+            continue
+        info, (rows, columns) = models.infos[teacher.name], models.grids[teacher.name]
+        sizes = {"summary": info.summary_dim, "spatial": rows * columns * info.spatial_dim, "logits": info.logits_dim}
+        sizes |= {key: math.prod(shape) for key, shape in info.named.items()}
+        numbers.append(sum(sizes[kind] for kind in teacher.wanted))
+    return numbers
