@@ -1,4 +1,4 @@
-"""What named modules inside a model give, taken while it runs."""
+"""Capture the outputs of named modules while a model runs."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from radioplat.errors import SpecError
 
 @contextlib.contextmanager
 def captured(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """While the block runs, note the output of every module of ``names`` in ``model``; of the last call, if several.
+    """Record the output of every module of ``names`` in ``model`` inside the block; of the last call, if several.
 
-    A module that returns a sequence or a mapping gives its first tensor. The hooks are gone with the block, whatever
-    happens in it.
+    A sequence or a mapping is represented by its first tensor. The hooks are removed at the end of the block.
     """
-    found: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
 
     def note(name: str):
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            found[name] = _first_tensor(output, name)
+            outputs[name] = _first_tensor(output, name)
 
         return hook
 
     hooks = [model.get_submodule(name).register_forward_hook(note(name)) for name in names]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def find_module(model: nn.Module, name: str, where: str) -> nn.Module:
-    """The module called ``name``; raises SpecError, with the nearest names, where there is none."""
+    """Return the module called ``name``.
+
+    Raises:
+        SpecError: there is none; the hint lists the nearest names.
+    """
     names = [known for known, _ in model.named_modules() if known]
     if name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
@@ -46,11 +49,11 @@ def find_module(model: nn.Module, name: str, where: str) -> nn.Module:
 
 
 def as_features(output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """A module's output as one vector ``[B, D]`` or as a map ``[B, h, w, D]``.
+    """Convert a module's output to one vector ``[B, D]`` or a map ``[B, h, w, D]``.
 
     Args:
         output: ``[B, D]``; tokens ``[B, N, D]``, of which the last ``h * w`` are the map's, row by row; or a map, with
-            channels second, or last where only so it is as wide as it is high.
+            channels second, or last if only so it is as wide as high.
         grid: of the model's own map, rows and columns; tokens of another count make a square map, or a row.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a backbone says of an image: one vector, one map, and whatever else a loss asked for."""
+"""Features of an image: one vector, one map, and further named tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Features:
     """Output of a teacher or of a student backbone.
 
     Attributes:
-        summary: ``[B, D]``, or None where it was not asked for. A RADIO student has one class token a teacher:
-            ``named["tokens"]`` is ``[B, T, D]``, and its ``summary`` holds, side by side, those tokens that a summary
-            loss has taught (all of them where none was).
+        summary: ``[B, D]``, or None if it was not wanted. A RADIO student has one class token a teacher:
+            ``named["tokens"]`` is ``[B, T, D]``, and its ``summary`` is the concatenation of the tokens that a summary
+            loss has trained (of all of them if there is none).
         spatial: ``[B, H, W, D]``, or None.
-        named: what a loss wants beyond the two, e.g. ``logits`` ``[B, C]``.
+        named: further tensors that a loss needs, e.g. ``logits`` ``[B, C]``.
     """
 
     summary: torch.Tensor | None = None

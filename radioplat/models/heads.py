@@ -1,4 +1,4 @@
-"""Projection heads: student features into a teacher's space."""
+"""Heads: projections from student features into a teacher's space."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MLP2(nn.Module):
         self.final = nn.Sequential(nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, width_out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., width_in]`` to ``[..., width_out]``."""
+        """Map ``[..., width_in]`` to ``[..., width_out]``."""
         x = self.fc1(x)
         for block in self.blocks:
             x = x + block(x)
@@ -47,12 +47,12 @@ class AttentionHead(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A map ``[B, h, w, width_in]`` to ``[B, h, w, width_out]``."""
+        """Map ``[B, h, w, width_in]`` to ``[B, h, w, width_out]``."""
         return self.mlp(self.blocks(x.flatten(1, 2)).reshape(x.shape))
 
 
 def shuffle_up(x: torch.Tensor, factor: int) -> torch.Tensor:
-    """Pixel shuffle, channels last: ``[B, h, w, f * f * D]``, rows first, to ``[B, h * f, w * f, D]``."""
+    """Apply pixel shuffle, channels last: ``[B, h, w, f * f * D]``, rows first, to ``[B, h * f, w * f, D]``."""
     if factor == 1:
         return x
     b, h, w, c = x.shape
@@ -62,16 +62,16 @@ def shuffle_up(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class HeadArchitecture:
-    """What one teacher's head maps to; a width of None means that no loss wants it.
+    """Widths of one teacher's head; a width of None means that no loss needs it.
 
     Attributes:
-        token_slot: which class token feeds the summary head.
+        token_slot: the class token that the summary head reads.
         hidden: hidden width of the MLP; 0 for a single linear layer.
         bindings: name, width in and width out of the projections that bindings between modules need.
         spatial_version: ``v2`` for :class:`MLP2`, ``attn`` for :class:`AttentionHead`.
-        spatial_num_inner: of the map's head, where it is not ``num_inner``.
+        spatial_num_inner: of the map's head, if not ``num_inner``.
         upsample: how many times finer than the student's map the head's is, by pixel shuffle.
-        summary_norm, spatial_norm: what the transform of its targets can be: scalar, channels or matrix.
+        summary_norm, spatial_norm: form of the target normalization: scalar, channels or matrix.
     """
 
     name: str
@@ -95,18 +95,18 @@ class HeadArchitecture:
 class TeacherHead(TargetSpaces):
     """The heads of one teacher.
 
-    What the layers give is in the space of the losses, which a run measures (``distill.target_norm``); the transform
-    that leads from there to the teacher's raw space is held here, so that a checkpoint's heads speak raw features
-    whatever the losses saw.
+    The layers compute in the space of the losses, which a run estimates (``distill.target_norm``); the transform from
+    there to the teacher's raw space is stored here, so that a checkpoint's heads return raw features whatever the
+    losses compared.
 
     Args:
-        architecture: widths wanted.
-        token_dim: width of the class token (or pooled vector) it reads.
+        architecture: the widths.
+        token_dim: width of the class token (or pooled vector) that it reads.
         spatial_dim: width of the student's map.
         where: the teacher's field path, for messages.
 
     Raises:
-        SpecError: a map whose width an ``attn`` head's attention cannot divide.
+        SpecError: a map whose width is not a multiple of an ``attn`` head's attention heads.
     """
 
     def __init__(
@@ -138,10 +138,11 @@ class TeacherHead(TargetSpaces):
                 self.hold(kind, width, form)
 
     def forward(self, features: Features, raw: bool = True) -> Features:
-        """To the teacher's space: summary ``[B, Dt]``, spatial ``[B, h * u, w * u, Dt]``, logits ``[B, C]``.
+        """Map features to the teacher's space: summary ``[B, Dt]``, spatial ``[B, h * u, w * u, Dt]``, logits ``[B,
+        C]``.
 
-        ``u`` is the architecture's ``upsample``. With ``raw`` false, to the space of the losses: what
-        :meth:`standardize` makes of the teacher's features.
+        ``u`` is the architecture's ``upsample``. With ``raw`` false, to the space of the losses: that of
+        :meth:`standardize`.
         """
         tokens = features.named.get("tokens")
         token = features.summary if tokens is None else tokens[:, self.architecture.token_slot]

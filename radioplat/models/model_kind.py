@@ -1,4 +1,4 @@
-"""The kinds of models that this package trains, prunes, quantizes and exports."""
+"""Kinds of models that this package trains, prunes, quantizes and exports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ModelKind(enum.StrEnum):
-    """What a :class:`~radioplat.models.vision_model.VisionModel` is."""
+    """Kind of a :class:`~radioplat.models.vision_model.VisionModel`."""
 
     student = "student"
     detector = "detector"

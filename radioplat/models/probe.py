@@ -1,4 +1,4 @@
-"""What a backbone says at a size, found without weights, memory or arithmetic."""
+"""Output shapes of a backbone at an image size, computed on the meta device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str, de
     """Run ``backbone`` on one image; on the meta device every output has a shape and no values.
 
     Args:
-        backbone: takes ``(images, wanted)``.
+        backbone: called as ``backbone(images, wanted)``.
         size: side of the image in pixels.
         where: the spec field of the size, for messages.
-        device: where the backbone is.
+        device: the device of the backbone.
 
     Raises:
-        SpecError: the backbone cannot take such an image, or its output has another form than ``Features`` says.
+        SpecError: the backbone cannot compute such an image, or its output has another form than ``Features``.
     """
     training = backbone.training
     try:

@@ -1,7 +1,7 @@
-"""Between a teacher's raw features and the space in which a head works and losses compare.
+"""Target normalization of a head: between a teacher's raw features and the space in which losses compare.
 
-A head's layers speak of transformed targets y' = W (y - mu). The transform is the head's own, in buffers, so that a
-checkpoint's heads can speak raw features: y = W^-1 y' + mu.
+A head's layers compute transformed targets y' = W (y - mu). The transform is stored in buffers of the head, so that a
+checkpoint's heads can return raw features: y = W^-1 y' + mu.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _PARTS = ("mean", "scale", "rotation", "inverse")
 
 
 class TargetSpaces(nn.Module):
-    """A module that holds transforms by ``kind`` (``summary``, ``spatial``), in fp32 whatever else it is cast to.
+    """A module with transforms by ``kind`` (``summary``, ``spatial``), in fp32 whatever the module is cast to.
 
     Buffers: ``<kind>_mean`` ``[D]`` with ``<kind>_scale`` (``[]``, or ``[D]`` for ``channels``; W is its inverse), or
-    for ``matrix`` with ``<kind>_rotation`` W and ``<kind>_inverse``, ``[D, D]`` each. They begin as the identity.
+    for ``matrix`` with ``<kind>_rotation`` W and ``<kind>_inverse``, ``[D, D]`` each. They are initialised to the
+    identity.
     """
 
     def hold(self, kind: str, width: int, form: str = SCALAR) -> None:
-        """Have the identity of ``width`` dimensions as the transform of ``kind``; ``form`` says what W can be."""
+        """Register the identity of ``width`` dimensions as the transform of ``kind``; ``form`` is the form of W."""
         for part in _PARTS:
             self._buffers.pop(f"{kind}_{part}", None)
         self.register_buffer(f"{kind}_mean", torch.zeros(width))
@@ -35,13 +36,13 @@ class TargetSpaces(nn.Module):
             self.register_buffer(f"{kind}_scale", torch.ones(width if form == CHANNELS else ()))
 
     def form(self, kind: str) -> str:
-        """``scalar``, ``channels`` or ``matrix``."""
+        """Return ``scalar``, ``channels`` or ``matrix``."""
         if f"{kind}_rotation" in self._buffers:
             return MATRIX
         return CHANNELS if getattr(self, f"{kind}_scale").ndim else SCALAR
 
     def standardize(self, kind: str, features: torch.Tensor) -> torch.Tensor:
-        """Raw features ``[..., D]`` of the teacher as the losses compare them, fp32; other kinds as they are."""
+        """Transform raw features ``[..., D]`` of the teacher for the losses, fp32; other kinds are not changed."""
         if f"{kind}_mean" not in self._buffers:
             return features.float()
         centred = features.float() - getattr(self, f"{kind}_mean").float()
@@ -51,7 +52,7 @@ class TargetSpaces(nn.Module):
 
     def raw(self, kind: str, standardized: torch.Tensor) -> torch.Tensor:
         """Inverse of :meth:`standardize`; fp32."""
-        # In fp32: a mean that is large beside the spread would swallow it in bf16.
+        # In fp32: in bf16 a mean that is large compared with the standard deviation loses precision.
         standardized, mean = standardized.float(), getattr(self, f"{kind}_mean").float()
         if self.form(kind) == MATRIX:
             return standardized @ getattr(self, f"{kind}_inverse").float().T + mean
@@ -64,9 +65,10 @@ class TargetSpaces(nn.Module):
             getattr(self, f"{kind}_{part}").copy_(value)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TargetSpaces:
-        """As ``nn.Module`` has it, but for our buffers: they move and keep their precision.
+        """Do as ``nn.Module`` does, but keep the precision of our buffers.
 
-        bf16 has three digits: of a rotation that leaves errors of 1 % of the targets, of a mean more than the spread.
+        bf16 has three digits: for a rotation that means errors of 1 % of the targets, for a mean more than the standard
+        deviation.
         """
         before = {name: value for name, value in self._buffers.items() if name.endswith(_PARTS)}
         super()._apply(fn, recurse)

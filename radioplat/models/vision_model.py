@@ -1,6 +1,6 @@
-"""A model that is a student or a detector: what both have, and how it is opened and saved.
+"""The common interface of students and detectors, and how they are opened and saved.
 
-A further kind of model is a class that has what :class:`VisionModel` names, a :class:`ModelKind`, and an entry in
+A further kind of model is a class with the members of :class:`VisionModel`, a :class:`ModelKind`, and an entry in
 :data:`FORMATS`.
 """
 
@@ -29,7 +29,7 @@ class Architecture(Protocol):
 
     @property
     def student(self) -> StudentArchitecture:
-        """Of the student that has the backbone: a student's architecture itself."""
+        """The architecture of the student that has the backbone: of a student, itself."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class Architecture(Protocol):
 
     @property
     def quantizations(self) -> Mapping[str, Quantization]:
-        """What is quantized, by the prefix that its names lack in the model; empty for a model in floats."""
+        """Quantized layers, by the prefix that their names lack in the model; empty for a float model."""
         ...
 
     @property
@@ -52,18 +52,18 @@ class Architecture(Protocol):
         ...
 
     def to_json(self) -> str:
-        """What its file holds."""
+        """Return the JSON text in its file."""
         ...
 
 
 class VisionModel(Protocol):
-    """What a student and a detector have in common, beside being modules.
+    """Common members of a student and a detector; both are ``nn.Module``.
 
     Attributes:
-        model_kind: by which tables find what is done with it.
+        model_kind: key of the tables that choose a function by kind.
         whole_images: whether it is calibrated on whole images, not on crops.
-        backbone_name: of the module ``backbone``.
-        name_prefixes: what the name of a layer may be given without in patterns of a spec, the longest first.
+        backbone_name: name of the module ``backbone``.
+        name_prefixes: prefixes of layer names that patterns of a spec may leave out, the longest first.
         head_names: teachers that it has a head for.
     """
 
@@ -73,12 +73,12 @@ class VisionModel(Protocol):
 
     @property
     def architecture(self) -> Architecture:
-        """As it is built."""
+        """The architecture that it was built from."""
         ...
 
     @property
     def backbone(self) -> nn.Module:
-        """What turns images into features."""
+        """The module that computes features of images."""
         ...
 
     @property
@@ -102,11 +102,11 @@ class VisionModel(Protocol):
         ...
 
     def float_layers(self) -> dict[str, str]:
-        """Layers that stay float when it is quantized, unless a rule names them, and why."""
+        """Return layers that stay float when it is quantized, unless a rule names them, and why."""
         ...
 
     def feature_probe(self, images: torch.Tensor) -> Sequence[tuple[str, torch.Tensor]]:
-        """What shows that a change of the model changed its features: tensors by kind, channels last."""
+        """Return tensors by kind, channels last, that show whether a change of the model changed its features."""
         ...
 
     def run_all(self, images: torch.Tensor) -> None:
@@ -128,16 +128,16 @@ class VisionModel(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """How models of a kind lie on disk.
+    """Files of one kind of model.
 
     Attributes:
-        file_names: all that hold weights.
+        file_names: all files with weights.
         key: of the architecture, in the metadata of those files.
         architecture: its class.
-        holds: whether a path is a folder or file that ``load`` can open.
-        read: the architecture at a path; no tensor is read.
-        load: the model at a path, with the spec field of it for messages, and whether averages are wanted.
-        files: what the files hold of an architecture and tensors by the names of ``state_dict``.
+        holds: returns whether a path is a folder or file that ``load`` can open.
+        read: returns the architecture at a path; no tensor is read.
+        load: opens the model at a path; arguments as of :func:`open_model`.
+        files: returns the files' content from an architecture and tensors by the names of ``state_dict``.
     """
 
     file_names: tuple[str, ...]
@@ -172,19 +172,19 @@ FORMATS: dict[ModelKind, Format] = {
 
 
 def model_kind(path: str | Path) -> ModelKind | None:
-    """Which kind of model is at ``path``, a checkpoint folder or one safetensors file; None for anything else."""
+    """Return the kind of the model at ``path``, a checkpoint folder or one safetensors file; None for anything else."""
     return next((kind for kind, form in FORMATS.items() if form.holds(path)), None)
 
 
 def weight_files(path: str | Path) -> list[Path]:
-    """The files that hold the weights of the model at ``path``, averages aside."""
+    """Return the files with the weights of the model at ``path``, without averages."""
     path = Path(path)
     names = [name for form in FORMATS.values() for name in form.file_names]
     return [path] if path.is_file() else [path / name for name in names if (path / name).is_file()]
 
 
 def open_architecture(path: str | Path, where: str = "") -> Architecture:
-    """The architecture that the model at ``path`` was saved with; no tensor is read.
+    """Read the architecture that the model at ``path`` was saved with; no tensor is read.
 
     Raises:
         WeightsError: there is no model, or its file is torn.
@@ -193,25 +193,25 @@ def open_architecture(path: str | Path, where: str = "") -> Architecture:
 
 
 def open_model(path: str | Path, where: str = "", ema: bool | None = None) -> VisionModel:
-    """The model at ``path``, in fp32 and evaluation mode, on the CPU.
+    """Open the model at ``path``, in fp32 and evaluation mode, on the CPU.
 
     Args:
         path: a checkpoint folder, or the file of ``export.format: safetensors``.
         where: the spec field of the path, for messages.
-        ema: True for the averaged weights, False for the plain ones; None for the averaged where there are any.
+        ema: True for the averaged weights, False for the plain ones; None for the averaged if there are any.
 
     Raises:
-        WeightsError: there is no model, it is torn, holds a NaN, or lacks the averages that are asked for.
+        WeightsError: there is no model, it is torn, contains a NaN, or lacks the requested averages.
     """
-    return FORMATS[model_kind(path) or ModelKind.student].load(path, where, ema)  # which says what is missing
+    return FORMATS[model_kind(path) or ModelKind.student].load(path, where, ema)  # raises if there is no model
 
 
 def model_files(model: VisionModel, tensors: dict[str, torch.Tensor]) -> Files:
-    """What the files of ``model`` hold, fp32, by their names; ``tensors`` has the names of its ``state_dict``."""
+    """Return the files of ``model`` by name, fp32; ``tensors`` has the names of its ``state_dict``."""
     return FORMATS[model.model_kind].files(model.architecture, tensors)
 
 
 def save_model(model: VisionModel, folder: Path) -> None:
-    """Write ``model``, fp32, into ``folder``, which is made where there is none; :func:`open_model` opens it."""
+    """Write ``model``, fp32, into ``folder``, which is created if missing; :func:`open_model` opens it."""
     folder.mkdir(parents=True, exist_ok=True)
     students.save_files(model_files(model, model.state_dict()), folder)

@@ -26,17 +26,17 @@ VIT_SIZES: dict[str, dict[str, Any]] = {
 
 _RADIO = re.compile(
     r"(?P<theirs>c_)?radio(?:_v(?P<version>\d)(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
-    # 224, the size it was trained at, says nothing of its structure
+    # the training size, like 224, does not change the structure
     r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?"
 )
 # What NVlabs' models of that name have in common, where ours, radio_vit_*, are plain: no norm after the last block, a
 # table of positions for 2048 pixels, and LayerScale where the name ends in DINOv2's.
 _THEIRS: dict[str, Any] = {"final_norm": False, "cpe_max_size": 2048}
 _LAYER_SCALE = 1e-5
-# Class tokens, how many of them make the summary, and what tokens before the patches fill up to, by version.
+# By version: class tokens, how many of them make the summary, and the multiple to which registers pad the prefix.
 _TOKENS = {"4": (3, 2, 10)}
 _USUAL_TOKENS = (4, 3, 8)
-# What the nearest name is looked for among, beside timm's own.
+# Candidates for the nearest name, besides timm's own.
 _TAO = [
     *(
         f"c_radio_v{v}_vit_{size}_patch16_{tail}"

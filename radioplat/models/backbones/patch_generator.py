@@ -62,7 +62,7 @@ class PatchGenerator(nn.Module):
             )
         else:
             longest = torch.sym_max(h, w)
-            # An exported graph of open size has no branches; at the table's own size it resizes to what is there.
+            # An exported graph with dynamic size has no branches; at the table's own size resizing is the identity.
             if isinstance(longest, torch.SymInt) or longest != self.side:
                 table = F.interpolate(table, size=(longest, longest), mode="bilinear", align_corners=False)
             crops = table[:, :, :h, :w]

@@ -52,7 +52,7 @@ class Pyramid(nn.Module):
             raise SpecError(f"timm's {backbone.name} has maps at strides {reductions}, not {wanted}", where=where)
         self.strides = wanted
         self.taken = [len(reductions) - 1 - reductions[::-1].index(stride) for stride in wanted]
-        # Asked of the model itself: pruning changes widths that timm's table still tells.
+        # Measured: pruning changes widths, and timm's table keeps the original ones.
         self.channels = tuple(level.shape[1] for level in self._probe(backbone))
 
     def forward(self, backbone: RadioViT | TimmBackbone, images: torch.Tensor) -> list[torch.Tensor]:

@@ -48,9 +48,9 @@ class TimmBackbone(nn.Module):
         except (TypeError, AssertionError, ValueError) as error:
             raise SpecError(f"timm cannot build {name!r}: {error}", where=f"{where}.kwargs") from None
         self.num_classes = num_classes
-        # Whether the model that is built takes images of other sizes.
+        # Whether the built model accepts images of other sizes.
         self.any_size = "img_size" not in kwargs or bool(kwargs.get("dynamic_img_size"))
-        self.name, self.arguments = name, {"num_classes": num_classes, **kwargs}  # what builds the very model again
+        self.name, self.arguments = name, {"num_classes": num_classes, **kwargs}  # to build the same model again
         self.spatial_dim: int = self.model.num_features
         self.summary_dim: int = getattr(self.model, "head_hidden_size", None) or self.model.num_features
         self.token_dim = self.summary_dim

@@ -26,15 +26,14 @@ class DetectorArchitecture:
     """Everything needed to build a detector but its weights; kept as JSON in its file.
 
     Attributes:
-        student: its backbone; without heads.
+        student: architecture of its backbone; without heads.
         num_classes: labels are below it.
         kind: one of :data:`radioplat.models.detectors.registry.KINDS`.
         options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
             ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
             ``DinoConfig``.
-        class_names: by label; empty where they are not known.
-        quantized: which layers have quantizers, and BatchNorm folded, of all but the backbone; that is the student's
-            own ``quantized``. None for none.
+        class_names: by label; empty if unknown.
+        quantized: quantized layers outside the backbone, which has its own in ``student.quantized``. None for none.
     """
 
     student: StudentArchitecture
@@ -51,7 +50,7 @@ class DetectorArchitecture:
 
     @property
     def quantizations(self) -> dict[str, Quantization]:
-        """See :class:`radioplat.models.vision_model.Architecture`; a detector's backbone says its own."""
+        """See :class:`radioplat.models.vision_model.Architecture`; the backbone's own are included."""
         own = {} if self.quantized is None else {"": self.quantized}
         return {f"{BACKBONE}{prefix}": how for prefix, how in self.student.quantizations.items()} | own
 
@@ -63,7 +62,7 @@ class DetectorArchitecture:
         return replace(self, student=student, quantized=rest)
 
     def to_json(self) -> str:
-        """JSON text; :meth:`from_json` reads it back equal."""
+        """Return JSON text; :meth:`from_json` is the inverse."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -77,11 +76,11 @@ class DetectorArchitecture:
 
 @dataclass
 class Outputs:
-    """What a detector says of images while it learns.
+    """Output of a detector for training.
 
     Attributes:
-        logits: ``[B, Q, C]`` of its last layer, queries alone (none that denoising adds).
-        pred_boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        logits: ``[B, Q, C]`` of its last layer, without denoising queries.
+        pred_boxes: ``[B, Q, 4]``, centre x, centre y, width, height relative to the image.
         losses: terms by name whose sum is the loss, each weighted, summed over the images' objects and divided by
             ``max(1, boxes)`` of these images; empty without targets.
     """
@@ -92,7 +91,7 @@ class Outputs:
 
 
 class Found(NamedTuple):
-    """What was found in one image, the surest first.
+    """Detections of one image, by descending score.
 
     Attributes:
         xyxy: ``[N, 4]``, left, top, right, bottom in pixels.
@@ -106,10 +105,10 @@ class Found(NamedTuple):
 
 
 class Detector(nn.Module):
-    """A detector.
+    """A detector: a student's backbone, a pyramid of its maps, and a decoder of :attr:`DetectorArchitecture.kind`.
 
-    ``detector(images, targets)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``, and gives transformers' output:
-    ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height as shares of the image) and, with
+    ``detector(images, targets)`` reads uint8, or floats in [0, 1], ``[B, 3, H, W]``, and returns transformers' output:
+    ``logits [B, Q, C]``, ``pred_boxes [B, Q, 4]`` (centre x, centre y, width, height relative to the image) and, with
     targets, ``loss`` and ``loss_dict``: varifocal (DINO: focal), L1 and GIoU after Hungarian matching, of every decoder
     layer, of the encoder's proposals, and while training of denoising queries. It is a
     :class:`~radioplat.models.vision_model.VisionModel`.
@@ -147,19 +146,19 @@ class Detector(nn.Module):
                 message = f"the quantizers of the pretrained detector do not fit this one ({error})"
                 hint = "Start from a checkpoint of the same detector, or quantize this one anew."
                 raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
-        # What bindings name: these change nothing, and give what passes through them.
+        # Identity modules whose outputs bindings refer to by name.
         self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.memory = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.queries, self.pred_logits, self.pred_boxes = nn.Identity(), nn.Identity(), nn.Identity()
 
     @property
     def stride(self) -> int:
-        """Both sides of an image must be multiples of it, pixels."""
+        """Pixels; both sides of an image must be multiples of it."""
         return self.pyramid.strides[-1]
 
     @property
     def backbone(self) -> nn.Module:
-        """Of its student."""
+        """The student's backbone."""
         return self.student.backbone
 
     @property
@@ -169,30 +168,30 @@ class Detector(nn.Module):
 
     @property
     def head_names(self) -> list[str]:
-        """None: a detector has no heads for teachers."""
+        """Empty: a detector has no heads for teachers."""
         return []
 
     @property
     def name_prefixes(self) -> list[str]:
-        """A layer may be called as the backbone calls it, or timm, or transformers."""
+        """Prefixes that patterns of layer names may leave out: of the backbone, timm's model, or transformers'."""
         return [*(f"{BACKBONE}{p}" for p in self.student.name_prefixes), BACKBONE, "detr.model.", "detr."]
 
     def float_layers(self) -> dict[str, str]:
-        """Layers that give classes and boxes or take them, and what they are."""
+        """Return the layers that read or return classes and boxes, with a description."""
         return dict(float_layers(self.detr, "detr"))
 
     def feature_probe(self, images: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """What is said of every position, before some become queries: the backbone's ``maps``, ``[B, h, w, C]``, and
-        the encoder's ``memory``, ``[B, N, D]``."""
-        said: list[torch.Tensor] = []
+        """Return the backbone's ``maps``, ``[B, h, w, C]``, and the encoder's ``memory``, ``[B, N, D]``, before
+        query selection."""
+        tensors: list[torch.Tensor] = []
         parts = [*self.srcs, getattr(self.detr, "model", self.detr).enc_output]
-        handles = [part.register_forward_hook(lambda _, args, output: said.append(output)) for part in parts]
+        handles = [part.register_forward_hook(lambda _, args, output: tensors.append(output)) for part in parts]
         try:
             self(images)
         finally:
             for handle in handles:
                 handle.remove()
-        *maps, memory = said
+        *maps, memory = tensors
         return [*(("maps", level.movedim(1, -1)) for level in maps), ("memory", memory)]
 
     @property
@@ -205,7 +204,7 @@ class Detector(nn.Module):
         self(images)
 
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """Images to the backbone's maps ``[B, C, H/s, W/s]``, one a stride."""
+        """Compute the backbone's maps ``[B, C, H/s, W/s]``, one for each stride s."""
         backbone = self.student.backbone
         maps = self.pyramid(backbone, self.student.normalized(images).to(next(backbone.parameters()).dtype))
         return [tap(level) for tap, level in zip(self.srcs, maps, strict=True)]
@@ -228,7 +227,8 @@ class Detector(nn.Module):
         return self._run(self.detr, maps, images, targets)
 
     def outputs(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None) -> Outputs:
-        """What training asks for; arguments as :meth:`forward`. Every parameter that learns has a gradient by it."""
+        """Run the detector for training; arguments as :meth:`forward`. The losses give every trainable parameter a
+        gradient."""
         output = self(images, targets)
         queries = self.detr.config.num_queries  # the last: denoising puts its own before them
         self.queries(output.last_hidden_state[:, -queries:])
@@ -245,7 +245,8 @@ class Detector(nn.Module):
         return Outputs(logits, boxes, losses)
 
     def _tap_memory(self, memory: list[torch.Tensor] | torch.Tensor, images: torch.Tensor) -> None:
-        """Show the encoder's maps, ``[B, D, h, w]``; DINO's are tokens, level after level."""
+        """Pass the encoder's maps, ``[B, D, h, w]``, through the modules ``memory``; DINO's are tokens of all
+        levels."""
         if isinstance(memory, torch.Tensor):
             height, width = images.shape[-2:]
             shapes = [(height // stride, width // stride) for stride in self.pyramid.strides]
@@ -256,19 +257,21 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def detect(self, images: torch.Tensor, most: int | None = None) -> list[Found]:
-        """What each image shows, in its pixels: at most ``most`` pairs of a query and a class (None: DINO's
-        ``num_select``, or 100)."""
+        """Return the detections of each image in pixels: at most ``most`` pairs of a query and a class.
+
+        ``most`` of None is DINO's ``num_select``, or 100.
+        """
         most = getattr(self.detr.config, "num_select", 100) if most is None else most
         output = self(images)
         return best_boxes(output.logits, output.pred_boxes, images.shape[-2:], most)
 
 
 def best_boxes(logits: torch.Tensor, boxes: torch.Tensor, size: tuple[int, int], most: int = 100) -> list[Found]:
-    """RT-DETR's way to boxes: the surest of all pairs of a query and a class, each class by its own sigmoid.
+    """Return the pairs of a query and a class with the highest scores (a sigmoid per class), as RT-DETR does.
 
     Args:
         logits: ``[B, Q, C]``.
-        boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        boxes: ``[B, Q, 4]``, centre x, centre y, width, height relative to the image.
         size: height, width in pixels.
     """
     height, width = size
@@ -282,11 +285,12 @@ def best_boxes(logits: torch.Tensor, boxes: torch.Tensor, size: tuple[int, int],
 
 
 def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **options: Any) -> Detector:
-    """A new detector whose backbone has the weights and quantizers of ``student``, heads and classifier left behind."""
+    """Build a detector on the backbone of ``student``, with its weights and quantizers; heads and classifier are
+    left out."""
     plain = student.fold()
     quantized = plain.architecture.quantized and plain.architecture.quantized.without_heads()
-    bare = replace(plain.architecture, heads=(), num_classes=0, quantized=quantized)
-    detector = Detector(DetectorArchitecture(bare, num_classes, kind, options))
+    backbone = replace(plain.architecture, heads=(), num_classes=0, quantized=quantized)
+    detector = Detector(DetectorArchitecture(backbone, num_classes, kind, options))
     own = detector.student.state_dict()
     detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})
     return detector

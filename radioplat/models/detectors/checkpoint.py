@@ -1,4 +1,4 @@
-"""A detector on disk: one safetensors file with the architecture in its metadata."""
+"""Detector files: one safetensors file with the architecture in its metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DETECTOR_KEY = "radioplat.detector"
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
-    """Write ``detector``, fp32, into ``folder``, which is made where there is none."""
+    """Write ``detector``, fp32, into ``folder``, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     save_files(detector_files(detector.architecture, detector.state_dict()), folder)
 
@@ -35,14 +35,14 @@ def save_detector(detector: Detector, folder: Path) -> None:
 def detector_files(
     architecture: DetectorArchitecture, tensors: dict[str, torch.Tensor]
 ) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
-    """What a checkpoint's detector file holds, by its name: fp32 tensors, and the metadata."""
+    """Return content of a checkpoint's detector file, by its name: fp32 tensors, and the metadata."""
     held = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
     metadata = {DETECTOR_KEY: architecture.to_json(), VERSION_KEY: __version__, "format": "pt"}
     return {DETECTOR_FILE: (held, metadata)}
 
 
 def is_detector(path: str | Path) -> bool:
-    """Whether ``path`` is a folder or file that :func:`load_detector` can open."""
+    """Return whether ``path`` is a folder or file that :func:`load_detector` can open."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
         return (path / DETECTOR_FILE).is_file()
@@ -56,11 +56,11 @@ def is_detector(path: str | Path) -> bool:
 def read_detector(
     path: str | Path, where: str = "", ema: bool | None = None
 ) -> tuple[DetectorArchitecture, dict[str, torch.Tensor]]:
-    """Architecture and tensors of a detector; ``ema`` as :func:`radioplat.models.student.checkpoint.load_student`.
+    """Read architecture and tensors of a detector; ``ema`` as :func:`radioplat.models.student.checkpoint.load_student`.
 
     Raises:
-        WeightsError: it is missing, torn, differs from its manifest, holds a NaN, is no detector of ours, or lacks the
-            averages asked for.
+        WeightsError: it is missing, torn, differs from its manifest, contains a NaN, is no detector of radioplat, or
+            lacks the requested averages.
     """
     path = Path(path)
     file = path / DETECTOR_FILE if path.is_dir() else path
@@ -78,7 +78,7 @@ def read_detector(
 
 
 def read_detector_architecture(path: str | Path, where: str = "") -> DetectorArchitecture:
-    """The architecture that a detector was saved with; no tensor is read.
+    """Read the architecture that a detector was saved with; no tensor is read.
 
     Raises:
         WeightsError: as :func:`read_detector`.
@@ -95,10 +95,10 @@ def load_detector(path: str | Path, where: str = "", ema: bool | None = None) ->
         ema: as :func:`radioplat.models.student.checkpoint.load_student`.
 
     Returns:
-        fp32, evaluation mode, on the CPU.
+        The detector in fp32 and evaluation mode, on the CPU.
 
     Raises:
-        WeightsError: it is missing, torn, holds a NaN, or is no detector of ours.
+        WeightsError: as :func:`read_detector`.
     """
     architecture, tensors = read_detector(path, where, ema)
     detector = Detector(architecture, where or "model.detector")

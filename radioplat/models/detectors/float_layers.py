@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from torch import nn
 
-# In transformers' detectors: what stays float whole, and the heads whose last layer does.
+# Modules of transformers' detectors that stay float, and box heads, whose last layer stays float.
 _WHOLE = {
     "class_embed": "a classifier",
     "enc_score_head": "a classifier",
-    "sampling_offsets": "says where attention looks",
+    "sampling_offsets": "sampling positions of attention",
 }
 _BOXES = ("bbox_embed", "enc_bbox_head")
 
 
 def float_layers(detr: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
-    """Names of layers and modules of ``detr``, each behind ``prefix``, and why they stay float."""
+    """Yield names of layers and modules of ``detr`` that stay float, with ``prefix``, and the reason."""
     for name, _ in detr.named_modules(prefix=prefix):
         parts = name.split(".")
         reason = next((_WHOLE[part] for part in parts if part in _WHOLE), None)
@@ -27,4 +27,4 @@ def float_layers(detr: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
             if int(number) == len(detr.get_submodule(f"{boxes}.layers".removeprefix(f"{prefix}."))) - 1:
                 yield name, "a regression"
         if name.endswith("query_pos_head.layers.0"):
-            yield name, "takes boxes"
+            yield name, "reads boxes"

@@ -21,8 +21,8 @@ from transformers import (
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
 
-_PRIOR = 0.01  # what a class is given at the start: nearly nothing is an object (Lin et al. 2017, section 4.1)
-# Arguments of transformers' configuration that follow from the backbone, the classes, or what our Detector does.
+_PRIOR = 0.01  # initial probability of a class (Lin et al. 2017, section 4.1)
+# Arguments of transformers' configuration that follow from the backbone, the classes, or our Detector.
 _OURS = (
     "backbone_config", "freeze_backbone_batch_norms", "encoder_in_channels", "feat_strides", "encode_proj_layers",
     "decoder_in_channels", "num_feature_levels", "decoder_n_levels", "num_labels", "id2label", "label2id", "eval_size",
@@ -69,8 +69,8 @@ def build(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: Pyra
         _require_heads(config, where)
         detr = model_type(config)
     except (StrictDataclassError, ValueError, TypeError, AssertionError, RuntimeError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
+        message = " ".join(str(error).split()).rstrip(".")
+        raise SpecError(f"transformers cannot build this detector: {message}", where=f"{where}.options") from None
     detr.model.backbone = _ComputedMaps()
     detr.model.encoder_input_proj = nn.ModuleList(
         nn.Sequential(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width)) for c in pyramid.channels
@@ -102,18 +102,19 @@ def level_shapes(detr: nn.Module, shapes: list[tuple[int, int]]) -> list[tuple[i
 
 
 def _require_heads(config: Any, where: str) -> None:
-    """Their layers build with any number of attention heads and fail at the first image."""
+    """Check the numbers of attention heads: transformers builds any, and fails at the first image."""
     for heads, width in (("encoder_attention_heads", "encoder_hidden_dim"), ("decoder_attention_heads", "d_model")):
         if getattr(config, heads) < 1 or getattr(config, width) % getattr(config, heads):
-            said = f"does not divide {width} ({getattr(config, width)})"
-            raise SpecError(said, where=f"{where}.options.{heads}")
+            message = f"does not divide {width} ({getattr(config, width)})"
+            raise SpecError(message, where=f"{where}.options.{heads}")
 
 
 def _start(detr: nn.Module) -> None:
-    """First weights as the authors' own code has them (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
+    """Initialise weights as the authors' own code does (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
 
-    transformers expects that weights are loaded: it draws them as for a language model, and the scales of BatchNorm
-    around 0, not 1. Where it agrees with the authors it is left: sampling offsets, attention over samples.
+    transformers expects that weights are loaded: it initialises them as for a language model, and the scales of
+        BatchNorm
+    around 0, not 1. Sampling offsets and attention over samples agree with the authors' and stay.
     """
     same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
     for name, module in detr.named_modules():

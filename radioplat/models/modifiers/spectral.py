@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from radioplat.errors import SpecError
 
 MARK = ".parametrizations.weight."
-_QKV = ("qkv", "qkv.1")  # the second: what gives them out where the layer is two of low rank
+_QKV = ("qkv", "qkv.1")  # the second: of a layer split into two of low rank
 START = 16  # iterations of the power method before the first step
 
 
@@ -52,7 +52,7 @@ class SpectralWeight(nn.Module):
     def follow(self, weight: torch.Tensor) -> None:
         """Run one iteration of the power method."""
         w = _by_part(weight, self.u.shape[0])
-        # From v: what it starts with is random, and u is all ones then.
+        # Starts from v, which is random; u is all ones at first.
         u = F.normalize(torch.einsum("poi,pi->po", w, self.v.float()), dim=-1)
         v = F.normalize(torch.einsum("poi,po->pi", w, u), dim=-1)
         self.u.copy_(F.normalize(torch.einsum("poi,pi->po", w, v), dim=-1))

@@ -1,1 +1,1 @@
-"""The weights that a student starts from."""
+"""Pretrained weights of a student."""

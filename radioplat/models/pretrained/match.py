@@ -1,4 +1,4 @@
-"""What of a source checkpoint's weights a student takes, and what it does not, in words."""
+"""Match a source checkpoint's weights with a student's, and describe what does not match."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from radioplat.models.weights.read import fit
 
 @dataclass
 class Match:
-    """What a student takes.
+    """Weights for a student.
 
     Attributes:
         tensors: by the student's own names.
-        notes: a sentence for each thing that found no place or starts anew.
-        raw_heads: teacher's name and kind of the heads whose layers speak raw features by themselves.
+        notes: a sentence for each part that is not used, or that starts untrained.
+        raw_heads: teacher's name and kind of the heads whose layers return raw features.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -32,19 +32,19 @@ class Match:
 
 
 def match_backbone(student: Student, source: SourceCheckpoint, path: str, where: str) -> Match:
-    """The backbone of ``source`` for ``student``, which may be on the meta device.
+    """Match the backbone of ``source`` with ``student``, which may be on the meta device.
 
-    A RADIO ViT takes another's class tokens by teacher's name, as many registers as both have, and its position
-    table resized.
+    A RADIO ViT gets another's class tokens by teacher's name, as many registers as both have, and its position table
+    resized.
 
     Raises:
         WeightsError: the blocks are not those of the student's architecture.
     """
     backbone = student.backbone
     if isinstance(backbone, RadioViT):
-        found = _radio(student, source, path, where)
-        found.notes += _normalisation(student, source)
-        return found
+        match = _radio(student, source, path, where)
+        match.notes += _normalisation(student, source)
+        return match
     if source.is_radio:
         raise WeightsError(
             f"{path} holds a RADIO ViT, and the student is a {student.architecture.type}",
@@ -57,16 +57,16 @@ def match_backbone(student: Student, source: SourceCheckpoint, path: str, where:
 
 
 def match_heads(student: Student, source: SourceCheckpoint, moving: Collection[tuple[str, str]] = ()) -> Match:
-    """Heads and feature projections of ``source``, by teacher's name; each is taken whole or not at all.
+    """Match heads and feature projections of ``source`` by teacher's name; each is used completely or not at all.
 
-    What a head says of raw features is kept whatever transform of targets it was trained under: that is folded into
-    its last layer, and the run's own is taken out of it once it is known.
+    A head's raw output is kept, whatever target normalization it was trained with: that is folded into its last layer,
+    and the run's own is unfolded once it is known.
 
     Args:
-        moving: teacher's name and kind where the run measures its transform while it trains. There a head keeps the
-            transform that it was trained under, where it is of the same form, until the run's takes its place.
+        moving: teacher's name and kind where the run estimates the normalization while it trains. There a head keeps
+            the normalization that it was trained with, if it has the same form, until the run's replaces it.
     """
-    found = Match()
+    result = Match()
     names = student.head_names
     for name in names:
         own = student.heads[name].state_dict()
@@ -75,24 +75,24 @@ def match_heads(student: Student, source: SourceCheckpoint, moving: Collection[t
             theirs = source.heads.get(name, {}).get(kind)
             if not group:
                 if theirs:
-                    found.notes.append(f"head {name}.{kind} is left out: no loss wants it")
+                    result.notes.append(f"head {name}.{kind} is left out: no loss wants it")
             elif theirs is None or (why := _unlike(group, theirs, f"{kind}.")):
-                found.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, source)}")
+                result.notes.append(f"head {name}.{kind} starts anew: {why if theirs else _absent(name, kind, source)}")
             else:
                 keeps = (name, kind) in moving and form_of(kind, theirs) == form_of(kind, group)
                 taken = theirs if keeps else raw_layers(student.heads[name], kind, theirs)
-                found.tensors |= {f"heads.{name}.{k}": v for k, v in taken.items()}
+                result.tensors |= {f"heads.{name}.{k}": v for k, v in taken.items()}
                 if (name, kind) in moving:
-                    found.notes.append(f"{_moves(name, kind)}: distill.target_norm.fit=before keeps it")
+                    result.notes.append(f"{_moves(name, kind)}: distill.target_norm.fit=before keeps it")
                 elif kind != "logits":
-                    found.raw_heads.add((name, kind))
+                    result.raw_heads.add((name, kind))
     if extra := [name for name in source.heads if name not in names]:
-        found.notes.append(f"left out: the heads of {', '.join(extra)}; no teacher is called so")
-    return found
+        result.notes.append(f"left out: the heads of {', '.join(extra)}; no teacher is called so")
+    return result
 
 
 def match_classifier(student: Student, source: SourceCheckpoint) -> Match:
-    """The classifier on a RADIO ViT, where both have one for the same number of classes."""
+    """Match the classifier of a RADIO ViT, if both have one for the same number of classes."""
     own = {k: v for k, v in student.state_dict().items() if k.startswith("classifier.")}
     if not own or not source.classifier:
         return Match()
@@ -108,7 +108,7 @@ def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) ->
         except WeightsError as error:
             raise WeightsError(f"{path}: {error}", where=where) from None
     if not source.is_radio:
-        fit(student.backbone, source.backbone, path, where)  # says what does not fit
+        fit(student.backbone, source.backbone, path, where)  # raises, with the tensors that do not fit
     own, given = student.backbone.state_dict(), dict(source.backbone)
     notes = [f"{thing} is left out" for thing in source.ignored]
     # In two factors on both sides it has another name: the two are then of one family.
@@ -118,8 +118,8 @@ def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) ->
         notes.append(f"the position table of {given[TABLE].shape[1]} places is resized to {side * side}")
         given[TABLE] = resized(given[TABLE], side)
     if given[TOKENS].shape[1] == own[TOKENS].shape[1]:
-        given[TOKENS], said = _tokens(student, source, own[TOKENS])
-        notes += said
+        given[TOKENS], token_notes = _tokens(student, source, own[TOKENS])
+        notes += token_notes
     fresh: tuple[str, ...] = ()
     if "norm.weight" in own and "norm.weight" not in given:
         fresh = ("norm.",)
@@ -130,12 +130,12 @@ def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) ->
     if "norm.weight" in given and "norm.weight" not in own:
         given = {k: v for k, v in given.items() if not k.startswith("norm.")}
         notes.append("the norm after the last block is left out: the student has none")
-    found = fit(student.backbone, given, path, where, fresh=fresh)
-    return Match({f"backbone.{k}": v for k, v in found.items()}, notes)
+    tensors = fit(student.backbone, given, path, where, fresh=fresh)
+    return Match({f"backbone.{k}": v for k, v in tensors.items()}, notes)
 
 
 def normalised_otherwise(architecture: StudentArchitecture, mean: Sequence[float], std: Sequence[float]) -> list[str]:
-    """What to do where weights were trained on images normalised by another ``mean`` and ``std`` than the student's."""
+    """Describe what to do if weights were trained with another ``mean`` and ``std`` of images than the student's."""
     own = (*architecture.mean, *architecture.std)
     if all(abs(a - b) < 1e-3 for a, b in zip(own, (*mean, *std), strict=True)):
         return []
@@ -151,7 +151,7 @@ def _normalisation(student: Student, source: SourceCheckpoint) -> list[str]:
 
 
 def _tokens(student: Student, source: SourceCheckpoint, own: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
-    """Class tokens by teacher's name, then registers; what the source checkpoint lacks stays as the student has it."""
+    """Choose class tokens by teacher's name, then registers; missing ones stay as in the student."""
     theirs, notes = source.backbone[TOKENS], []
     rows = list(own)
     names = {head.token_slot: head.name for head in reversed(student.architecture.heads)}
@@ -182,10 +182,10 @@ def _tokens(student: Student, source: SourceCheckpoint, own: torch.Tensor) -> tu
 
 
 def _unlike(own: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None, learned: str) -> str:
-    """Why ``theirs`` cannot take the place of ``own``; empty where they can.
+    """Describe why ``theirs`` cannot replace ``own``; empty if they can.
 
     Args:
-        learned: how the names of layers begin; other tensors are a transform of targets, which needs not be alike.
+        learned: prefix of the layers' names; other tensors are a target normalization, which need not match.
     """
     if theirs is None:
         return "none"

@@ -1,4 +1,4 @@
-"""Weights that a student starts from, whoever wrote them, in the names of our own models."""
+"""Source checkpoints: pretrained weights of any origin, renamed to the names of our own models."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Heads = dict[str, dict[str, dict[str, torch.Tensor]]]
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """A trained backbone, with what belongs to it.
+    """A trained backbone, and what its file has beside it.
 
     Attributes:
-        layout: whose file it is, in words.
-        backbone: tensors by the names of a RADIO ViT where there is a patch generator among them, else of a timm model.
+        layout: the origin of the file, for messages.
+        backbone: tensors by the names of a RADIO ViT if there is a patch generator among them, else of a timm model.
         class_tokens: how many rows of ``cls_token.token`` are class tokens; registers follow. None: the file does not
-            say, they are taken to be as many as the student's.
-        slots: teacher's name to its class token; empty where the file does not say.
+            say, and as many as the student's are assumed.
+        slots: class token by teacher's name; empty if the file does not say.
         heads: teacher's name -> ``summary``, ``spatial``, ``logits`` -> tensors by their names in a ``TeacherHead``.
         classifier: tensors of a classifier on the backbone, by their names in a ``Student``.
-        arguments: of the RADIO ViT that a RADIO file holds.
+        arguments: of the RADIO ViT in a RADIO file.
         normal: mean and std of images in [0, 1] that it was trained with; None: the file does not say.
-        ignored: what of the file no student takes, a word or two each.
+        ignored: parts of the file that no student can use, described in a few words each.
     """
 
     layout: str
@@ -63,15 +63,15 @@ class SourceCheckpoint:
 def read_source(
     path: str | Path, where: str, shapes_only: bool = False, num_heads: int | None = None
 ) -> SourceCheckpoint:
-    """Open a radioplat checkpoint, a RADIO ``.pth`` or Hugging Face folder, or a timm file.
+    """Read a radioplat checkpoint, a RADIO ``.pth`` or Hugging Face folder, or a timm file.
 
     Args:
         where: the spec field that named it, for messages.
-        shapes_only: tensors on the meta device.
-        num_heads: of attention in a RADIO ViT, where its width does not tell.
+        shapes_only: read tensors on the meta device.
+        num_heads: attention heads of a RADIO ViT, if its width does not imply them.
 
     Raises:
-        WeightsError: it cannot be read, is none of these, or holds a NaN.
+        WeightsError: it cannot be read, is none of these, or contains a NaN.
     """
     if is_checkpoint(path):
         source = _of_ours(Path(path), where, shapes_only)
@@ -88,8 +88,8 @@ def read_source(
         tensors = source.backbone | {
             f"{name}.{k}": v
             for name, kinds in source.heads.items()
-            for found in kinds.values()
-            for k, v in found.items()
+            for layers in kinds.values()
+            for k, v in layers.items()
         }
         require_finite(tensors, path, where)
     return source
@@ -145,10 +145,10 @@ def _of_radio(parts: RadioParts) -> SourceCheckpoint:
 
 
 def as_radio(source: SourceCheckpoint, class_tokens: int) -> SourceCheckpoint:
-    """A timm ViT's tensors as a RADIO ViT's, exactly where the position table keeps its size.
+    """Rename a timm ViT's tensors to a RADIO ViT's; exact if the position table keeps its size.
 
-    The patch embedding's bias goes into every position, a class token's position into the token; each of
-    ``class_tokens`` begins as the one there is. Classifier and pooling norm are left out.
+    The patch embedding's bias is added to every position, and a class token's position to the token; each of
+    ``class_tokens`` starts as a copy of the one class token. Classifier and pooling norm are left out.
 
     Raises:
         WeightsError: a ViT with a norm before its blocks, or without positions.
@@ -186,10 +186,10 @@ def as_radio(source: SourceCheckpoint, class_tokens: int) -> SourceCheckpoint:
 
 
 def resized(table: torch.Tensor, side: int) -> torch.Tensor:
-    """A position table ``[1, s*s, D]`` as ``[1, side*side, D]``, bilinear, as a RADIO ViT reads it."""
+    """Resize a position table ``[1, s*s, D]`` to ``[1, side*side, D]``, bilinear, as a RADIO ViT does."""
     old = math.isqrt(table.shape[1])
     if old == side:
         return table
     square = table.reshape(1, old, old, -1).permute(0, 3, 1, 2).float()
-    found = F.interpolate(square, size=(side, side), mode="bilinear", align_corners=False)
-    return found.flatten(2).transpose(1, 2).to(table.dtype)
+    resampled = F.interpolate(square, size=(side, side), mode="bilinear", align_corners=False)
+    return resampled.flatten(2).transpose(1, 2).to(table.dtype)

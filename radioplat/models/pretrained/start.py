@@ -1,4 +1,4 @@
-"""The student before its first step."""
+"""Initial weights of a student."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ BACKBONE_PATH, MODEL_PATH = "model.backbone.pretrained_backbone_path", "train.pr
 
 
 def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
-    """A student with its starting weights: seeded by ``train.seed``, then what the spec names as pretrained.
+    """Build a student with its initial weights: seeded by ``train.seed``, then the pretrained ones that the spec names.
 
-    ``model.backbone.pretrained_backbone_path`` gives the backbone; ``train.pretrained_model_path`` the heads too, each
-    to the teacher of its name.
+    ``model.backbone.pretrained_backbone_path`` provides the backbone; ``train.pretrained_model_path`` the heads too,
+    each for the teacher of its name.
 
     Raises:
         WeightsError: pretrained weights cannot be read, or the backbone does not fit; with ``train.pretrained_strict``
-            also anything that found no place.
+            also if anything is not used or starts untrained.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.train.seed)
         # Pretrained weights are plain, so they are loaded into plain layers.
         student = Student(replace(architecture, spectral_reparam=False))
     for where, path in _student_paths(spec):
-        found = _match(student, spec, path, where, shapes_only=False)
-        student.load_state_dict(found.tensors, strict=False)
-        student.raw_heads |= found.raw_heads
+        match = _match(student, spec, path, where, shapes_only=False)
+        student.load_state_dict(match.tensors, strict=False)
+        student.raw_heads |= match.raw_heads
     if architecture.spectral_reparam:
         reparametrize(student.backbone)
         student.architecture = architecture
@@ -48,18 +48,18 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
 
 
 def start_notes(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """What of the pretrained weights that are there finds no place or starts anew, a sentence each with its field.
+    """Describe the pretrained weights that are not used or start untrained, a sentence each with its field.
 
     Only shapes are read.
 
     Raises:
         WeightsError: as :func:`start_student`, but for values.
     """
-    return [f"{where}: {note}" for where, found in matches(spec, architecture) for note in found.notes]
+    return [f"{where}: {note}" for where, match in matches(spec, architecture) for note in match.notes]
 
 
 def matches(spec: Spec, architecture: StudentArchitecture) -> list[tuple[str, Match]]:
-    """What a student takes of the pretrained weights that are there, by shapes alone: each with its field.
+    """Match the existing pretrained weights with a student by shapes alone; each with its field.
 
     Raises:
         WeightsError: as :func:`start_student`, but for values.
@@ -74,7 +74,7 @@ def matches(spec: Spec, architecture: StudentArchitecture) -> list[tuple[str, Ma
 
 
 def known_architecture(spec: Spec) -> StudentArchitecture | None:
-    """What the student's pretrained weights say that they are; None where they do not say, or are not there.
+    """Return the architecture that the student's pretrained weights describe; None if they do not, or do not exist.
 
     Raises:
         WeightsError: they cannot be read.
@@ -90,10 +90,10 @@ def known_architecture(spec: Spec) -> StudentArchitecture | None:
 
 
 def architecture_of(path: str, where: str, num_heads: int | None = None) -> StudentArchitecture | None:
-    """The architecture of the RADIO ViT in a RADIO file or folder, without heads; None where it is no such file.
+    """Return the architecture of the RADIO ViT in a RADIO file or folder, without heads; None if it is no such file.
 
     Args:
-        num_heads: of attention, where its width does not tell.
+        num_heads: of attention, if its width does not imply them.
 
     Raises:
         WeightsError: it cannot be read.
@@ -116,26 +116,26 @@ def _paths(spec: Spec) -> list[tuple[str, str]]:
 
 
 def _student_paths(spec: Spec) -> list[tuple[str, str]]:
-    """Those of what a student starts from; what a detector gives is for :mod:`radioplat.design.detector`."""
+    """Return the paths that a student is initialised from; detectors are for :mod:`radioplat.design.detector`."""
     return [(where, path) for where, path in _paths(spec) if model_kind(path) is not ModelKind.detector]
 
 
 def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: bool) -> Match:
     source = read_source(path, where, shapes_only, _attention_heads(student))
-    found = match_backbone(student, source, path, where)
+    match = match_backbone(student, source, path, where)
     if where == MODEL_PATH:
         for part in (match_heads(student, source, _moving(spec)), match_classifier(student, source)):
-            found.tensors |= part.tensors
-            found.notes += part.notes
-            found.raw_heads |= part.raw_heads
-    if spec.train.pretrained_strict and found.notes:
+            match.tensors |= part.tensors
+            match.notes += part.notes
+            match.raw_heads |= part.raw_heads
+    if spec.train.pretrained_strict and match.notes:
         hint = "Mend it, or accept it with train.pretrained_strict=false."
-        raise WeightsError(*[Problem(f"{path}: {note}", where, hint) for note in found.notes])
-    return found
+        raise WeightsError(*[Problem(f"{path}: {note}", where, hint) for note in match.notes])
+    return match
 
 
 def _moving(spec: Spec) -> set[tuple[str, str]]:
-    """Teacher's name and kind of the targets whose transform is measured while the student trains."""
+    """Return teacher's name and kind of the targets whose normalization is estimated while the student trains."""
     if spec.distill.target_norm.fit is not TargetNormFit.running:
         return set()
     return {(teacher.name, kind) for teacher in resolve_teachers(spec) for kind in teacher.norms}

@@ -69,11 +69,11 @@ def quantizers(module: nn.Module) -> dict[str, Quantizer]:
 @contextmanager
 def in_float(*modules: nn.Module) -> Iterator[None]:
     """Disable every quantizer in ``modules`` inside the block."""
-    found = [q for module in modules for q in quantizers(module).values() if q.enabled]
-    for quantizer in found:
+    enabled = [q for module in modules for q in quantizers(module).values() if q.enabled]
+    for quantizer in enabled:
         quantizer.enabled = False
     try:
         yield
     finally:
-        for quantizer in found:
+        for quantizer in enabled:
             quantizer.enabled = True

@@ -1,6 +1,6 @@
-"""A student on disk: ``student.safetensors`` and ``heads.safetensors``, with the architecture in their metadata.
+"""Student files: ``student.safetensors`` and ``heads.safetensors``, with the architecture in their metadata.
 
-A run that averages its weights writes ``ema.safetensors`` beside them: the averages of those that have one.
+A run that averages its weights also writes ``ema.safetensors``: the averages of the tensors that have one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STUDENT_KEY, VERSION_KEY = "radioplat.student", "radioplat.version"  # in the me
 def student_files(
     architecture: StudentArchitecture, tensors: dict[str, torch.Tensor]
 ) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
-    """What a checkpoint's student files hold, by their names: fp32 tensors, and the metadata.
+    """Return content of a checkpoint's student files, by their names: fp32 tensors, and the metadata.
 
     Args:
         tensors: names as in ``student.state_dict()``.
@@ -54,7 +54,7 @@ def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> Non
     """Write all of ``student``, fp32, as one safetensors file that :func:`load_student` opens.
 
     Args:
-        metadata: text to keep beside the architecture.
+        metadata: further metadata.
     """
     tensors = {k: (v.float() if v.is_floating_point() else v).contiguous() for k, v in student.state_dict().items()}
     written = {STUDENT_KEY: student.architecture.to_json(), VERSION_KEY: __version__}
@@ -62,7 +62,7 @@ def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> Non
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether ``path`` is a folder, or a file of :func:`save_one_file`, that :func:`load_student` can open."""
+    """Return whether ``path`` is a folder, or a file of :func:`save_one_file`, that :func:`load_student` can open."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
         return (path / STUDENT_FILE).is_file()
@@ -74,10 +74,13 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
-    """The architecture a checkpoint folder was saved with.
+    """Read the architecture that a student was saved with; no tensor is read.
+
+    Args:
+        path: as of :func:`load_student`.
 
     Raises:
-        WeightsError: ``path`` is not such a folder.
+        WeightsError: there is no student at ``path``, or this version cannot read its architecture.
     """
     file = Path(path) if Path(path).is_file() else Path(path) / STUDENT_FILE
     if not file.is_file():
@@ -101,7 +104,7 @@ def read_architecture(path: str | Path, where: str = "") -> StudentArchitecture:
 
 
 def unknown_form(file: Path, metadata: Mapping[str, str], key: str, kind: type, where: str) -> WeightsError:
-    """The error for metadata under ``key`` that does not become a ``kind``: which fields, and which versions."""
+    """Make the error for metadata under ``key`` that does not become a ``kind``: which fields, and which versions."""
     try:
         fields = unknown_fields(json.loads(metadata[key]), kind)
     except ValueError:
@@ -115,13 +118,17 @@ def unknown_form(file: Path, metadata: Mapping[str, str], key: str, kind: type, 
 
 
 def written_by(metadata: Mapping[str, str]) -> str:
-    """Which version wrote a file with this metadata, in words."""
+    """Describe which version wrote a file with this metadata."""
     version = metadata.get(VERSION_KEY)
     return f"it was written by radioplat {version}" if version else "it does not say which version wrote it"
 
 
 def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, backbone and heads, fp32."""
+    """Read all tensors of a checkpoint, backbone and heads, fp32.
+
+    Raises:
+        WeightsError: a file is missing or torn.
+    """
     path = Path(path)
     tensors: dict[str, torch.Tensor] = {}
     for file in (path,) if path.is_file() else (path / STUDENT_FILE, path / HEADS_FILE):
@@ -133,12 +140,12 @@ def read_tensors(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
 
 
 def has_average(path: str | Path) -> bool:
-    """Whether a checkpoint folder holds EMA weights."""
+    """Return whether a checkpoint folder contains EMA weights."""
     return (Path(path) / EMA_FILE).is_file()
 
 
 def read_average(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
-    """The EMA weights and statistics of a checkpoint folder, fp32; empty where the run kept none.
+    """Read the EMA weights and statistics of a checkpoint folder, fp32; empty if the run kept none.
 
     Raises:
         WeightsError: the file is torn.
@@ -154,15 +161,14 @@ def load_student(path: str | Path, where: str = "", ema: bool | None = None) -> 
 
     Args:
         path: a checkpoint folder (``results/distill/model_latest``), or the file of ``export.format: safetensors``.
-        ema: True for the averaged weights, False for the plain ones; None for the averaged where there are any.
+        ema: True for the averaged weights, False for the plain ones; None for the averaged if there are any.
 
     Returns:
-        The student in fp32 and evaluation mode, on the CPU; with plain weights, also where it was trained with
-        reparametrized ones.
+        The student in fp32 and evaluation mode, on the CPU. Reparametrized weights are plain.
 
     Raises:
-        WeightsError: the folder is no checkpoint, is torn, differs from its manifest, holds a NaN, or lacks the
-            averages that are asked for.
+        WeightsError: the folder is no checkpoint, is torn, differs from its manifest, contains a NaN, or lacks the
+            requested averages.
     """
     architecture = read_architecture(path, where)
     require_unchanged(path, (STUDENT_FILE, HEADS_FILE, *(() if ema is False else (EMA_FILE,))), where)

@@ -1,7 +1,7 @@
-"""Fold the transforms of targets into the last linear layers of a student's heads, and take them out again.
+"""Fold target normalization into the last linear layers of a student's heads, and unfold it.
 
-With z = A h + b from the last linear layer and raw = V z + mu: A' = V A and b' = V b + mu speak raw features by
-themselves; A' = V^-1 A and b' = V^-1 (b - mu) are the way back. In float64, rounded once.
+With z = A h + b from the last linear layer and raw = V z + mu: A' = V A and b' = V b + mu return raw features directly;
+A' = V^-1 A and b' = V^-1 (b - mu) is the inverse. In float64, rounded once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 
 
 def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
-    """Fold ``head`` in place, and give the architecture that it has now.
+    """Fold ``head`` in place, and return its new architecture.
 
     Args:
-        mean: fold everything. False leaves a mean, and a single scale, to be applied in fp32 after the layers (in half
-            precision a mean that is large beside the spread would swallow it) and folds only a matrix, which costs.
+        mean: fold everything. False keeps a mean and a single scale, applied in fp32 after the layers (in half
+            precision a mean that is large compared with the standard deviation loses precision), and folds only a
+            matrix, which is slow to apply.
     """
     for kind in ("summary", "spatial"):
         if getattr(head, kind) is None or not (mean or head.form(kind) == MATRIX):
@@ -36,9 +37,9 @@ def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
 
 
 def fold_heads(student: nn.Module) -> None:
-    """Fold the matrices behind the heads of ``student`` in place: at each position they cost more than a head itself.
+    """Fold the matrices of all heads of ``student`` in place: at each position they cost more than a head itself.
 
-    What it says stays the same. A quantized head keeps its weights, for its scales are of those.
+    Outputs stay the same. A quantized head is left as it is, because its scales belong to its weights.
     """
     for head in student.modules():
         if isinstance(head, TeacherHead) and not quantizers(head):
@@ -47,10 +48,10 @@ def fold_heads(student: nn.Module) -> None:
 
 @torch.no_grad()
 def unfold_head(head: TeacherHead, kind: str) -> None:
-    """Have the layers of ``kind``, which speak raw features, speak of transformed ones, as its buffers say.
+    """Make the layers of ``kind``, which return raw features, return transformed ones, by the transform in the buffers.
 
-    What the head says of raw features stays: this is for a head that was trained elsewhere, once the run's own
-    transform is known.
+    The head's raw output stays the same: this is for a head that was trained elsewhere, once the run's own transform is
+    known.
     """
     linear, inverse = last_linear(getattr(head, kind)), _inverse(head, kind)
     centre = getattr(head, f"{kind}_mean").double()
@@ -60,10 +61,10 @@ def unfold_head(head: TeacherHead, kind: str) -> None:
 
 
 def raw_layers(head: TeacherHead, kind: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The layers among the ``tensors`` of a head like ``head``, so that by themselves they speak raw features.
+    """Return the layers among the ``tensors`` of a head like ``head``, folded so that they return raw features.
 
     Args:
-        tensors: of ``kind``, by their names in a head; without a transform among them they speak raw features already.
+        tensors: of ``kind``, by their names in a head; without a transform among them they return raw features already.
     """
     layers = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
     mean = tensors.get(f"{kind}_mean")
@@ -77,8 +78,8 @@ def raw_layers(head: TeacherHead, kind: str, tensors: dict[str, torch.Tensor]) -
 
 
 def form_of(kind: str, tensors: dict[str, torch.Tensor]) -> str:
-    """What the transform of ``kind`` among a head's ``tensors`` is; the identity, which a file may leave out, is one
-    number."""
+    """Return the form of the transform of ``kind`` among a head's ``tensors``; without one it is the identity,
+    scalar."""
     if f"{kind}_rotation" in tensors:
         return MATRIX
     scale = tensors.get(f"{kind}_scale")
@@ -86,7 +87,7 @@ def form_of(kind: str, tensors: dict[str, torch.Tensor]) -> str:
 
 
 def last_linear(layers: nn.Module) -> nn.Linear:
-    """The linear layer that the output of ``layers`` comes from: the last one in it."""
+    """Return the linear layer whose output ``layers`` returns: the last one in it."""
     return [module for module in layers.modules() if isinstance(module, nn.Linear)][-1]
 
 
@@ -106,12 +107,12 @@ def _fold(head: TeacherHead, kind: str, mean: bool) -> None:
 
 
 def _inverse(head: TeacherHead, kind: str) -> torch.Tensor:
-    """V of ``raw = V z + mu``, float64 ``[D, D]``."""
+    """Return V of ``raw = V z + mu``, float64 ``[D, D]``."""
     if head.form(kind) == MATRIX:
         return getattr(head, f"{kind}_inverse").double()
     return torch.diag(getattr(head, f"{kind}_scale").double().expand(len(getattr(head, f"{kind}_mean"))))
 
 
 def _positions(linear: nn.Linear, centre: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The rows of each position: a head with pixel shuffle gives several at once, one after the other."""
+    """Return the rows of each position: a head with pixel shuffle computes several positions at once."""
     return torch.arange(linear.out_features, device=linear.weight.device).split(len(centre))

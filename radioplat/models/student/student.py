@@ -30,19 +30,19 @@ class StudentArchitecture:
 
     Attributes:
         type: TAO's or timm's backbone name.
-        kwargs: constructor arguments beside it.
+        kwargs: further constructor arguments.
         num_class_tokens: of a RADIO ViT.
         img_size: training resolution in pixels.
         num_classes: of a classifier on the backbone itself (``dataset.num_classes``); 0 for none.
-        class_names: its classes in their order, as ``classes.json`` of the training images has them; empty where labels
-            were numbers.
+        class_names: its classes in their order, as in ``classes.json`` of the training images; empty if labels were
+            numbers.
         mean, std: normalisation of images in [0, 1].
-        drop_path: probability, while training, that a residual branch of the last block is left out; less before it.
+        drop_path: probability, while training, that the residual branch of the last block is dropped; lower before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
-        pruned: what pruning took of the backbone that ``type`` builds; None for nothing.
-        low_rank: layers of the backbone, as pruning left it, that are two in a row, and the channels between the two.
-        quantized: which layers have quantizers, BatchNorm folded; None for none.
-        sparsity: the layers whose zeros training leaves as they are; None for none.
+        pruned: changes by pruning to the backbone that ``type`` builds; None for none.
+        low_rank: rank by name of the layers that are two in a row, in the backbone after pruning.
+        quantized: which layers have quantizers, with BatchNorm folded; None for none.
+        sparsity: the layers whose zeros training keeps; None for none.
     """
 
     type: str
@@ -68,15 +68,15 @@ class StudentArchitecture:
     def summary_slots(self) -> list[int]:
         """Class tokens that make the summary; empty for all of them.
 
-        A teacher without a summary loss keeps its class token, but nothing ever taught that token to sum up an image
-        (RADIO's ``use_summary: false``): it stays out.
+        A teacher without a summary loss keeps its class token, but that token is not trained to summarise an image
+        (RADIO's ``use_summary: false``), so it is left out.
         """
         slots = (head.token_slot for head in self.heads if head.summary_dim or head.logits_dim)
         return list(dict.fromkeys(slots))  # two teachers may share a token
 
     @property
     def student(self) -> StudentArchitecture:
-        """Itself: as of a detector, the architecture that has the backbone."""
+        """Itself; a detector's architecture returns that of its backbone."""
         return self
 
     @property
@@ -89,7 +89,7 @@ class StudentArchitecture:
         return replace(self, quantized=quantized)
 
     def to_json(self) -> str:
-        """JSON text; :meth:`from_json` reads it back equal."""
+        """Return JSON text; :meth:`from_json` is the inverse."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -105,7 +105,7 @@ class StudentArchitecture:
 
 
 def classes_differ(known: Sequence[str], given: Sequence[str]) -> str:
-    """How two lists of class names are not the same, in words; empty where they are, or one is not known."""
+    """Describe how two lists of class names differ; empty if they are equal or one is unknown."""
     if not known or not given or list(known) == list(given):
         return ""
     if len(known) != len(given):
@@ -137,7 +137,7 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
             if architecture.drop_path and "drop_path_rate" in str(error):
                 raise SpecError(f"timm's {resolved.name} has no DropPath", where=f"{where}.drop_path") from None
             raise
-    # What the name says of the front of the ViT, unless the architecture does.
+    # Arguments of the patch generator: the architecture's, else those that the name implies.
     named = {k: kwargs.pop(k, None) for k in ("num_registers", "register_multiple", "cpe_max_size")}
     registers, multiple = architecture.num_registers, architecture.register_multiple
     if registers is None and multiple is None:
@@ -154,8 +154,8 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
 class Student(nn.Module):
     """A student backbone with its heads.
 
-    ``student(images)`` takes uint8, or floats in [0, 1], ``[B, 3, H, W]``; normalisation is inside.
-    ``student.head(name, features)`` gives those features in the space of teacher ``name``. It is a
+    ``student(images)`` reads uint8, or floats in [0, 1], ``[B, 3, H, W]``, and normalises them.
+    ``student.head(name, features)`` maps those features to the space of teacher ``name``. It is a
     :class:`~radioplat.models.vision_model.VisionModel`.
     """
 
@@ -167,7 +167,7 @@ class Student(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.frozen_norm = False
-        # Teacher's name and kind of heads that were trained elsewhere and speak raw features without their buffers.
+        # Teacher's name and kind of heads that were trained elsewhere and return raw features without their buffers.
         self.raw_heads: set[tuple[str, str]] = set()
         self.backbone = build_backbone(architecture)
         if architecture.pruned is not None:
@@ -208,7 +208,7 @@ class Student(nn.Module):
 
     @property
     def stride(self) -> int:
-        """Pixels a position of the spatial map covers."""
+        """Pixels that a position of the spatial map covers."""
         return self.backbone.stride
 
     @property
@@ -218,28 +218,28 @@ class Student(nn.Module):
 
     @property
     def name_prefixes(self) -> list[str]:
-        """A layer may be called as the backbone calls it, or timm."""
+        """Prefixes that patterns of layer names may leave out: names relative to the backbone, or to timm's model."""
         return ["backbone.model.", "backbone."] if self.backbone.target is not self.backbone else ["backbone."]
 
     def float_layers(self) -> dict[str, str]:
-        """Layers whose output is the student's own, and what they are."""
-        found = {n: "a classifier" for n, _ in self.named_modules() if n == "classifier"}
+        """Return the layers whose output is the student's output, with a description."""
+        reasons = {n: "a classifier" for n, _ in self.named_modules() if n == "classifier"}
         prefixes = getattr(self.backbone, "classifier_prefix", ())
         for name, _ in self.named_modules():
             if any(f"{name}.".startswith(f"backbone.model.{p}") for p in prefixes):
-                found[name] = "a classifier"
+                reasons[name] = "a classifier"
         for teacher, head in self.heads.items():
             for kind in ("summary", "spatial", "logits"):
                 part = getattr(head, kind, None)
                 linears = [] if part is None else [n for n, m in part.named_modules() if isinstance(m, nn.Linear)]
                 if linears:
-                    found[f"heads.{teacher}.{kind}.{linears[-1]}".rstrip(".")] = "a regression"
+                    reasons[f"heads.{teacher}.{kind}.{linears[-1]}".rstrip(".")] = "a regression"
             for binding in head.bindings:
-                found[f"heads.{teacher}.bindings.{binding}"] = "a regression"
-        return found
+                reasons[f"heads.{teacher}.bindings.{binding}"] = "a regression"
+        return reasons
 
     def feature_probe(self, images: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """The map and the summary that the backbone gives."""
+        """Return the backbone's map and summary."""
         features = self(images)
         both = [("spatial", features.spatial), ("summary", features.summary)]
         return [(kind, tensor) for kind, tensor in both if tensor is not None]
@@ -253,7 +253,8 @@ class Student(nn.Module):
             self.head(name, features)
 
     def freeze_norm(self) -> int:
-        """Train no normalization layer of the backbone, and let BatchNorm keep its statistics; how many there are."""
+        """Stop training the normalization layers of the backbone and updating BatchNorm's statistics; return how
+        many."""
         self.frozen_norm = True
         layers = _norms(self.backbone)
         for layer in layers:
@@ -266,23 +267,23 @@ class Student(nn.Module):
         """As ``nn.Module``'s; frozen normalization layers stay in evaluation mode."""
         super().train(mode)
         for layer in _norms(self.backbone) if self.frozen_norm else ():
-            layer.training = False  # not what a layer may hold beside it
+            layer.training = False  # only the layer itself, not its submodules
         return self
 
     def fold(self) -> Student:
-        """Make plain weights of reparametrized ones, in place; what it says of images stays the same."""
+        """Replace reparametrized weights by plain ones, in place; outputs stay the same."""
         if self.architecture.spectral_reparam:
             materialise(self)
             self.architecture = replace(self.architecture, spectral_reparam=False)
         return self
 
     def normalized(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8, or floats in [0, 1], as the fp32 numbers that the backbone sees."""
+        """Normalise uint8 images, or floats in [0, 1]; returns fp32."""
         unit = images.float() if images.is_floating_point() else images.float() / 255
         return (unit - self.mean.float()) / self.std.float()
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
-        """Images to backbone features; see :class:`~radioplat.models.features.Features`."""
+        """Compute backbone features of images; see :class:`~radioplat.models.features.Features`."""
         dtype = next(self.backbone.parameters()).dtype
         features = self.backbone(self.normalized(images).to(dtype), wanted)
         if "logits" in wanted and self.classifier is not None:
@@ -291,18 +292,18 @@ class Student(nn.Module):
         return features
 
     def head(self, name: str, features: Features) -> Features:
-        """Features in the space of teacher ``name``."""
+        """Map features to the space of teacher ``name``."""
         return self.heads[name](features)
 
 
 def taught_summary(features: Features, slots: list[int]) -> torch.Tensor | None:
-    """The summary of ``features`` from the class tokens in ``slots`` alone, ``[B, len(slots) * D]``."""
+    """Return the summary made of the class tokens in ``slots``, ``[B, len(slots) * D]``."""
     tokens = features.named.get("tokens")
     return features.summary if tokens is None or not slots else tokens[:, slots].flatten(1)
 
 
 def _norms(module: nn.Module) -> list[nn.Module]:
-    """Normalization layers that have weights or statistics of their own; timm has many, told by their names."""
+    """Return normalization layers that have weights or statistics of their own, recognised by class name."""
     return [
         m
         for m in module.modules()

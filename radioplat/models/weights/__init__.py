@@ -1,1 +1,1 @@
-"""Reading weight files; fitting their names and shapes."""
+"""Weight files: reading them, and matching names and shapes."""

@@ -1,7 +1,7 @@
-"""Safetensors files that are hashed as they are written.
+"""Safetensors files that are hashed while they are written.
 
-The library's own writer copies every tensor first, and whoever wants a checksum must read the file again. This one
-does neither, and lets other threads run while it writes.
+The library's own writer copies every tensor first, and a checksum needs a second read of the file. This one does
+neither, and releases the GIL while it writes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _PIECE = 2**24  # bytes that are hashed and written at a time
 
 
 class Sink(Protocol):
-    """What bytes go to."""
+    """A writable binary file."""
 
     def write(self, data: memoryview | bytes, /) -> object:
-        """Take all of ``data``."""
+        """Write all of ``data``."""
 
 
 def write_tensors(sink: Sink, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write ``tensors`` (of any device and strides) as one safetensors file.
 
     Returns:
-        The SHA-256 of all that was written, in hexadecimal.
+        The SHA-256 of the file, in hexadecimal.
 
     Raises:
-        KeyError: a dtype that the format has no name for here.
+        KeyError: a dtype that is not supported here.
     """
     # The widest numbers first: then each lies at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

@@ -1,4 +1,4 @@
-"""Whose checkpoint a file is: recognised by its tensors' names, and what of it a backbone takes."""
+"""Recognise the origin of a weight file by its tensors' names, and convert it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radioplat.models.backbones.timm_shapes import timm_names
 from radioplat.models.weights.radio_layout import fold_spectral, is_radio
 from radioplat.models.weights.read import Contents, read_checkpoint, require_finite
 
-# What marks a layout; the first that matches names it.
+# Patterns of tensor names that identify a layout; the first match counts.
 _MARKS = (
     ("DINOv3 (Meta)", re.compile(r"storage_tokens")),
     ("DINOv2 (Meta)", re.compile(r"mask_token|register_tokens")),
@@ -25,7 +25,7 @@ _MARKS = (
     ("Hugging Face", re.compile(r"(?:vision_model\.|.*\.)?(?:encoder\.layer|embeddings)\..*")),
 )
 _PREFIXES = ("model.backbone.", "model.student.", "backbone.model.", "backbone.", "student.", "model.", "encoder.")
-# Tensors that the backbones of timm's large families have: where one stands under a prefix, so does the backbone.
+# One tensor of each of timm's large families: its prefix in a file is the backbone's prefix.
 _BACKBONE_MARKS = (
     "blocks.0.attn.qkv.weight",
     "stages.0.blocks.0.conv_dw.weight",
@@ -37,15 +37,15 @@ _BACKBONE_MARKS = (
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found in a file.
+    """Result of inspecting a weight file.
 
     Attributes:
-        layout: whose it is, in words.
-        types: values of ``model.backbone.type`` that its tensors fit, best first; empty where none is known.
+        layout: its origin, for people.
+        types: values of ``model.backbone.type`` that its tensors fit, best first; empty if none is known.
         renamed: old name to new, where they differ.
-        dropped: name and why.
+        dropped: reason by name.
         tensors, parameters: how many.
-        notes: what else there is to say.
+        notes: further remarks.
     """
 
     path: Path
@@ -62,37 +62,37 @@ def inspect_weights(path: str | Path) -> Inspection:
     """Recognise a file; only names and shapes are kept.
 
     Raises:
-        WeightsError: it cannot be read safely, or holds no tensors.
+        WeightsError: it cannot be read safely, or contains no tensors.
     """
     return _look(Path(path), read_checkpoint(path, str(path), shapes_only=True))[0]
 
 
 def unlike(paths: Sequence[str | Path]) -> dict[str, str]:
-    """Which of several files cannot be weights of the first one's model, each with the first difference.
+    """Return the files whose tensors differ from the first file's, each with the first difference.
 
     Raises:
         WeightsError: as :func:`inspect_weights`.
     """
     first, *others = (read_checkpoint(path, str(path), shapes_only=True).tensors for path in paths)
-    found = {}
+    differences = {}
     for path, tensors in zip(paths[1:], others, strict=True):
         names = [*first, *(name for name in tensors if name not in first)]
         for name in names:
             here, there = (list(t[name].shape) if name in t else "missing" for t in (tensors, first))
             if here != there:
-                found[str(path)] = f"{name} is {here} there, and {there} in {paths[0]}"
+                differences[str(path)] = f"{name} is {here} there, and {there} in {paths[0]}"
                 break
-    return found
+    return differences
 
 
 def convert_weights(path: str | Path, out: str | Path | None = None) -> tuple[Inspection, Path]:
-    """Write what a backbone takes of ``path`` as safetensors, fp32 where it was floating point of another width.
+    """Write the tensors that a backbone can load from ``path`` as safetensors; other floating-point types become fp32.
 
     Args:
-        out: default: beside ``path``, ending in ``.safetensors``.
+        out: default: ``path`` with the suffix ``.safetensors``.
 
     Returns:
-        What was renamed and dropped, and the file written.
+        Renamed and dropped tensors, and the file written.
 
     Raises:
         WeightsError: the file cannot be read safely, or ``out`` is the file itself.
@@ -101,11 +101,13 @@ def convert_weights(path: str | Path, out: str | Path | None = None) -> tuple[In
     target = Path(out) if out else path.with_suffix(".safetensors")
     if target.resolve() == path.resolve():
         raise WeightsError(f"{target} is the file to be read", where=str(path), hint="Name another OUT.safetensors.")
-    found, tensors = _look(path, read_checkpoint(path, str(path)))
+    inspection, tensors = _look(path, read_checkpoint(path, str(path)))
     require_finite(tensors, path, str(path))
-    metadata = {"format": "pt", "source": path.name, **({"architecture": found.types[0]} if found.types else {})}
+    metadata = {"format": "pt", "source": path.name}
+    if inspection.types:
+        metadata["architecture"] = inspection.types[0]
     save_file({k: v.contiguous().clone() for k, v in tensors.items()}, target, metadata)
-    return found, target
+    return inspection, target
 
 
 def _look(path: Path, contents: Contents) -> tuple[Inspection, dict[str, torch.Tensor]]:
@@ -145,7 +147,7 @@ def _report(path, layout, types, renamed, dropped, tensors, notes) -> Inspection
 
 
 def _prefix_of(tensors: dict[str, torch.Tensor]) -> str:
-    """The prefix under which a backbone lies, found by a tensor that some family must have."""
+    """Return the prefix of a backbone's tensors, recognised by a tensor that each family has; empty for none."""
     for prefix in _PREFIXES:
         if any(f"{prefix}{mark}" in tensors for mark in _BACKBONE_MARKS):
             return prefix
@@ -153,7 +155,7 @@ def _prefix_of(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def _types(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Names whose structure these tensors have, by their shapes."""
+    """Return the names of backbones whose tensors have these shapes."""
     if layout == "Hugging Face":
         return ["hf"]
     if layout.startswith("SAM"):
@@ -190,7 +192,7 @@ def _clip(tensors: dict[str, torch.Tensor]) -> list[str]:
 
 
 def _nv_clip(width: int, tensors: dict[str, torch.Tensor]) -> str:
-    """The name of a tower without a norm before its blocks, by its width and number of positions; empty for none."""
+    """Return the name of a tower without a norm before its blocks, by width and number of positions; empty for none."""
     places = len(tensors.get("visual.positional_embedding", ()))
     if width == 1024 and places in (257, 577):
         return f"vit_l_14_siglip_clipa_{224 if places == 257 else 336}"

@@ -1,4 +1,4 @@
-"""NVlabs RADIO's checkpoints (``.pth`` and Hugging Face) in the names of our own RADIO ViT."""
+"""NVlabs RADIO's checkpoints (``.pth`` and Hugging Face), renamed to our own RADIO ViT."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from radioplat.models.heads import ATTENTION_HEADS, MLP2, AttentionHead
 from radioplat.models.weights.read import Contents, read_checkpoint
 
 _BACKBONES = ("base_model.", "radio_model.model.")
-_HEADS = (  # pattern of a tensor, group of the adaptor's name, what it belongs to
+_HEADS = (  # pattern of a tensor name with a group for the adaptor's name, and the kind of head
     (re.compile(r"_heads\.([^.]+)\.(.+)"), "summary"),
     (re.compile(r"_feature_projections\.([^.]+)\.(.+)"), "spatial"),
     (re.compile(r"radio_model\.adaptors\.([^.]+)\.head_mlp\.(.+)"), "summary"),
     (re.compile(r"radio_model\.adaptors\.([^.]+)\.feat_mlp\.(.+)"), "spatial"),
 )
-# Tensors of timm's ViT that a patch generator takes the place of; RADIO's "v2" architectures still carry the first.
+# Tensors of timm's ViT that a patch generator replaces; RADIO's "v2" architectures still carry the first.
 _REPLACED = ("reg_token", "cls_token", "pos_embed", "mask_token")
-# The small tensors whose values say how a checkpoint is built.
+# The small tensors whose values determine the structure.
 _SMALL = ("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs")
-# Of the file's ``model_kwargs``, arguments of timm's ViT. What shapes do not say is given to our ViT; what they do say
-# is read from them; the rest is about what a patch generator takes the place of, and about training.
+# Arguments of timm's ViT in the file's ``model_kwargs``: passed to our ViT; read from tensor shapes instead; or without
+# effect, because they concern training or parts that a patch generator replaces.
 _GIVEN = ("act_layer", "norm_layer", "mlp_layer", "proj_bias", "scale_attn_norm", "scale_mlp_norm")
 _IN_SHAPES = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "init_values")
 _WITHOUT_EFFECT = (
@@ -46,19 +46,19 @@ _SPECTRAL_FLOOR = 0.05  # RADIO's alpha: a weight's norm is softplus(scale) plus
 
 @dataclass(frozen=True)
 class RadioParts:
-    """A RADIO checkpoint taken apart.
+    """The parts of a RADIO checkpoint.
 
     Attributes:
         backbone: tensors by the names of :class:`~radioplat.models.backbones.radio_vit.RadioViT`.
-        arguments: its constructor's, see :attr:`vit`; ``num_heads`` is None where nothing says it.
+        arguments: its constructor's, see :attr:`vit`; ``num_heads`` is None if the file does not say.
         summary_slots: class tokens that make the backbone's summary.
         heads: adaptor name -> ``summary`` and ``spatial`` -> tensors of its MLP.
         token_slots: the class token that each adaptor reads.
         teacher_slots: the class token of each teacher that the file names, with or without heads.
         upsample: the factor by which each adaptor's map is finer than the backbone's.
         normalizer: ``mean`` ``[D]`` and ``tx`` ``[D, D]`` of the map; empty for none.
-        conditioner: ``norm_mean`` and ``norm_std`` of images in [0, 1]; empty where the file has none.
-        dropped: names of tensors that are none of these.
+        conditioner: ``norm_mean`` and ``norm_std`` of images in [0, 1]; empty if the file has none.
+        dropped: names of all other tensors.
         origin: its path and the field that named it, for messages.
     """
 
@@ -79,7 +79,7 @@ class RadioParts:
         """The constructor's arguments, complete.
 
         Raises:
-            WeightsError: nothing says how many attention heads it has.
+            WeightsError: the number of attention heads is unknown.
         """
         if not self.arguments["num_heads"]:
             path, where = self.origin
@@ -88,10 +88,10 @@ class RadioParts:
         return self.arguments
 
     def adaptor(self, name: str) -> dict[str, nn.Module]:
-        """The untrained heads of adaptor ``name``, by ``summary`` and ``spatial``.
+        """Build the untrained heads of adaptor ``name``, by ``summary`` and ``spatial``.
 
         Raises:
-            WeightsError: one is not built as any that is known here.
+            WeightsError: a head of unknown form.
         """
         return {kind: self._head(name, kind, tensors) for kind, tensors in self.heads[name].items()}
 
@@ -109,19 +109,19 @@ class RadioParts:
 
     @property
     def has_norm(self) -> bool:
-        """Whether a LayerNorm ends the backbone; RADIO's usually end without."""
+        """Whether a LayerNorm follows the last block; most RADIO models have none."""
         return "norm.weight" in self.backbone
 
 
 def is_radio(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether ``tensors`` are a RADIO checkpoint's."""
+    """Return whether ``tensors`` are a RADIO checkpoint's."""
     return any(f"{prefix}patch_generator.embedder.weight" in tensors for prefix in _BACKBONES)
 
 
 def read_radio(path: str | Path, where: str = "", shapes_only: bool = False) -> Contents | None:
-    """A file, or a folder's ``model.safetensors`` with what ``config.json`` says; None where there is no such file.
+    """Read a file, or a folder's ``model.safetensors`` with the arguments in ``config.json``; None if there is none.
 
-    The few small tensors whose values matter to the structure are read even when only shapes are asked for.
+    The few small tensors whose values determine the structure are read even with ``shapes_only``.
 
     Raises:
         WeightsError: it cannot be read safely.
@@ -141,11 +141,11 @@ def read_radio(path: str | Path, where: str = "", shapes_only: bool = False) -> 
 
 
 def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | None = None) -> RadioParts:
-    """Sort the tensors of a RADIO checkpoint.
+    """Sort the tensors of a RADIO checkpoint into its parts.
 
     Args:
-        contents: with ``args`` as the ``.pth`` or the folder's ``config.json`` has them.
-        num_heads: of attention, where the width does not tell.
+        contents: with ``args`` as in the ``.pth`` or the folder's ``config.json``.
+        num_heads: of attention, if the width does not imply them.
 
     Raises:
         WeightsError: an architecture that is not a ViT with a patch generator.
@@ -197,7 +197,7 @@ def _config_args(config: Path, where: str) -> dict[str, Any] | None:
 
 
 def _require_form(args: dict[str, Any], path: str, where: str) -> None:
-    """Refuse a description of another form than NVlabs' loader reads."""
+    """Check the form of ``args``: as NVlabs' loader reads them."""
     teachers = args.get("teachers") or []
     if not isinstance(teachers, list) or not all(
         isinstance(t, dict) and isinstance(t.get("name"), str) for t in teachers
@@ -211,26 +211,26 @@ def _sort(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     groups: dict[str, Any] = {"backbone": {}, "heads": {}, "normalizer": {}, "conditioner": {}, "other": {}}
     groups["dropped"] = []
     for key, value in tensors.items():
-        bare = key.removeprefix("radio_model.").removeprefix("_")
+        name = key.removeprefix("radio_model.").removeprefix("_")
         prefix = next((p for p in _BACKBONES if key.startswith(p)), None)
         head = next(((m[1], kind, m[2]) for pattern, kind in _HEADS if (m := pattern.fullmatch(key))), None)
         if prefix:
             groups["backbone"][key.removeprefix(prefix)] = value
         elif head:
             groups["heads"].setdefault(head[:2], {})[head[2]] = value
-        elif bare.startswith("feature_normalizer."):
-            groups["normalizer"][bare.partition(".")[2]] = value
-        elif bare.startswith("input_conditioner."):
-            groups["conditioner"][bare.partition(".")[2]] = value
-        elif bare == "summary_idxs":
-            groups["other"][bare] = value
+        elif name.startswith("feature_normalizer."):
+            groups["normalizer"][name.partition(".")[2]] = value
+        elif name.startswith("input_conditioner."):
+            groups["conditioner"][name.partition(".")[2]] = value
+        elif name == "summary_idxs":
+            groups["other"][name] = value
         else:
             groups["dropped"].append(key)
     return groups
 
 
 def _tokens(args: dict[str, Any], teachers: list[dict[str, Any]], stored: torch.Tensor | None) -> tuple[int, list[int]]:
-    """How many class tokens, and which of them make the summary: the first of each teacher with a summary."""
+    """Return the number of class tokens, and those that make the summary: the first of each teacher with a summary."""
     if not args.get("cls_token_per_teacher", True):
         return 1, [0]
     if not teachers:
@@ -251,12 +251,12 @@ def _arguments(
     path: str,
     where: str,
 ) -> dict[str, Any]:
-    told = args.get("model_kwargs") or {}
-    _require_known(backbone, told, path, where)
+    model_kwargs = args.get("model_kwargs") or {}
+    _require_known(backbone, model_kwargs, path, where)
     width = backbone["patch_generator.embedder.weight"].shape[0]
     patch = math.isqrt(backbone["patch_generator.embedder.weight"].shape[1] // 3)
     blocks = 1 + max((int(k.split(".")[1]) for k in backbone if k.startswith("blocks.")), default=-1)
-    block = _timm_block(args.get("model") or "", told, path, where)
+    block = _timm_block(args.get("model") or "", model_kwargs, path, where)
     by_name = getattr(getattr(block, "attn", None), "num_heads", None)
     by_width = next((s["num_heads"] for s in VIT_SIZES.values() if s["embed_dim"] == width), None)
     arguments: dict[str, Any] = dict(
@@ -266,7 +266,7 @@ def _arguments(
         num_registers=backbone["patch_generator.cls_token.token"].shape[0] - class_tokens,
         embed_dim=width,
         depth=blocks,
-        num_heads=num_heads or told.get("num_heads") or by_name or by_width,
+        num_heads=num_heads or model_kwargs.get("num_heads") or by_name or by_width,
         mlp_ratio=backbone["blocks.0.mlp.fc1.bias"].shape[0] / width if "blocks.0.mlp.fc1.bias" in backbone else 4.0,
         qkv_bias="blocks.0.attn.qkv.bias" in backbone,
     )
@@ -276,7 +276,7 @@ def _arguments(
         arguments["qk_norm"] = True
     if "norm.weight" not in backbone:
         arguments["final_norm"] = False
-    arguments.update({k: v for k, v in told.items() if k in _GIVEN})
+    arguments.update({k: v for k, v in model_kwargs.items() if k in _GIVEN})
     if block is not None and arguments["num_heads"]:
         with torch.device("meta"):
             ours = RadioViT(**(arguments | {"depth": 1})).blocks[0]
@@ -286,37 +286,38 @@ def _arguments(
     return arguments
 
 
-def _require_known(backbone: dict[str, torch.Tensor], told: dict[str, Any], path: str, where: str) -> None:
-    """Refuse arguments of NVlabs' ViT that our own does not have: the same tensors would give other features."""
-    unknown = [k for k in told if k not in (*_GIVEN, *_IN_SHAPES, *_WITHOUT_EFFECT) and told[k] not in (None, False)]
+def _require_known(backbone: dict[str, torch.Tensor], model_kwargs: dict[str, Any], path: str, where: str) -> None:
+    """Refuse arguments of NVlabs' ViT that ours does not have: the same tensors would compute other features."""
+    known = (*_GIVEN, *_IN_SHAPES, *_WITHOUT_EFFECT)
+    unknown = [k for k, value in model_kwargs.items() if k not in known and value not in (None, False)]
     if unknown:
-        given = ", ".join(f"{k}={told[k]!r}" for k in unknown)
-        message = f"{path}: its ViT was built with arguments that are not known here (model_kwargs: {given})"
+        listed = ", ".join(f"{k}={model_kwargs[k]!r}" for k in unknown)
+        message = f"{path}: its ViT was built with arguments that are not known here (model_kwargs: {listed})"
         raise WeightsError(message, where=where, hint=_ANOTHER)
     missing = [k for k in _FRONT if k not in backbone]
     if missing:
         raise WeightsError(f"{path}: its ViT has no {', '.join(missing)}", where=where)
 
 
-def _timm_block(model: str, told: dict[str, Any], path: str, where: str) -> nn.Module | None:
-    """A block of timm's ViT ``model``, some of which have our tensors and other layers (QuickGELU, epsilons).
+def _timm_block(model: str, model_kwargs: dict[str, Any], path: str, where: str) -> nn.Module | None:
+    """Build a block of timm's ViT ``model``: some have the same tensors as ours but other layers (QuickGELU, epsilons).
 
-    None for other names: NVlabs' own, of which those that differ have tensors of their own.
+    None for other names: NVlabs' own models, which have other tensors if they differ.
     """
     if not timm.is_model(model):
         return None
-    told = {k: v for k, v in told.items() if k in (*_GIVEN, *_IN_SHAPES)}
+    model_kwargs = {k: v for k, v in model_kwargs.items() if k in (*_GIVEN, *_IN_SHAPES)}
     try:
         with torch.device("meta"):
-            return timm.create_model(model, num_classes=0, **(told | {"depth": 1})).blocks[0]
+            return timm.create_model(model, num_classes=0, **(model_kwargs | {"depth": 1})).blocks[0]
     except (TypeError, AttributeError, AssertionError, ValueError) as error:
         raise WeightsError(f"{path}: timm's {model} is no ViT that can be built: {error}", where=where) from None
 
 
 def fold_spectral(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Spectrally reparametrized weights as plain ones: ``W * s / sigma(W)``, sigma from the power method's vectors.
+    """Replace spectrally reparametrized weights by plain ones: ``W * s / sigma(W)``, sigma from the power method.
 
-    ``s`` is softplus(scale) + 0.05 (version 2) or scale (version 1); an attention's q, k, v are scaled apart.
+    ``s`` is softplus(scale) + 0.05 (version 2) or scale (version 1); an attention's q, k, v are scaled separately.
     """
     mark = ".parametrizations.weight."
     plain = {k: v for k, v in tensors.items() if mark not in k}

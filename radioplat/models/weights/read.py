@@ -1,4 +1,4 @@
-"""Local weights, read without running anything: safetensors, or pickles of tensors and ``argparse.Namespace`` only."""
+"""Read local weights without running code: safetensors, or pickles of tensors and ``argparse.Namespace`` only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 from radioplat.errors import WeightsError
 
 _PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # of backbones in larger models
-# Where there is a moving average beside the weights, it is what NVlabs' and timm's loaders take.
+# If a file has a moving average too, NVlabs' and timm's loaders use it.
 _WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "module")
 
 
@@ -29,10 +29,10 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
         where: the spec field that named the path, for messages.
 
     Returns:
-        Tensors by name, wrappers (``state_dict``, ``model``) opened and a ``module.`` prefix removed.
+        Tensors by name, with wrappers (``state_dict``, ``model``) and a ``module.`` prefix removed.
 
     Raises:
-        WeightsError: the file is missing, torn, holds anything but tensors, or a tensor has a NaN or infinity.
+        WeightsError: the file is missing, torn, contains anything but tensors, or a tensor has a NaN or infinity.
     """
     path = Path(path)
     if path.is_dir():
@@ -47,12 +47,12 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint file holds.
+    """Content of a checkpoint file.
 
     Attributes:
-        tensors: by name, wrappers (``state_dict``, ``model``) opened, ``module.`` and ``_orig_mod.`` removed.
-        args: how it was trained, where the file says so (RADIO's ``argparse.Namespace``), as a mapping.
-        metadata: text that a safetensors file carries.
+        tensors: by name, without wrappers (``state_dict``, ``model``) and the prefixes ``module.`` and ``_orig_mod.``.
+        args: the training arguments, if the file has them (RADIO's ``argparse.Namespace``), as a mapping.
+        metadata: text metadata of a safetensors file.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -63,14 +63,14 @@ class Contents:
 def read_checkpoint(
     path: str | Path, where: str = "", shapes_only: bool = False, only: tuple[str, ...] = ()
 ) -> Contents:
-    """Read a file with what it says of itself; nothing in it is run.
+    """Read a file's tensors and metadata without running code from it.
 
     Args:
-        shapes_only: give tensors on the meta device; nothing large is kept in memory.
+        shapes_only: return tensors on the meta device; nothing large is kept in memory.
         only: the tensors to read; empty for all.
 
     Raises:
-        WeightsError: the file is missing, torn, or holds anything but tensors and plain values.
+        WeightsError: the file is missing, torn, or contains anything but tensors and plain values.
     """
     path = Path(path)
     if not path.is_file():
@@ -78,12 +78,12 @@ def read_checkpoint(
         raise WeightsError(f"no such file: {path}", where=where, hint=hint)
     if path.suffix == ".safetensors":
         return _read_safetensors(path, where, shapes_only, only)
-    found = _read_pickle(path, where, shapes_only)
-    return Contents({k: v for k, v in found.tensors.items() if k in only}, found.args) if only else found
+    contents = _read_pickle(path, where, shapes_only)
+    return Contents({k: v for k, v in contents.tensors.items() if k in only}, contents.args) if only else contents
 
 
 def require_finite(tensors: dict[str, torch.Tensor], path: str | Path, where: str) -> None:
-    """Refuse a NaN or an infinity.
+    """Check that no tensor has a NaN or an infinity.
 
     Raises:
         WeightsError: with the name of the first such tensor.
@@ -125,7 +125,7 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
             where=where,
             hint="Save only tensors: torch.save(model.state_dict(), path), or a .safetensors file.",
         ) from None
-    except Exception as error:  # torch raises RuntimeError, EOFError, OSError, KeyError... for what is no checkpoint
+    except Exception as error:  # torch raises RuntimeError, EOFError, OSError, KeyError... for other files
         if "TorchScript" in str(error):
             raise WeightsError(
                 f"{path} is a TorchScript file: it holds code", where=where, hint="Name it by type: torchscript."
@@ -134,7 +134,7 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
         raise WeightsError(f"{path} is not a whole checkpoint: {reason}", where=where) from None
     args = content.get("args") if isinstance(content, dict) else None
     args = vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
-    # A wrapper may hold tensors of its own (a best accuracy) beside the weights.
+    # A wrapper may also contain other tensors (a best accuracy).
     while isinstance(content, dict) and (inner := next((content[k] for k in _WRAPPERS if _is_dict(content, k)), None)):
         content = inner
     if not isinstance(content, dict):
@@ -150,7 +150,7 @@ def _is_dict(content: dict, key: str) -> bool:
 
 
 def _bare(name: object) -> str:
-    """A tensor's name without what DistributedDataParallel and torch.compile put before it."""
+    """Remove the prefixes of DistributedDataParallel and torch.compile from a tensor's name."""
     text = str(name)
     while text.startswith(("module.", "_orig_mod.")):
         text = text.removeprefix("module.").removeprefix("_orig_mod.")
@@ -177,12 +177,12 @@ def fit(
     ignore: tuple[str, ...] = (),
     fresh: tuple[str, ...] = (),
 ) -> dict[str, torch.Tensor]:
-    """The tensors that ``module`` (which may be on the meta device) takes, by its own names.
+    """Return the tensors that ``module`` (which may be on the meta device) loads, by its own names.
 
     Args:
-        ignore: prefixes of tensors that may be left over (a classifier that a backbone has no use for).
+        ignore: prefixes of tensors that may be left over (a classifier that a backbone does not use).
         fresh: prefixes of the module's own tensors that may be missing or of another shape (a classifier to be
-            trained on other labels); those are left out of the answer.
+            trained on other labels); those are left out of the result.
 
     Raises:
         WeightsError: tensors are missing, left over or of another shape; the first few of each are named.
@@ -196,8 +196,8 @@ def fit(
     extra = [k for k in tensors if k not in own and not k.startswith(ignore + fresh)]
     shapes = [f"{k} is {list(tensors[k].shape)} there and {list(v.shape)} here" for k, v in own.items() if k in unlike]
     if missing or extra or shapes:
-        found = (("missing", missing), ("left over", extra), ("shapes", shapes))
-        parts = [f"{what}: {_few(names)}" for what, names in found if names]
+        misfits = (("missing", missing), ("left over", extra), ("shapes", shapes))
+        parts = [f"{what}: {_few(names)}" for what, names in misfits if names]
         raise WeightsError(
             f"{path} does not fit the architecture ({'; '.join(parts)})",
             where=where,
@@ -209,16 +209,16 @@ def fit(
 def _under_prefix(
     own: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], path: str | Path, where: str
 ) -> dict[str, torch.Tensor]:
-    """What of ``tensors`` a larger model, one trained for a downstream task, holds of ``own``: without its prefix.
+    """Return the tensors of a backbone embedded in a larger checkpoint, with their common prefix removed.
 
-    What stands beside the prefix, such as a decoder or a detector's heads, is left out. ``tensors`` as they are where
-    there is no such prefix.
+    Tensors outside the prefix, like a decoder's or a detector's heads, are left out. Without such a prefix ``tensors``
+    are returned as they are.
 
     Raises:
-        WeightsError: two parts of the file fit alike, and neither is under a name that backbones usually have.
+        WeightsError: several parts of the file fit equally, and none has a usual prefix of backbones.
     """
-    found = {k[: -len(name)] for name in own for k in tensors if k.endswith(f".{name}")}
-    hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in found}
+    prefixes = {k[: -len(name)] for name in own for k in tensors if k.endswith(f".{name}")}
+    hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in prefixes}
     most = [prefix for prefix in sorted(hits) if hits[prefix] == max(hits.values())]
     usual = [prefix for prefix in _PREFIXES if prefix in most]
     if len(most) > 1 and not usual:

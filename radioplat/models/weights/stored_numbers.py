@@ -16,7 +16,7 @@ _COUNTS = {
     "register_multiple": 10_000, "token_slot": 10_000, "num_feature_levels": 100, "num_queries": 1_000_000,
     "img_size": 100_000, "cpe_max_size": 100_000, "patch_size": 10_000,
 }  # fmt: skip
-_OTHER = 100_000_000  # of widths and classes; what does not fit into memory is refused by torch at once
+_OTHER = 100_000_000  # widths and classes
 
 
 def require_plausible(text: str, file: Path, where: str) -> None:

@@ -75,8 +75,8 @@ def test_what_is_a_regression_a_class_or_a_place_stays_float(batches):
     assert {name.removeprefix("detr.model."): why for name, why in how.skipped.items()} == {
         "enc_score_head": "a classifier",
         "enc_bbox_head.layers.2": "a regression",
-        "decoder.query_pos_head.layers.0": "takes boxes",
-        **{f"decoder.layers.{i}.encoder_attn.sampling_offsets": "says where attention looks" for i in range(2)},
+        "decoder.query_pos_head.layers.0": "reads boxes",
+        **{f"decoder.layers.{i}.encoder_attn.sampling_offsets": "sampling positions of attention" for i in range(2)},
         **{f"decoder.class_embed.{i}": "a classifier" for i in range(2)},
         **{f"decoder.bbox_embed.{i}.layers.2": "a regression" for i in range(2)},
     }

@@ -1,8 +1,9 @@
-"""DINO (Zhang et al. 2022, DETR with Improved DeNoising Anchor Boxes) of transformers' Deformable DETR and RT-DETR.
+"""DINO (Zhang et al. 2022, DETR with Improved DeNoising Anchor Boxes) from parts of transformers' Deformable DETR and
+RT-DETR.
 
-Their layers, their encoder, their groups of noised boxes; here is what joins them: which positions become queries
-(mixed query selection, section 3.4), whose boxes a layer's gradient reaches (look forward twice, section 3.5), and that
-noised boxes learn beside them (contrastive denoising, section 3.3).
+Layers, encoder and groups of noised boxes are transformers'. Here is the rest of the paper: which positions become
+queries (mixed query selection, section 3.4), gradients between the layers' boxes (look forward twice, section 3.5), and
+training on noised boxes (contrastive denoising, section 3.3).
 """
 
 # No postponed annotations: `strict` checks values by the types themselves.
@@ -28,7 +29,7 @@ from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
 from radioplat.models.detectors.dino.loss import DinoLoss
 
-_PRIOR = 0.01  # what a class is given at the start (Lin et al. 2017, section 4.1)
+_PRIOR = 0.01  # initial probability of a class (Lin et al. 2017, section 4.1)
 _FAR = 11.5  # logits of a box are kept within it: the sigmoid's gradient is 1e-5 there
 _SIDE = 0.05  # a proposal's side at the first level as a share of the image; each level doubles it
 _WIDEST = 0.8
@@ -56,12 +57,12 @@ class DinoConfig(DeformableDetrConfig):
     Attributes:
         class_loss_coefficient, encoder_loss_coefficient: weights of the focal loss, and of all losses of the encoder's
             proposals.
-        num_select: how many pairs of a query and a class an image's detections are.
-        num_denoising: noised boxes of each kind (like the object, and unlike) for the image with most objects.
-        label_noise_ratio: twice the share of noised boxes whose label is drawn anew.
-        box_noise_scale: an edge of a noised box moves by at most this times half the box's side; of an unlike one by
-            that much more.
-        share_heads: whether all decoder layers have one head for classes and one for boxes.
+        num_select: number of detections in an image (pairs of a query and a class).
+        num_denoising: noised boxes of each kind (positive and negative) for the image with most objects.
+        label_noise_ratio: twice the fraction of noised boxes whose label is drawn at random.
+        box_noise_scale: an edge of a positive noised box moves by at most this times half the box's side; of a negative
+            one by between once and twice that.
+        share_heads: whether all decoder layers share one class head and one box head.
         position_temperature: of the sine embedding of a map's positions.
     """
 
@@ -86,10 +87,10 @@ class DinoConfig(DeformableDetrConfig):
 
 
 class Tokens(NamedTuple):
-    """Maps laid end to end.
+    """Maps flattened to tokens, one level after the other.
 
     Attributes:
-        values, positions: ``[B, N, D]``, and where each lies.
+        values, positions: ``[B, N, D]``, features and position embeddings.
         shapes: height and width of each level.
         sizes: the same, int64 ``[L, 2]``.
         starts: the first token of each level, int64 ``[L]``.
@@ -102,16 +103,16 @@ class Tokens(NamedTuple):
     starts: torch.Tensor
 
     def places(self) -> dict[str, Any]:
-        """As transformers' layers want it."""
+        """Return positions and shapes as keyword arguments of transformers' layers."""
         return dict(spatial_shapes=self.sizes, spatial_shapes_list=self.shapes, level_start_index=self.starts)
 
 
 class Proposals(NamedTuple):
-    """The positions that become queries, the surest first.
+    """The positions that become queries, by descending score.
 
     Attributes:
         logits: ``[B, Q, C]``.
-        boxes: ``[B, Q, 4]``, logits of DETR's form, with gradients.
+        boxes: ``[B, Q, 4]``, logits in DETR's format, with gradients.
     """
 
     logits: torch.Tensor
@@ -119,10 +120,10 @@ class Proposals(NamedTuple):
 
 
 class Dino(nn.Module):
-    """Everything behind the backbone's maps.
+    """DINO without its backbone: projections of the maps, encoder, query selection, decoder and losses.
 
-    ``dino(maps, labels)`` gives transformers' output; with ``labels`` (see
-    :class:`radioplat.models.detectors.base.Detector`) ``loss`` and ``loss_dict`` too, whose sum it is.
+    ``dino(maps, labels)`` returns transformers' output; with ``labels`` (see
+    :class:`radioplat.models.detectors.base.Detector`) also ``loss_dict`` and their sum ``loss``.
 
     Args:
         channels: of the maps, by ascending stride; each further level that the configuration wants is a convolution of
@@ -163,21 +164,21 @@ class Dino(nn.Module):
         if labels is not None and self.training:
             content, boxes, mask, noised = self._with_noised(content, boxes, labels)
         states, logits, boxes = self._decode(content, boxes, memory, tokens, mask)
-        said, restored = (logits, boxes.sigmoid()), None
+        layers, denoised = (logits, boxes.sigmoid()), None
         if noised is not None:
             split = noised["dn_num_split"]
-            restored = tuple(t.split(split, 2)[0] for t in said)
-            said, states = tuple(t.split(split, 2)[1] for t in said), states.split(split, 2)[1]
+            denoised = tuple(t.split(split, 2)[0] for t in layers)
+            layers, states = tuple(t.split(split, 2)[1] for t in layers), states.split(split, 2)[1]
         output = DeformableDetrObjectDetectionOutput(
-            logits=said[0][-1],
-            pred_boxes=said[1][-1],
+            logits=layers[0][-1],
+            pred_boxes=layers[1][-1],
             last_hidden_state=states[-1],
             encoder_last_hidden_state=memory,
             init_reference_points=proposals.boxes.detach().sigmoid(),
         )
         if labels is not None:
             first = proposals.logits, proposals.boxes.sigmoid()
-            output.loss_dict = self.loss(said, first, restored, noised, labels)
+            output.loss_dict = self.loss(layers, first, denoised, noised, labels)
             output.loss = sum(output.loss_dict.values())
         return output
 
@@ -205,7 +206,7 @@ class Dino(nn.Module):
         ).last_hidden_state
 
     def _select(self, memory: torch.Tensor, shapes: list[tuple[int, int]]) -> Proposals:
-        """The positions that are surest of any class."""
+        """Choose the positions with the highest class scores."""
         known = self.enc_output(memory)
         logits = self.enc_score_head(known)
         best = logits.amax(-1).topk(self.config.num_queries, 1).indices[..., None]
@@ -217,7 +218,7 @@ class Dino(nn.Module):
     def _with_noised(
         self, content: torch.Tensor, boxes: torch.Tensor, labels: list[dict[str, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Any] | None]:
-        """Queries of noised objects before the others, who see nothing of them."""
+        """Put queries of noised objects before the others; the attention mask separates them."""
         config = self.config
         noisy, noisy_boxes, mask, noised = get_contrastive_denoising_training_group(
             labels,
@@ -241,13 +242,13 @@ class Dino(nn.Module):
         tokens: Tokens,
         mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """States ``[layers, B, Q, D]``, logits of classes, and logits of boxes, fp32.
+        """Run the decoder; return states ``[layers, B, Q, D]``, class logits, and logits of boxes, fp32.
 
-        A layer starts from the boxes of the one before as they are, but what it says of them is added to those boxes
-        with their gradient: so a layer's loss teaches the layer before it too, and none further back.
+        A layer reads the boxes of the one before detached, but its correction is added to those boxes with their
+        gradient: a layer's loss trains the layer before it too, and none further back.
         """
         decoder = self.decoder
-        told, states, logits, coordinates = boxes, [], [], []
+        with_gradient, states, logits, coordinates = boxes, [], [], []
         for i, layer in enumerate(decoder.layers):
             at = boxes.sigmoid()
             content = layer(
@@ -260,16 +261,18 @@ class Dino(nn.Module):
             )
             state = decoder.norm(content)
             moved = _of(decoder.bbox_embed, i)(state).float()
-            coordinates.append(told + moved)
-            told = boxes + moved
-            boxes = told.detach().clamp(-_FAR, _FAR)
+            coordinates.append(with_gradient + moved)
+            with_gradient = boxes + moved
+            boxes = with_gradient.detach().clamp(-_FAR, _FAR)
             states.append(state)
             logits.append(_of(decoder.class_embed, i)(state).float())
         return torch.stack(states), torch.stack(logits), torch.stack(coordinates)
 
     def _start(self) -> None:
-        """First weights as the authors' (github.com/IDEA-Research/DINO): Xavier, boxes that stay where they are, and
-        hardly an object. Offsets, attention over samples and what joins them are left as transformers has them."""
+        """Initialise weights as the authors do (github.com/IDEA-Research/DINO): Xavier, zero box corrections, and a low
+        class prior. Sampling offsets, attention weights, value and output projections stay as transformers initialises
+        them.
+        """
         same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)) and not any(part in name for part in same):
@@ -300,16 +303,16 @@ def build(kind: str, options: dict[str, Any], num_classes: int, pyramid: Pyramid
             if not getattr(config, name) > 0:
                 raise SpecError(f"{getattr(config, name)} is not above 0", where=f"{where}.options.{name}")
         if config.num_feature_levels < len(channels):
-            said = f"the backbone has {len(channels)} levels, which are all used"
-            raise SpecError(said, where=f"{where}.options.num_feature_levels")
+            message = f"the backbone has {len(channels)} levels, which are all used"
+            raise SpecError(message, where=f"{where}.options.num_feature_levels")
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if config.d_model % (4 * getattr(config, name)):
-                said = f"4 times it does not divide d_model ({config.d_model})"
-                raise SpecError(said, where=f"{where}.options.{name}")
+                message = f"4 times it does not divide d_model ({config.d_model})"
+                raise SpecError(message, where=f"{where}.options.{name}")
         return Dino(config, channels)
     except (StrictDataclassError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise SpecError(f"transformers cannot build this detector: {said}", where=f"{where}.options") from None
+        message = " ".join(str(error).split()).rstrip(".")
+        raise SpecError(f"transformers cannot build this detector: {message}", where=f"{where}.options") from None
 
 
 def run(dino: Dino, maps: list[torch.Tensor], images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None):
@@ -346,7 +349,7 @@ def _box_head(width: int) -> nn.Module:
 
 
 def _grid(shapes: list[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """Logits of a box around each position, ``[1, N, 4]``, fp32."""
+    """Return logits of a default box around each position, ``[1, N, 4]``, fp32."""
     boxes = []
     for level, (height, width) in enumerate(shapes):
         y, x = torch.meshgrid(
@@ -360,7 +363,7 @@ def _grid(shapes: list[tuple[int, int]], device: torch.device) -> torch.Tensor:
 
 
 def _sine(boxes: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Sine embedding of boxes ``[B, Q, 4]``, ``[B, Q, 2 D]`` in the type of ``like [..., D]``."""
+    """Return the sine embedding of boxes ``[B, Q, 4]``: ``[B, Q, 2 D]`` in the dtype of ``like [..., D]``."""
     half = like.shape[-1] // 2
     step = torch.arange(half, device=boxes.device)
     rate = _TEMPERATURE ** (2 * step.div(2, rounding_mode="floor") / half)

@@ -9,13 +9,13 @@ from torch import nn
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher, DeformableDetrImageLoss
 from transformers.loss.loss_rt_detr import RTDetrLoss
 
-Said = tuple[torch.Tensor, torch.Tensor]  # logits and boxes
+Predictions = tuple[torch.Tensor, torch.Tensor]  # logits and boxes
 
 
 class DinoLoss(nn.Module):
-    """Focal loss, L1 and GIoU, each summed over what was matched (focal: over all queries) by the number of objects.
+    """Focal loss, L1 and GIoU of matched queries (focal: of all queries), divided by the number of objects.
 
-    A batch is a mean over its objects, so that its loss says the same however many there are.
+    The divisor counts the objects of the whole batch, so the loss does not grow with their number.
     """
 
     def __init__(self, config: Any) -> None:
@@ -26,33 +26,37 @@ class DinoLoss(nn.Module):
 
     def forward(
         self,
-        said: Said,
-        first: Said,
-        restored: Said | None,
+        layers: Predictions,
+        proposals: Predictions,
+        denoised: Predictions | None,
         noised: dict[str, Any] | None,
         labels: list[dict[str, torch.Tensor]],
     ) -> dict[str, torch.Tensor]:
-        """Weighted terms by name: ``loss_{ce,bbox,giou}`` of the last layer, ``_aux_i`` of the others, ``_enc`` of the
-        proposals, ``_dn_i`` of noised boxes.
+        """Compute weighted terms by name.
 
         Args:
-            said: of decoder layers, ``[layers, B, Q, C]`` and ``[layers, B, Q, 4]``.
-            first: of the encoder's proposals, ``[B, Q, ...]``.
-            restored: of noised queries, as ``said``.
-            noised: which of them are like which object, from transformers.
+            layers: logits ``[layers, B, Q, C]`` and boxes ``[layers, B, Q, 4]`` of the decoder layers.
+            proposals: logits and boxes of the encoder's proposals, ``[B, Q, ...]``.
+            denoised: of noised queries, as ``layers``.
+            noised: which noised query belongs to which object, from transformers.
+            labels: of each image, see :class:`radioplat.models.detectors.base.Detector`.
+
+        Returns:
+            ``loss_{ce,bbox,giou}`` of the last layer, with ``_aux_i`` of the others, with ``_enc`` of the proposals,
+            with ``_dn_i`` of noised boxes.
         """
         count = max(sum(len(of_image["class_labels"]) for of_image in labels), 1)
         config = self.config
         losses: dict[str, torch.Tensor] = {}
-        for i, (logits, boxes) in enumerate(zip(*said, strict=True)):
-            last = i == len(said[0]) - 1
+        for i, (logits, boxes) in enumerate(zip(*layers, strict=True)):
+            last = i == len(layers[0]) - 1
             losses |= self._terms(logits, boxes, labels, count, suffix="" if last else f"_aux_{i}")
-        proposed = self._terms(*first, labels, count, suffix="_enc")
+        proposed = self._terms(*proposals, labels, count, suffix="_enc")
         losses |= {name: config.encoder_loss_coefficient * value for name, value in proposed.items()}
-        if restored is not None and noised is not None:
+        if denoised is not None and noised is not None:
             pairs = RTDetrLoss.get_cdn_matched_indices(noised, labels)
             groups = noised["dn_num_group"]
-            for i, (logits, boxes) in enumerate(zip(*restored, strict=True)):
+            for i, (logits, boxes) in enumerate(zip(*denoised, strict=True)):
                 losses |= self._terms(logits, boxes, labels, count * groups, pairs, f"_dn_{i}")
         return losses
 
