@@ -1,1 +1,1 @@
-"""What features are compared by; one value a sample, in fp32."""
+"""Losses: student's and teacher's features in, one fp32 value a sample out."""

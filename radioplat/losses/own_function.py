@@ -15,10 +15,10 @@ from radioplat.spec.schema.distill import LossType
 
 
 def own_function(loss: LossType, where: str) -> Pair:
-    """What ``loss_type: my_package.my_module:my_loss`` names.
+    """Import the function that ``loss_type: my_package.my_module:my_loss`` names.
 
     The function takes the student's and the teacher's features, fp32 ``[..., D]``, and returns a value for each vector,
-    ``[...]``. Where nothing counts both are zeros, so that value and gradient must be finite there.
+    ``[...]``. Features without weight are zeros on both sides, so value and gradient must be finite there.
 
     Raises:
         SpecError: it cannot be imported, or called.
@@ -30,7 +30,7 @@ def own_function(loss: LossType, where: str) -> Pair:
 
 
 def own_function_problems(teacher: ResolvedTeacher, widths: dict[str, int]) -> Iterator[Problem]:
-    """What is wrong with the user's functions that compare this teacher's features, tried on zeros.
+    """Yield problems of the user's functions that compare this teacher's features, found by calling them on zeros.
 
     Args:
         widths: of the teacher's features, by kind.
@@ -60,9 +60,9 @@ def _try(term: Term, width: int) -> None:
         message = f"{term.loss.value} failed on features {[*student.shape]}: {type(error).__name__}: {error}"
         raise SpecError(message, where=term.field, hint=hint) from None
     if not isinstance(values, torch.Tensor) or values.shape != shape or not values.requires_grad:
-        found = [*values.shape] if isinstance(values, torch.Tensor) else type(values).__name__
+        output = [*values.shape] if isinstance(values, torch.Tensor) else type(values).__name__
         message = (
-            f"{term.loss.value} made {found} of features {[*student.shape]}, or nothing that can be differentiated"
+            f"{term.loss.value} made {output} of features {[*student.shape]}, or nothing that can be differentiated"
         )
         raise SpecError(message, where=term.field, hint=hint)
     (gradient,) = torch.autograd.grad(values.sum(), student, allow_unused=True)

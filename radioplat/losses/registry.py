@@ -1,4 +1,4 @@
-"""Loss names of the spec to what computes them; ``radioplat.spec.resolved.losses`` has the rest of what they are."""
+"""Build loss terms by their names in the spec; ``radioplat.spec.resolved.losses`` has their other properties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Factory = Callable[[Term, int, DistillConfig], Criterion]
 
 
 def criterion(term: Term, width: int, config: DistillConfig) -> Criterion:
-    """What computes a checked ``term``.
+    """Build the module that computes a checked ``term``.
 
     Args:
         width: of the teacher's features that it compares.

@@ -1,4 +1,4 @@
-"""What a detector learns of another: outputs of named modules compared, maps by position, queries once matched."""
+"""Distillation between detectors: compares outputs of named modules, maps by position, queries after matching."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from torch import nn
 from radioplat.errors import Problem, SpecError
 from radioplat.losses.base.criterion import Pointwise
 from radioplat.losses.base.grid import Overlap, on_common_grid
-from radioplat.losses.base.reduce import living, to_grid, weighted_mean
+from radioplat.losses.base.reduce import to_grid, weighted_mean, zero_unweighted
 from radioplat.losses.registry import criterion
 from radioplat.losses.terms.logits import kl_sigmoid
-from radioplat.losses.terms.queries import TAPS, Answers, compared, match_queries, sureness, taken
+from radioplat.losses.terms.queries import (
+    TAPS,
+    Answers,
+    best_class_score,
+    criterion_inputs,
+    match_queries,
+    select_queries,
+)
 from radioplat.losses.weighting.iou_mask import object_mask
 from radioplat.models.capture import captured, find_module
 from radioplat.models.detectors.base import Detector
@@ -65,7 +72,7 @@ class DetectorBindings(nn.Module):
             weight: ``[B]``.
             truth: of each image ``[N, 4]``, see :func:`object_mask`.
         """
-        theirs = {name.removeprefix(MODULE): living(value.float(), weight) for name, value in theirs.items()}
+        theirs = {name.removeprefix(MODULE): zero_unweighted(value.float(), weight) for name, value in theirs.items()}
         found = {}
         for bound in self.teacher.bindings:
             pair = self._queries if bound.teacher_module in QUERY_MODULES else self._maps
@@ -90,12 +97,12 @@ class DetectorBindings(nn.Module):
         own, other = (Answers(of["pred_logits"], of["pred_boxes"]) for of in (mine, theirs))
         pairs = match_queries(own, other)
         if bound.teacher_module in TAPS:
-            return compared(bound.teacher_module, own, other, pairs)
-        student = taken(mine[bound.student_module].float(), pairs.mine)
+            return criterion_inputs(bound.teacher_module, own, other, pairs)
+        student = select_queries(mine[bound.student_module].float(), pairs.mine)
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
-        told = taken(theirs[bound.teacher_module], pairs.theirs)
-        return student, told, sureness(taken(other.logits, pairs.theirs))
+        told = select_queries(theirs[bound.teacher_module], pairs.theirs)
+        return student, told, best_class_score(select_queries(other.logits, pairs.theirs))
 
 
 def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:

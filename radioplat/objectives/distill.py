@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from radioplat.losses.base.grid import Overlap, on_common_grid
-from radioplat.losses.base.reduce import living, masked_mean, weighted_mean
+from radioplat.losses.base.reduce import masked_mean, weighted_mean, zero_unweighted
 from radioplat.losses.registry import criterion
 from radioplat.losses.terms.hard_labels import label_loss, label_share
 from radioplat.losses.weighting.balance import TeacherBalance
-from radioplat.losses.weighting.teacher_dropping import kept
+from radioplat.losses.weighting.teacher_dropping import teacher_mask
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
@@ -134,7 +134,7 @@ class DistillObjective(Objective):
         for name, mine in parts.items():
             self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
         if self.classifies and self.label_weight:
-            hard = label_loss(living(features.named["logits"].float(), batch.weight), batch.label)
+            hard = label_loss(zero_unweighted(features.named["logits"].float(), batch.weight), batch.label)
             losses["loss/labels"] = weighted_mean(hard, batch.weight * (batch.label >= 0))
             total = total + weighted_mean(label_share(batch.label, self.label_weight) * hard, batch.weight)
         for teacher in listened:
@@ -160,7 +160,7 @@ class DistillObjective(Objective):
         weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         projections, total = self.student.heads[teacher.name].bindings, 0.0
         for bound in teacher.bindings:
-            theirs = living(batch.targets[teacher.name].named[bound.key].float(), weight)
+            theirs = zero_unweighted(batch.targets[teacher.name].named[bound.key].float(), weight)
             mine, seen = as_features(outputs[bound.student_module], grid), None
             mine = (projections[bound.name](mine) if bound.name in projections else mine).float()
             if mine.ndim == 4:
@@ -178,7 +178,7 @@ class DistillObjective(Objective):
         weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         head = self.student.heads[teacher.name]
         mine = self._in_space_of(teacher, features)
-        theirs = batch.targets[teacher.name].map(lambda t: living(t, weight))
+        theirs = batch.targets[teacher.name].map(lambda t: zero_unweighted(t, weight))
         shared = self.classifies and self.config.label_form is LabelForm.alpha  # all of a teacher, not its scores alone
         share = label_share(batch.label, self.config.alpha)
         parts = []
@@ -195,7 +195,7 @@ class DistillObjective(Objective):
                 values = (1 - share) * values
             parts.append(_Part(term.weight, values, counts))
         if "logits" in teacher.wanted and self.config.alpha and not self.classifies:
-            hard = label_loss(living(mine.named["logits"].float(), weight), batch.label)
+            hard = label_loss(zero_unweighted(mine.named["logits"].float(), weight), batch.label)
             losses[f"loss/{teacher.name}/labels"] = factor * weighted_mean(hard, weight * (batch.label >= 0))
             parts.append(_Part(1.0, share * hard, weight))
         return parts
@@ -218,7 +218,7 @@ class DistillObjective(Objective):
         """What a peer's own weights learn by, see :mod:`radioplat.objectives.peers`; puts each term into ``losses``."""
         weight, name = _seen(batch, teacher.name), teacher.name
         mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
-        theirs = peers[name].map(lambda t: living(t, weight))
+        theirs = peers[name].map(lambda t: zero_unweighted(t, weight))
         share = label_share(batch.label, self.config.alpha)
         total = torch.zeros((), device=weight.device)
         for term in teacher.terms:
@@ -252,7 +252,7 @@ class DistillObjective(Objective):
             each = sum(part.scale * part.values.detach() for part in parts[teacher.name])
             each = teacher.loss_lambda * balance[teacher.name] * each
             rows.append(torch.where(_seen(batch, teacher.name) > 0, each, -torch.inf))
-        return kept(torch.stack(rows), self.config.teacher_drop_prob)
+        return teacher_mask(torch.stack(rows), self.config.teacher_drop_prob)
 
 
 class ClassifyObjective(Objective):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from radioplat.losses.base.grid import Overlap, on_common_grid
-from radioplat.losses.base.reduce import living, masked_mean
+from radioplat.losses.base.reduce import masked_mean, zero_unweighted
 
 
 def mesa_loss(
@@ -25,7 +25,7 @@ def mesa_loss(
         weight: ``[B]``.
         overlap: how the two views lie to each other; None where they are one.
     """
-    mine, theirs = (living(x.float(), weight) for x in (student, average.detach()))
+    mine, theirs = (zero_unweighted(x.float(), weight) for x in (student, average.detach()))
     mine, theirs = (F.layer_norm(x, x.shape[-1:]) for x in (mine, theirs))
     mine, theirs, seen = on_common_grid(mine, theirs, overlap)
     return masked_mean((mine - theirs).square().mean(-1), weight, seen)

@@ -1,1 +1,1 @@
-"""What losses share: criteria, the common grid, reductions."""
+"""Common parts of losses: criteria, the common grid, reductions."""

@@ -1,4 +1,4 @@
-"""One loss term as a module: what compares a student's and a teacher's features, one value a sample."""
+"""Loss terms as modules: compare a student's and a teacher's features, one value a sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from radioplat.losses.base.focal import Focal
-from radioplat.losses.base.reduce import living, sample_means
+from radioplat.losses.base.reduce import sample_means, zero_unweighted
 from radioplat.losses.base.running import Running
 
 Pair = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -16,10 +16,10 @@ OfBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Criterion(Running):
-    """Calls :meth:`compare` on what counts alone.
+    """Base class of loss terms: masks samples and positions without weight, and calls :meth:`compare`.
 
     Attributes:
-        raw: whether it wants raw features, not those of ``distill.target_norm``.
+        raw: whether it needs raw features, not those normalized by ``distill.target_norm``.
     """
 
     raw = False
@@ -31,25 +31,26 @@ class Criterion(Running):
         weight: torch.Tensor,
         valid: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value ``[B]`` and weight ``[B]`` of each sample; what has no weight has value 0 and no gradient.
+        """Compute value ``[B]`` and weight ``[B]`` of each sample; without weight, the value is 0 and there is no
+        gradient.
 
         Args:
-            student, teacher: ``[B, D]``, or ``[B, h, w, D]`` on one grid; fp32; may be NaN where nothing counts.
+            student, teacher: ``[B, D]``, or ``[B, h, w, D]`` on one grid; fp32; may be NaN where they have no weight.
             weight: ``[B]``.
             valid: ``[B, h, w]`` in [0, 1], or None.
         """
-        student, teacher = living(student, weight, valid), living(teacher, weight, valid)
+        student, teacher = zero_unweighted(student, weight, valid), zero_unweighted(teacher, weight, valid)
         return sample_means(self.compare(student, teacher, weight, valid), weight, valid)
 
     def compare(
         self, student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None
     ) -> torch.Tensor:
-        """One value a sample ``[B]``, or a position ``[B, h, w]``; zeros stand where nothing counts."""
+        """Compute one value a sample ``[B]``, or a position ``[B, h, w]``; features without weight are zeros."""
         raise NotImplementedError
 
 
 class Pointwise(Criterion):
-    """Of a function of two vectors; in maps, positions may have focal weights."""
+    """A loss from a function of two vectors; positions of maps may have focal weights."""
 
     def __init__(self, function: Pair, focal: Focal | None = None) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class Pointwise(Criterion):
 
 
 class MapWise(Criterion):
-    """Of a function of two maps."""
+    """A loss from a function of two maps."""
 
     def __init__(self, function: OfMap) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class MapWise(Criterion):
 
 
 class BatchWise(Criterion):
-    """Of a function of the vectors of a whole micro-batch; of a map, the mean over its valid positions."""
+    """A loss from a function of all vectors of a micro-batch; of a map, the mean over its valid positions."""
 
     def __init__(self, function: OfBatch) -> None:
         super().__init__()
@@ -86,8 +87,8 @@ class BatchWise(Criterion):
             if valid is None:
                 student, teacher = student.mean((1, 2)), teacher.mean((1, 2))
             else:
-                seen = valid.sum((1, 2))
-                share = (valid / seen.clamp(min=1e-6)[:, None, None])[..., None]
+                count = valid.sum((1, 2))
+                share = (valid / count.clamp(min=1e-6)[:, None, None])[..., None]
                 student, teacher = (student * share).sum((1, 2)), (teacher * share).sum((1, 2))
-                weight = torch.where(seen > 0, weight, 0.0)
+                weight = torch.where(count > 0, weight, 0.0)
         return self.function(student, teacher, weight)

@@ -1,4 +1,4 @@
-"""Focal weights: positions where the teacher speaks up count for more (TAO's ``spatial_focal_*``)."""
+"""Focal weights: positions with large teacher features have a larger weight (TAO's ``spatial_focal_*``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Focal:
-    """How positions are weighed.
+    """Weights of positions.
 
     Attributes:
         weight: 0 for none, 1 for the teacher's saliency alone.
@@ -24,10 +24,10 @@ class Focal:
     max_weight: float = 4.0
 
     def weights(self, teacher: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-        """Weights ``[B, h, w]`` with mean 1 over the valid positions of each image; no gradient.
+        """Compute weights ``[B, h, w]`` with mean 1 over the valid positions of each image; no gradient.
 
-        With r a position's root mean square over D, over the image's mean of it: (1 - weight) + weight * r^gamma /
-        mean(r^gamma), cut off at ``max_weight``, then scaled back to mean 1.
+        With r a position's root mean square over D, divided by the image's mean of it: (1 - weight) + weight * r^gamma
+        / mean(r^gamma), clipped at ``max_weight``, then scaled back to mean 1.
 
         Args:
             teacher: ``[B, h, w, D]``, finite.
@@ -45,5 +45,5 @@ class Focal:
 
 
 def _mean(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Over an image's valid positions, ``[B, 1, 1]``."""
+    """Average over an image's valid positions, ``[B, 1, 1]``."""
     return (values * valid).sum((1, 2), keepdim=True) / valid.sum((1, 2), keepdim=True).clamp(min=_FLOOR)

@@ -1,4 +1,4 @@
-"""From one value a position to one value a sample, and to one value a micro-batch."""
+"""Reductions: from one value a position to one value a sample, and to one value a micro-batch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 
 
-def living(x: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """``x`` with zeros where nothing counts: there it may be NaN, and 0 * NaN is NaN in a gradient.
+def zero_unweighted(x: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Replace ``x`` by zeros where it has no weight: there it may be NaN, and 0 * NaN is NaN in a gradient.
 
     Args:
         x: ``[B, ...]``, or ``[B, h, w, ...]`` with ``valid``.
-        weight: ``[B]``, 0 for a sample that proved unreadable.
+        weight: ``[B]``, 0 for an unreadable sample.
         valid: ``[B, h, w]`` in [0, 1], or None.
     """
     counts = (weight > 0).view(-1, *[1] * (x.ndim - 1))
@@ -23,35 +23,35 @@ def living(x: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = N
 def sample_means(
     values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each sample's mean over its valid positions, ``[B]``, and its weight, ``[B]``.
+    """Compute each sample's mean over its valid positions, ``[B]``, and its weight, ``[B]``.
 
-    What has no weight may be NaN: its value is 0, and it has no gradient.
+    Values without weight may be NaN: the mean is 0, without gradient.
 
     Args:
         values: ``[B]`` or ``[B, h, w]``.
-        weight: ``[B]``, 0 for a sample that proved unreadable.
+        weight: ``[B]``, 0 for an unreadable sample.
         valid: ``[B, h, w]`` in [0, 1], or None; a sample without a valid position gets weight 0.
     """
     # where, not a product: 0 * NaN is NaN.
     if valid is not None:
-        seen = valid.flatten(1).sum(1)
-        weight = torch.where(seen > 0, weight, 0.0)
+        count = valid.flatten(1).sum(1)
+        weight = torch.where(count > 0, weight, 0.0)
     if valid is not None and values.ndim > 1:
-        values = (torch.where(valid > 0, values, 0.0) * valid).flatten(1).sum(1) / seen.clamp(min=1e-6)
+        values = (torch.where(valid > 0, values, 0.0) * valid).flatten(1).sum(1) / count.clamp(min=1e-6)
     elif values.ndim > 1:
         values = values.flatten(1).mean(1)
     return torch.where(weight > 0, values, 0.0), weight
 
 
 def weighted_mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Of ``values`` ``[B]`` by ``weight`` ``[B]``, a scalar; 0 where all weights are 0."""
+    """Average ``values`` ``[B]`` by ``weight`` ``[B]`` to a scalar; 0 if all weights are 0."""
     return (values * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
 def masked_mean(values: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Weighted mean over samples of the mean over valid positions; 0 where all weights are 0.
+    """Average over samples the mean over valid positions; 0 if all weights are 0.
 
-    What has no weight may be NaN: it changes neither the value nor any gradient. Arguments: :func:`sample_means`.
+    Values without weight may be NaN: they change neither the result nor any gradient. Arguments: :func:`sample_means`.
     """
     return weighted_mean(*sample_means(values, weight, valid))
 

@@ -1,4 +1,5 @@
-"""Statistics of a loss that rest during an optimizer step and move once at its end, whatever the cut of the batch."""
+"""Running statistics of a loss: constant during an optimizer step and updated at its end, so micro-batches do not
+matter."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ from torch import nn
 
 
 class Running(nn.Module):
-    """Named float64 buffers, and beside each the sum of what this rank's micro-batches add to it in this step.
+    """Named float64 buffers, and for each the sum of this rank's contributions in the current step.
 
-    ``forward`` reads the buffers as the previous step left them and calls :meth:`add`. At the end of the step
+    ``forward`` reads the buffers as of the previous step and calls :meth:`add`. At the end of the step
     :class:`radioplat.objectives.loss_state.LossState` adds the sums of all ranks and calls :meth:`move`.
 
     Args:
-        shapes: of the buffers, by name; they begin at zero.
+        shapes: of the buffers, by name; they start at zero.
 
     Attributes:
-        counting: whether the micro-batch at hand counts; padding does not.
+        counting: whether the current micro-batch contributes; padding does not.
     """
 
     def __init__(self, **shapes: tuple[int, ...]) -> None:
@@ -27,26 +28,27 @@ class Running(nn.Module):
         self._sums: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, value: torch.Tensor) -> None:
-        """Add ``value`` to what the buffer ``name`` is moved by at the end of the step."""
+        """Add ``value`` to the contributions of buffer ``name`` in this step."""
         if self.counting and self.training:
             self._sums[name] = self._sum(name) + value.detach().double()
 
     def sums(self) -> dict[str, torch.Tensor]:
-        """What this rank has added in this step, by buffer."""
+        """Return this rank's contributions in this step, by buffer."""
         return {name: self._sum(name) for name in self._buffers}
 
     def clear(self) -> None:
-        """Forget the sums."""
+        """Discard this step's contributions."""
         self._sums.clear()
 
     def move(self, sums: dict[str, torch.Tensor]) -> None:
-        """End of a step; ``sums`` are those of all ranks. Here: everything seen so far counts alike."""
+        """End a step: update the buffers by ``sums`` of all ranks. Here every sample has the same weight, however
+        old."""
         for name, value in sums.items():
             self._buffers[name] += value
 
     def _sum(self, name: str) -> torch.Tensor:
-        found = self._sums.get(name)
-        return torch.zeros_like(self._buffers[name]) if found is None else found
+        total = self._sums.get(name)
+        return torch.zeros_like(self._buffers[name]) if total is None else total
 
     def _apply(self, fn, recurse: bool = True):
         # A bf16 engine casts every buffer of the module. These stay as they are, and follow to the device only.

@@ -1,1 +1,1 @@
-"""Transforms of teachers' features: standardization, PHI-S, whitening."""
+"""Target normalization of teachers' features: standardization, PHI-S, whitening."""

@@ -1,7 +1,7 @@
-"""Eigenvectors of a covariance that depend on it alone: not on signs, ties or the order in which data came.
+"""Canonical eigenvectors of a covariance: independent of signs, ties and the order of the data.
 
-An eigenvector is known up to its sign, those of one eigenvalue up to a rotation, and those of two that nearly coincide
-only as well as their gap is larger than rounding. Here each choice is made by a rule.
+An eigenvector is unique up to its sign, those of one eigenvalue up to a rotation, and those of two that nearly coincide
+only as far as their gap exceeds rounding. Here each choice follows a fixed rule.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class EigenBasis:
     """Canonical eigenvectors, float64.
 
     Attributes:
-        values: eigenvalues ``[D]``, falling, not below 0.
+        values: eigenvalues ``[D]``, descending, not below 0.
         vectors: orthonormal columns ``[D, D]``.
-        groups: consecutive columns that belong together; inside a group of several the vectors span its space, and
+        groups: consecutive columns whose eigenvalues nearly coincide; the vectors of a group span its space, and
             diagonalize the covariance only up to the group's spread.
     """
 
@@ -35,7 +35,7 @@ class EigenBasis:
 
 
 def eigenbasis(covariance: torch.Tensor) -> EigenBasis:
-    """Canonical eigenvectors of a symmetric ``[D, D]``.
+    """Compute canonical eigenvectors of a symmetric ``[D, D]``.
 
     A single one has its largest component positive (the first of those within 1e-6). For eigenvalues closer than 1e-6
     relative, the basis is made from their projector and fixed seeded vectors, by Gram-Schmidt.
@@ -53,28 +53,27 @@ def eigenbasis(covariance: torch.Tensor) -> EigenBasis:
     size = vectors.abs()
     lead = (size >= size.amax(0) * (1 - _TIE)).to(torch.int8).argmax(0)  # argmax gives the first
     signs = torch.where(vectors.gather(0, lead[None])[0] < 0, -1.0, 1.0)
-    found = vectors * signs
+    basis = vectors * signs
     for group in wide:
         own = vectors[:, group]
         # P R = U (U^T R) = U Q T, so that U Q = P R T^-1 is the Gram-Schmidt basis of P R, whatever U is.
         factor, triangle = torch.linalg.qr(own.T @ seeds[:, : group.stop - group.start])
-        found[:, group] = own @ (factor * torch.where(triangle.diagonal() < 0, -1.0, 1.0))
-    return EigenBasis(values, found, groups)
+        basis[:, group] = own @ (factor * torch.where(triangle.diagonal() < 0, -1.0, 1.0))
+    return EigenBasis(values, basis, groups)
 
 
 def matched(vectors: torch.Tensor, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of ``vectors`` takes the place of each column of ``previous``, and with which sign.
+    """Assign one of ``vectors`` to each column of ``previous``, with a sign.
 
     Args:
         vectors, previous: orthonormal columns ``[D, D]``.
 
     Returns:
-        Column numbers ``[D]`` and signs ``[D]``: ``vectors[:, order] * signs`` has the largest sum of cosines with
-        ``previous`` that reordering and turning round can give, so that what a head has learnt in the old basis stays
-        worth most.
+        Column numbers ``[D]`` and signs ``[D]``: ``vectors[:, order] * signs`` has the largest possible sum of cosines
+        with ``previous``, so that a head trained in the old basis changes least.
     """
     cosines = previous.double().cpu().T @ vectors
-    _, found = linear_sum_assignment(cosines.abs().numpy(), maximize=True)
-    order = torch.from_numpy(found)
+    _, order = linear_sum_assignment(cosines.abs().numpy(), maximize=True)
+    order = torch.from_numpy(order)
     signs = torch.where(cosines[torch.arange(len(order)), order] < 0, -1.0, 1.0).double()
     return order, signs

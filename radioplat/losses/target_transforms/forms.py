@@ -1,4 +1,4 @@
-"""Which shape each kind of target normalization has: one scale, a scale a channel, or a matrix."""
+"""Form of each kind of target normalization: one scale, a scale per channel, or a matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First and second moments of features, summed so that any cut of the same data gives the same figures."""
+"""First and second moments of features, summed so that any split of the same data gives the same result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class Moments:
     Attributes:
         count: rows, a scalar.
         total: sum of y, ``[D]``.
-        outer: sum of y y^T, ``[D, D]``; ``[D]``, its diagonal alone, where nobody asks for more.
+        outer: sum of y y^T, ``[D, D]``; or only its diagonal ``[D]``.
 
-    Features are bf16: their products have 16 bits of mantissa, so that float64 sums of millions are exact, or nearly
-    so, in any order.
+    Features are bf16: their products have 16 bits of mantissa, so float64 sums of millions are exact, or nearly so, in
+        any
+    order.
     """
 
     count: torch.Tensor
@@ -29,7 +30,7 @@ class Moments:
 
     @classmethod
     def empty(cls, width: int, full: bool, device: torch.device | str = "cpu") -> Moments:
-        """Nothing seen yet, for features of ``width`` dimensions."""
+        """Create empty sums, for features of ``width`` dimensions."""
         shape = (width, width) if full else (width,)
         kind = {"dtype": torch.float64, "device": device}
         return cls(torch.zeros((), **kind), torch.zeros(width, **kind), torch.zeros(shape, **kind))
@@ -40,7 +41,7 @@ class Moments:
         return self.outer.ndim == 2
 
     def add(self, features: torch.Tensor, weight: torch.Tensor) -> None:
-        """Sum up ``features`` ``[B, ..., D]``; what has no ``weight``, ``[B]`` or by position, may be NaN."""
+        """Add ``features`` ``[B, ..., D]``; those without ``weight``, ``[B]`` or by position, may be NaN."""
         rows = features.detach()[(weight > 0).to(features.device)].flatten(0, -2)
         self.count += len(rows)
         for block in rows.split(_BLOCK):
@@ -52,17 +53,18 @@ class Moments:
                 self.outer += wide.square().sum(0)
 
     def merge(self, other: Moments) -> None:
-        """Add what ``other`` has seen."""
+        """Add the sums of ``other``."""
         for mine, theirs in zip(self.parts(), other.parts(), strict=True):
             mine += theirs.to(mine.device)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Set all sums to zero."""
         for part in self.parts():
             part.zero_()
 
     def reduced(self, total: Callable[[torch.Tensor], torch.Tensor]) -> Moments:
-        """The sum over ranks, on the CPU; ``total`` adds a tensor up over them, in place or not."""
+        """Return the sum over ranks, on the CPU; ``total`` is a function that sums a tensor over ranks, in place or
+        not."""
         return Moments(*(total(part.clone()).cpu() for part in self.parts()))
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -70,16 +72,16 @@ class Moments:
         return self.count, self.total, self.outer
 
     def mean(self) -> torch.Tensor:
-        """``[D]``; 0 where nothing was seen."""
+        """Mean ``[D]``; 0 without data."""
         return self.total / self.count.clamp(min=1)
 
     def variance(self) -> torch.Tensor:
-        """Of each dimension, ``[D]``, over the population."""
+        """Population variance of each dimension, ``[D]``."""
         squares = self.outer.diagonal() if self.full else self.outer
         return (squares / self.count.clamp(min=1) - self.mean().square()).clamp(min=0)
 
     def covariance(self) -> torch.Tensor:
-        """``[D, D]``, over the population.
+        """Population covariance ``[D, D]``.
 
         Raises:
             ValueError: only the diagonal was summed.
@@ -87,5 +89,5 @@ class Moments:
         if not self.full:
             raise ValueError("these moments hold only a diagonal")
         mean = self.mean()
-        found = self.outer / self.count.clamp(min=1) - torch.outer(mean, mean)
-        return (found + found.T) / 2
+        matrix = self.outer / self.count.clamp(min=1) - torch.outer(mean, mean)
+        return (matrix + matrix.T) / 2

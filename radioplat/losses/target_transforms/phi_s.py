@@ -23,17 +23,17 @@ _EVEN = 1e-9
 
 
 def phi_s(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Transform:
-    """PHI-S of features with ``covariance`` ``[D, D]``.
+    """Compute PHI-S of features with ``covariance`` ``[D, D]``.
+
+    If there is no Hadamard matrix of order D, rotations in planes follow the orthogonal matrix that replaces it, until
+    every variance is 1 (Schur and Horn: such rotations exist for any matrix).
 
     Args:
-        previous: the basis of an earlier transform of these features, which the new one shall be near to.
-
-    Where there is no Hadamard matrix of order D, rotations in planes follow the orthogonal matrix in its place, until
-    every variance is 1 (Schur and Horn: they exist, whatever the matrix).
+        previous: the basis of an earlier transform of these features, to which the new one is aligned.
     """
-    found = eigenbasis(covariance)
-    phi = max(math.sqrt(float(found.values.mean())), _SPREAD_FLOOR)
-    vectors = found.vectors
+    basis = eigenbasis(covariance)
+    phi = max(math.sqrt(float(basis.values.mean())), _SPREAD_FLOOR)
+    vectors = basis.vectors
     if previous is not None:
         order, signs = matched(vectors, previous)
         vectors = vectors[:, order] * signs
@@ -45,15 +45,15 @@ def phi_s(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Tra
 
 
 def evened(rotation: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """Turn ``rotation`` R in planes until R S R^T has one number all along its diagonal; at most D - 1 turns.
+    """Rotate ``rotation`` R in planes until the diagonal of R S R^T is constant; at most D - 1 rotations.
 
     Args:
         rotation: orthogonal, float64 ``[D, D]``.
         covariance: S, float64 ``[D, D]``.
     """
-    found, spread = rotation.clone(), rotation @ covariance @ rotation.T
+    rows, spread = rotation.clone(), rotation @ covariance @ rotation.T
     aim = float(spread.diagonal().mean())
-    for i in range(len(found) - 1):
+    for i in range(len(rows) - 1):
         off = spread.diagonal() - aim
         a = float(off[i])
         if abs(a) <= _EVEN * aim:
@@ -68,7 +68,7 @@ def evened(rotation: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
         cosine = 1 / math.hypot(1, tangent)
         sine = tangent * cosine
         turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
-        found[[i, j]] = turn @ found[[i, j]]
+        rows[[i, j]] = turn @ rows[[i, j]]
         spread[[i, j]] = turn @ spread[[i, j]]
         spread[:, [i, j]] = spread[:, [i, j]] @ turn.T
-    return found
+    return rows

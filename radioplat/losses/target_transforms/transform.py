@@ -1,4 +1,4 @@
-"""What a target transform is: y' = W (y - mu), and its way back."""
+"""A target normalization y' = W (y - mu) and its inverse."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 @dataclass(frozen=True)
 class Transform:
-    """A linear map of features with the mean taken away, float64 on the CPU.
+    """A linear map of centred features, float64 on the CPU.
 
     Attributes:
         forward: W, ``[D, D]``.
         inverse: of W, ``[D, D]``.
-        basis: the eigenvectors it was made from as columns ``[D, D]``, in its own order and with its own signs; None
-            where W does not depend on those.
+        basis: the eigenvectors that it was made from as columns ``[D, D]``, in its own order and with its own signs;
+            None if W does not depend on those.
     """
 
     forward: torch.Tensor

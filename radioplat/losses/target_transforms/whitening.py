@@ -1,7 +1,7 @@
-"""What PHI-S is compared with: a scale for all dimensions, a scale for each, and whitening by ZCA and PCA.
+"""Alternatives to PHI-S: one scale for all dimensions, a scale for each, and whitening by ZCA and PCA.
 
-S = U diag(l) U^T is the covariance of the features. Whitening makes it the identity, and with it raises directions in
-which a teacher says next to nothing as high as those in which it says most; PHI-S does not.
+S = U diag(l) U^T is the covariance of the features. Whitening makes it the identity, and so amplifies directions in
+which a teacher hardly varies as much as those in which it varies most; PHI-S does not.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _DEAD = 1e-7
 
 
 def global_scale(variance: torch.Tensor) -> torch.Tensor:
-    """One scale for all dimensions, a scalar: the root of the mean of their variances ``[D]``."""
+    """Return one scale for all dimensions, a scalar: the root of the mean of their variances ``[D]``."""
     return variance.mean().sqrt().clamp(min=_SPREAD_FLOOR)
 
 
 def channel_scales(variance: torch.Tensor) -> torch.Tensor:
-    """A scale for each dimension, ``[D]``: the root of its variance."""
+    """Return a scale for each dimension, ``[D]``: the root of its variance."""
     return variance.sqrt().clamp(min=_SPREAD_FLOOR)
 
 
 def zca(covariance: torch.Tensor) -> Transform:
-    """W = S^(-1/2) = U diag(l)^(-1/2) U^T: of all whitenings the one that moves features least. ``[D, D]``."""
+    """W = S^(-1/2) = U diag(l)^(-1/2) U^T ``[D, D]``: the whitening that changes features least."""
     values, vectors = torch.linalg.eigh(covariance.double().cpu())
     roots = _roots(values, values.max())
     forward, inverse = (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
@@ -37,24 +37,24 @@ def zca(covariance: torch.Tensor) -> Transform:
 def pca(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Transform:
     """W = diag(l)^(-1/2) U^T, the largest eigenvalue first, of ``covariance`` ``[D, D]``.
 
-    Among eigenvalues that nearly coincide, W = (B^T S B)^(-1/2) B^T with their canonical basis B: as white, and as
-    little in doubt.
+    Among eigenvalues that nearly coincide, W = (B^T S B)^(-1/2) B^T with their canonical basis B: it whitens as well,
+    and is as well determined.
 
     Args:
-        previous: the basis of an earlier transform of these features: rows take its order and signs.
+        previous: the basis of an earlier transform of these features: rows keep its order and signs.
     """
     covariance = covariance.double().cpu()
-    found = eigenbasis(covariance)
-    roots = _roots(found.values, found.values[0])
-    forward, inverse = found.vectors.T / roots[:, None], found.vectors * roots
-    for group in found.groups:
+    basis = eigenbasis(covariance)
+    roots = _roots(basis.values, basis.values[0])
+    forward, inverse = basis.vectors.T / roots[:, None], basis.vectors * roots
+    for group in basis.groups:
         if group.stop - group.start > 1:
-            own = found.vectors[:, group]
+            own = basis.vectors[:, group]
             values, turn = torch.linalg.eigh(own.T @ covariance @ own)
-            inner = _roots(values, found.values[0])
+            inner = _roots(values, basis.values[0])
             forward[group] = (turn / inner) @ turn.T @ own.T
             inverse[:, group] = own @ (turn * inner) @ turn.T
-    vectors = found.vectors
+    vectors = basis.vectors
     if previous is not None:
         order, signs = matched(vectors, previous)
         vectors, inverse = vectors[:, order] * signs, inverse[:, order] * signs
@@ -63,5 +63,6 @@ def pca(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Trans
 
 
 def _roots(values: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Standard deviations along eigenvectors, none so small that dividing by it would blow up rounding."""
+    """Return standard deviations along eigenvectors, with a floor so that dividing by them does not amplify
+    rounding."""
     return values.clamp(min=max(float(largest) * _DEAD, _SPREAD_FLOOR**2)).sqrt()

@@ -1,6 +1,6 @@
-"""The balanced summary loss: angles, measured in the teacher's own angular dispersion.
+"""The balanced summary loss: angles relative to the teacher's angular dispersion.
 
-Teachers whose summaries lie in a narrow cone would otherwise weigh less than others (C-RADIOv4 report: SigLIP2-g has a
+Teachers whose summaries lie in a narrow cone would otherwise have a smaller weight (C-RADIOv4 report: SigLIP2-g has a
 dispersion of 0.694, DINOv3-H+ of 2.120).
 """
 
@@ -17,7 +17,7 @@ _SHORT = 1e-6  # a vector below this length has no direction to speak of
 
 
 def angle_between(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Angle in rad between vectors ``[..., D]``, ``[...]``: arccos of the cosine clamped to +-(1 - 1e-6)."""
+    """Return the angle in rad between vectors ``[..., D]``, ``[...]``: arccos of the cosine clamped to +-(1 - 1e-6)."""
     cosine = (F.normalize(x, dim=-1, eps=_SHORT) * F.normalize(y, dim=-1, eps=_SHORT)).sum(-1)
     return cosine.clamp(-_MOST, _MOST).acos()
 
@@ -25,7 +25,7 @@ def angle_between(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 class Angle(Criterion):
     """theta(x, y)^2 / Disp of summaries ``[B, D]``, raw.
 
-    Disp = E[theta(y, mu)^2] over what the teacher said so far, mu the mean direction E[y / |y|] as it stood before each
+    Disp = E[theta(y, mu)^2] over the teacher's summaries so far, mu the mean direction E[y / |y|] as of before each
     step. In the first two steps, when it is not known yet, it is 1.
     """
 
@@ -36,7 +36,7 @@ class Angle(Criterion):
 
     @property
     def dispersion(self) -> torch.Tensor:
-        """Disp as the previous step left it, rad^2, float64."""
+        """Disp as of the previous step, rad^2, float64."""
         return torch.where(self.samples > 0, self.squares / self.samples.clamp(min=1), 1.0).clamp(min=_FLOOR)
 
     def compare(self, student, teacher, weight, valid):

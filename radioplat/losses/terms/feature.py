@@ -38,7 +38,8 @@ def balanced(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 def dampened_mse(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """With d a difference: d^2 / 2 below 1 and 2 sqrt|d| - 3/2 above, mean over D (TAO's ``dampened_mse``).
 
-    Value and slope meet at 1; the slope falls off beyond, so that a teacher's outlying channels do not lead.
+    Value and slope are continuous at 1; the slope decreases beyond, so that a teacher's outlier channels do not
+    dominate.
     """
     difference = (student - teacher).abs()
     # clamped: the slope of a root at 0 is infinite, and infinity times 0 is NaN in the branch that is not taken

@@ -1,4 +1,4 @@
-"""Labels beside teachers, for each sample that has one; of the others distillation alone is asked.
+"""Labels together with teachers, for each sample that has a label; the others have the distillation loss alone.
 
 ``alpha``: alpha * CE(labels) + (1 - alpha) * sum of lambda_i L_i (Hinton et al. 2015). ``tao``: TAO's ``loss_lambda``,
 (1 - sum of lambda_i) * CE(labels) + sum of lambda_i L_i.
@@ -11,15 +11,16 @@ import torch.nn.functional as F
 
 
 def label_loss(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy with each sample's label, ``[B]``, 0 where it has none.
+    """Compute cross-entropy with each sample's label, ``[B]``, 0 without a label.
 
     Args:
         logits: ``[B, C]``.
-        label: int64 ``[B]``, below C; -1 where there is none.
+        label: int64 ``[B]``, below C; -1 for none.
     """
     return F.cross_entropy(logits, label, reduction="none", ignore_index=-1)
 
 
 def label_share(label: torch.Tensor, weight: float) -> torch.Tensor:
-    """Weight of the label in each sample's loss, float ``[B]``: ``weight``, and 0 for a sample without one."""
+    """Return the weight of the label in each sample's loss, float ``[B]``: ``weight``, and 0 for a sample without
+    one."""
     return weight * (label >= 0).float()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def kl_tao(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """KL(teacher || student) at temperature 1, mean over elements as TAO has it (a C-th of the usual sum)."""
+    """KL(teacher || student) at temperature 1, mean over elements as in TAO (1 / C of the usual sum)."""
     return F.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).mean(-1)
 
 
@@ -26,9 +26,9 @@ def ce_tao(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
 
 def kl_sigmoid(student: torch.Tensor, teacher: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """T^2 KL(teacher / T || student / T) where each class is a yes or no of its own, mean over classes.
+    """T^2 KL(teacher / T || student / T) with a sigmoid per class, mean over classes.
 
-    So detectors score: softmax would not tell a query that is sure of nothing from one that is sure of everything.
+    Detectors score this way: a softmax cannot distinguish a query with all scores low from one with all scores high.
     """
     student, teacher = student / temperature, teacher / temperature
     wanted = teacher.sigmoid()

@@ -1,4 +1,4 @@
-"""The squared error of PHI-S targets, for features that are compared as they are."""
+"""The squared error of PHI-S targets, computed on raw features."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ class PhiError(Criterion):
     """Mean squared difference of both sides under PHI-S of the teacher's features (Ranzinger et al. 2024).
 
     PHI-S maps y to H U^T (y - mu) / phi, phi^2 the mean eigenvalue of the teacher's covariance. mu cancels between the
-    two sides and H U^T is orthogonal, so that of all of it the squared error sees phi alone:
-    ``mean((x - y)^2) / phi^2``. phi^2 is the mean variance of the teacher's channels over all positions seen until the
-    previous step; in the first step it is 1.
+    two sides and H U^T is orthogonal, so the squared error depends on phi alone: ``mean((x - y)^2) / phi^2``. phi^2 is
+    the mean variance of the teacher's channels over all positions up to the previous step; in the first step it is 1.
 
     Args:
         width: of the teacher's features.
@@ -27,7 +26,7 @@ class PhiError(Criterion):
 
     @property
     def phi(self) -> torch.Tensor:
-        """As the previous step left it, float64."""
+        """phi as of the previous step, float64."""
         count = self.rows.clamp(min=1)
         variance = (self.squares / count - (self.total / count).square().sum()) / len(self.total)
         return torch.where(self.rows > 0, variance.clamp(min=0).sqrt().clamp(min=_FLOOR), 1.0)

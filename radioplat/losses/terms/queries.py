@@ -1,7 +1,7 @@
-"""Which query of a student answers which of its teacher's, so that what they say of objects can be compared.
+"""Match the queries of a student's detector with its teacher's, so that their outputs can be compared.
 
-The queries of a detector are a set: their number is the detector's own, and the i-th of two detectors look at unlike
-places. So they are matched, one to one, as DETR matches queries and objects (Carion et al. 2020, section 3.1).
+The queries of a detector are a set: their number is the detector's own, and the i-th queries of two detectors look at
+different places. So they are matched one to one, as DETR matches queries and objects (Carion et al. 2020, section 3.1).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WORST = 1e4  # of a pair that has no number: more than any that has
 
 
 class Answers(NamedTuple):
-    """What the queries of a detector say.
+    """Output of a detector's queries.
 
     Attributes:
         logits: ``[B, Q, C]``, each class by its own sigmoid.
-        boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        boxes: ``[B, Q, 4]``, centre x, centre y, width, height relative to the image.
     """
 
     logits: torch.Tensor
@@ -31,10 +31,10 @@ class Answers(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Queries that were matched.
+    """Matched queries.
 
     Attributes:
-        mine, theirs: int64 ``[B, K]``, places among the student's and the teacher's queries; K is the smaller number of
+        mine, theirs: int64 ``[B, K]``, indices of the student's and the teacher's queries; K is the smaller number of
             queries.
     """
 
@@ -44,11 +44,13 @@ class Pairs(NamedTuple):
 
 @torch.no_grad()
 def match_queries(mine: Answers, theirs: Answers) -> Pairs:
-    """The matching of least cost: 2 times the distance of class scores (summed over classes), 5 times the L1 distance
-    of boxes, and -2 times their GIoU.
+    """Find the matching of least cost.
+
+    The cost is 2 times the distance of class scores (summed over classes), 5 times the L1 distance of boxes, and -2
+    times their GIoU.
 
     Raises:
-        ValueError: the two have unlike classes.
+        ValueError: the two have different classes.
     """
     if mine.logits.shape[-1] != theirs.logits.shape[-1]:
         raise ValueError(f"{mine.logits.shape[-1]} classes cannot be matched with {theirs.logits.shape[-1]}")
@@ -57,34 +59,36 @@ def match_queries(mine: Answers, theirs: Answers) -> Pairs:
         scores = torch.cdist(logits.sigmoid(), their_logits.sigmoid(), p=1)
         corners = [box_convert(b, "cxcywh", "xyxy") for b in (boxes, their_boxes)]
         cost = _CLASS * scores + _L1 * torch.cdist(boxes, their_boxes, p=1) - _GIOU * generalized_box_iou(*corners)
-        found = linear_sum_assignment(cost.nan_to_num(_WORST, _WORST, -_WORST).cpu().numpy())
-        for to, places in zip(at, found, strict=True):
+        matching = linear_sum_assignment(cost.nan_to_num(_WORST, _WORST, -_WORST).cpu().numpy())
+        for to, places in zip(at, matching, strict=True):
             to.append(torch.as_tensor(places, device=logits.device))
     return Pairs(*map(torch.stack, at))
 
 
-def compared(tap: str, mine: Answers, theirs: Answers, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a criterion compares of ``pred_logits`` or ``pred_boxes``: maps of K positions, and what each counts.
+def criterion_inputs(
+    tap: str, mine: Answers, theirs: Answers, pairs: Pairs
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the features that a criterion compares for ``pred_logits`` or ``pred_boxes``, and their weights.
 
-    Logits of all pairs count alike. A box counts by how sure its teacher is that anything is there: where it sees
-    nothing, its box says nothing.
+    All pairs of logits have the same weight. A box is weighted by its teacher's score, because boxes of low score are
+    arbitrary.
 
     Returns:
         Student's and teacher's ``[B, K, 1, D]``, and ``[B, K, 1]`` in [0, 1].
     """
     which = TAPS.index(tap)
-    told = taken(theirs[which], pairs.theirs)
-    sure = sureness(taken(theirs.logits, pairs.theirs))
-    return taken(mine[which], pairs.mine), told, sure if tap == "pred_boxes" else torch.ones_like(sure)
+    target = select_queries(theirs[which], pairs.theirs)
+    sure = best_class_score(select_queries(theirs.logits, pairs.theirs))
+    return select_queries(mine[which], pairs.mine), target, sure if tap == "pred_boxes" else torch.ones_like(sure)
 
 
-def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Of ``values`` ``[B, Q, D]`` those at ``places`` ``[B, K]``, as a map ``[B, K, 1, D]`` of K positions."""
+def select_queries(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Select ``places`` ``[B, K]`` of ``values`` ``[B, Q, D]``, as a map ``[B, K, 1, D]`` of K positions."""
     return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))[:, :, None]
 
 
-def sureness(logits: torch.Tensor) -> torch.Tensor:
-    """The score of a query's best class, in (0, 1): how much there is anything where it looks.
+def best_class_score(logits: torch.Tensor) -> torch.Tensor:
+    """Return the score of a query's best class, in (0, 1).
 
     Args:
         logits: ``[..., C]``; the result is ``[...]``.

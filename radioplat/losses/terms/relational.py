@@ -1,8 +1,8 @@
 """Relations between the samples of a micro-batch (RKD: Park et al. 2019, "Relational Knowledge Distillation").
 
 ``student`` is ``[B, D]``, ``teacher`` ``[B, E]``, ``weight`` ``[B]``; finite, fp32. Each function returns one value a
-sample, ``[B]``, whose mean weighted by ``weight`` is the mean over all pairs, or triplets, of distinct samples. A
-sample of weight 0 is in none. A micro-batch is the same at any world size, so these are too.
+sample, ``[B]``, whose mean weighted by ``weight`` is the mean over all pairs, or triplets, of distinct samples; samples
+of weight 0 are left out. A micro-batch is the same at any world size, so these values are too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rkd_distance(student: torch.Tensor, teacher: torch.Tensor, weight: torch.Ten
 def rkd_angle(student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Huber (delta 1) of the difference of cosines at a vertex, over all triplets (section 3.2.2, RKD-A).
 
-    Takes memory in proportion to B^3.
+    Memory is proportional to B^3.
     """
     edges = _pairs(weight)  # from the vertex, whose own weight is in both edges and cancels
     triplets = edges[:, :, None] * edges[:, None, :]
@@ -33,7 +33,7 @@ def rkd_angle(student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor
 
 
 def _distances(x: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """``[B, B]``, over their mean by the weights ``pairs``."""
+    """Return distances ``[B, B]``, divided by their mean with the weights ``pairs``."""
     # by differences: the quicker product form has no gradient to speak of between near neighbours
     distance = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     mean = (distance * pairs).sum() / pairs.sum().clamp(min=_FLOOR)
@@ -41,16 +41,16 @@ def _distances(x: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _cosines(x: torch.Tensor) -> torch.Tensor:
-    """``[j, i, k]``: the cosine at x_j between the directions to x_i and x_k."""
+    """Return ``[j, i, k]``: the cosine at x_j between the directions to x_i and x_k."""
     edges = F.normalize(x[None] - x[:, None], dim=-1, eps=_FLOOR)
     return edges @ edges.transpose(1, 2)
 
 
 def _pairs(weight: torch.Tensor) -> torch.Tensor:
-    """``[B, B]``: the product of two samples' weights, 0 on the diagonal."""
+    """Return ``[B, B]``: the product of two samples' weights, 0 on the diagonal."""
     return weight.outer(weight).fill_diagonal_(0)
 
 
 def _mean(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension, 0 where there is no weight."""
+    """Average over the last dimension, 0 without weight."""
     return (values * weights).sum(-1) / weights.sum(-1).clamp(min=_FLOOR)

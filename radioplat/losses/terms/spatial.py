@@ -1,7 +1,7 @@
-"""Losses that look at a whole map: one value a sample.
+"""Losses of a whole map: one value a sample.
 
 ``student`` is ``[B, h, w, D]``, ``teacher`` ``[B, h, w, E]``; finite, fp32. ``valid`` is ``[B, h, w]`` in [0, 1] or
-None; what lies at a position of 0 changes nothing. Each function returns ``[B]``.
+None; positions of 0 are ignored. Each function returns ``[B]``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _FLOOR = 1e-8
 def gram(student: torch.Tensor, teacher: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
     """Mean squared difference of the cosines between all pairs of positions of an image.
 
-    The Gram loss of DINOv3 (Simeoni et al. 2025, section 4.2), which sums where this averages. Of more than
-    :data:`GRAM_POSITIONS` positions so many are taken, evenly spaced.
+    The Gram loss of DINOv3 (Simeoni et al. 2025, section 4.2), averaged instead of summed. Of maps with more than
+    :data:`GRAM_POSITIONS` positions that many are used, evenly spaced.
     """
     student, teacher = student.flatten(1, 2), teacher.flatten(1, 2)
     valid = student.new_ones(student.shape[:2]) if valid is None else valid.flatten(1)
@@ -32,9 +32,10 @@ def gram(student: torch.Tensor, teacher: torch.Tensor, valid: torch.Tensor | Non
 
 
 def channel_kl(student: torch.Tensor, teacher: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """T^2 KL between where a channel is active in either map, mean over channels (Shu et al. 2021, equation 4).
+    """T^2 KL between the distributions of each channel over positions, mean over channels (Shu et al. 2021, equation
+    4).
 
-    Each channel's softmax runs over the positions, with T of :data:`CHANNEL_TEMPERATURE`. Widths must agree.
+    Each channel's softmax runs over the positions, with T of :data:`CHANNEL_TEMPERATURE`. Widths must be equal.
     """
     ours, theirs = (x.flatten(1, 2) / CHANNEL_TEMPERATURE for x in (student, teacher))
     if valid is not None:
@@ -45,10 +46,10 @@ def channel_kl(student: torch.Tensor, teacher: torch.Tensor, valid: torch.Tensor
 
 
 def attention(student: torch.Tensor, teacher: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Squared distance of the two attention maps, each of length 1 (Zagoruyko & Komodakis 2017, equation 2).
+    """Squared distance of the two attention maps, each of norm 1 (Zagoruyko & Komodakis 2017, equation 2).
 
     An attention map is the sum of squares over channels, F_sum^2. Squared, unlike the paper's norm, which has no
-    gradient where the maps agree; between 0 and 2.
+    gradient where the maps are equal; between 0 and 2.
     """
     ours, theirs = (_energy(x, valid) for x in (student, teacher))
     return (ours - theirs).square().sum(1)

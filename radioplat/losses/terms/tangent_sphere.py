@@ -1,4 +1,4 @@
-"""Summaries compared in the plane that touches the sphere at the teacher's mean direction."""
+"""Summaries compared in the plane tangent to the sphere at the teacher's mean direction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLOOR = 1e-6
 
 
 def log_map(x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The tangent vector at ``base`` that leads to the direction of ``x`` and is as long as the angle between them.
+    """Return the tangent vector at ``base`` towards ``x`` whose length is the angle between them.
 
     v = theta / sin(theta) * (x / |x| - cos(theta) base), theta as :func:`angle_between` clamps it.
 
@@ -28,13 +28,13 @@ def log_map(x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 class TangentSphere(Criterion):
-    """Log map at the mean direction, PHI-S, MSE; of raw summaries ``[B, D]``. The cosine loss until it is ready.
+    """MSE after the log map at the mean direction and PHI-S, of raw summaries ``[B, D]``; the cosine loss until it is
+    ready.
 
-    The first half of ``samples`` gives the mean direction, which then stays; the second half gives mean m and
-    covariance of the teacher's tangent vectors there. PHI-S (Ranzinger et al. 2024) maps v to H U^T (v - m) / phi,
-    with phi^2 the mean eigenvalue of the covariance. m cancels between student and teacher, and H U^T is orthogonal
-    and changes no length: of all of PHI-S the squared error sees phi alone, so neither eigenvectors nor a Hadamard
-    matrix are needed here.
+    The first half of ``samples`` gives the mean direction, which is then fixed; the second half gives mean m and
+    covariance of the teacher's tangent vectors there. PHI-S (Ranzinger et al. 2024) maps v to H U^T (v - m) / phi, with
+    phi^2 the mean eigenvalue of the covariance. m cancels between student and teacher, and H U^T is orthogonal, so the
+    squared error depends on phi alone: neither eigenvectors nor a Hadamard matrix are needed here.
     """
 
     raw = True
@@ -45,7 +45,7 @@ class TangentSphere(Criterion):
 
     @property
     def ready(self) -> bool:
-        """Whether there are statistics enough."""
+        """Whether enough samples have been counted."""
         return bool(self._fixed and self.directions + self.tangents >= self.samples)
 
     @property

@@ -1,1 +1,1 @@
-"""How teachers and positions are weighed: balance, teacher dropping, IoU masks."""
+"""Weights of teachers and positions: balance, teacher dropping, IoU masks."""

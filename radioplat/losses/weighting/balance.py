@@ -1,4 +1,4 @@
-"""How much each teacher weighs: by the running mean of its loss (``distill.balance``)."""
+"""Weights of teachers by the running mean of their losses (``distill.balance``)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _FLOOR = 1e-8
 
 
 class TeacherBalance(Running):
-    """What each teacher's loss is multiplied by; its ``loss_lambda`` comes on top.
+    """Factors of the teachers' losses, multiplied by their ``loss_lambda``.
 
-    m_t is the running mean over samples of teacher t's loss, before its lambda, as the previous step left it:
+    m_t is the running mean over samples of teacher t's loss, before its lambda, as of the previous step:
 
     - ``fixed``: 1, and nothing is counted;
     - ``loss_scale``: 1 / m_t, so that every teacher's loss is about 1;
-    - ``adaloss``: T (1 / m_t) / sum over teachers of 1 / m. AdaLoss (Hu et al. 2019) weighs losses by the inverse of
-      their means, which descends their geometric mean; the published weights are fixed up to a factor, and here they
+    - ``adaloss``: T (1 / m_t) / sum over teachers of 1 / m. AdaLoss (Hu et al. 2019) weights losses by the inverse of
+      their means, which minimises their geometric mean; the published weights are defined up to a factor, and here they
       sum to the number of teachers T, as ``fixed`` ones do.
 
-    No gradient goes through m. It forgets by :data:`DECAY` a step; a teacher without one yet (in the first step) has
-    factor 1, and with ``adaloss`` so have all.
+    No gradient flows through m. It decays by :data:`DECAY` a step; a teacher without data yet (in the first step) has
+    factor 1, and with ``adaloss`` then all have.
 
     Args:
         names: of all teachers.
@@ -36,24 +36,24 @@ class TeacherBalance(Running):
 
     @property
     def means(self) -> torch.Tensor:
-        """m, float64 ``[teachers]``; NaN where nothing was seen."""
+        """m, float64 ``[teachers]``; NaN without data."""
         return self.total / self.samples
 
     def factors(self, active: list[str]) -> dict[str, torch.Tensor | float]:
-        """By name, a scalar for each of ``active``: the teachers that the run still listens to."""
+        """Return a scalar factor by name for each of ``active``, the teachers that are not quarantined."""
         if self.rule is Balance.fixed:
             return dict.fromkeys(active, 1.0)
         means = self.means[[self.names.index(name) for name in active]].clamp(min=_FLOOR)
         if self.rule is Balance.loss_scale:
-            found = torch.where(means.isfinite(), 1 / means, 1.0)
+            factors = torch.where(means.isfinite(), 1 / means, 1.0)
         else:
-            found = len(active) / means / (1 / means).sum()
-            found = torch.where(found.isfinite().all(), found, 1.0)
-        return dict(zip(active, found.float(), strict=True))
+            factors = len(active) / means / (1 / means).sum()
+            factors = torch.where(factors.isfinite().all(), factors, 1.0)
+        return dict(zip(active, factors.float(), strict=True))
 
     @torch.no_grad()
     def see(self, name: str, mean: torch.Tensor, samples: torch.Tensor) -> None:
-        """A micro-batch in which ``name`` had this ``mean`` loss over so many ``samples`` (their weights' sum)."""
+        """Count a micro-batch in which ``name`` had this ``mean`` loss over ``samples`` (the sum of their weights)."""
         if self.rule is Balance.fixed:
             return
         mine = torch.zeros_like(self.total)
@@ -64,6 +64,6 @@ class TeacherBalance(Running):
         self.add("samples", mine * samples)
 
     def move(self, sums: dict[str, torch.Tensor]) -> None:
-        """See :class:`Running`; what lies further back counts less."""
+        """See :class:`Running`; older steps have less weight."""
         for name, value in sums.items():
             self._buffers[name].mul_(DECAY).add_(value)

@@ -1,4 +1,4 @@
-"""Where a detecting teacher is worth listening to: near the objects that it is sure of and right about."""
+"""Weights of positions by a detecting teacher: near the objects that it finds with a high score and overlap."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def object_mask(
     memory: torch.Tensor,
     truth: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """How much each position of a map counts, fp32 ``[B, h, w]`` in [0, 1].
+    """Compute the weight of each position of a map, fp32 ``[B, h, w]`` in [0, 1].
 
-    The worth of a query is the score of its surest class times the largest IoU of its box with an object of the image.
-    A position counts by the queries that look like it: the largest worth times cosine (0 where that is negative) of the
-    query's feature and the position's. In an image without objects nothing counts.
+    The value of a query is its highest class score times the largest IoU of its box with an object of the image. The
+    weight of a position is the largest product of a query's value and the cosine (at least 0) of the query's feature
+    and the position's. In an image without objects all weights are 0.
 
     Args:
         logits: ``[B, Q, C]``, of the teacher, each class by its own sigmoid.
-        boxes: ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image.
+        boxes: ``[B, Q, 4]``, centre x, centre y, width, height relative to the image.
         queries: ``[B, Q, D]``, features of the queries.
         memory: ``[B, h, w, D]``, features of positions, in the queries' space.
         truth: of each image ``[N, 4]``, the objects in the form of ``boxes``.

@@ -9,7 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radioplat.losses.terms.queries import Answers, Pairs, compared, match_queries, sureness, taken
+from radioplat.losses.terms.queries import (
+    Answers,
+    Pairs,
+    best_class_score,
+    criterion_inputs,
+    match_queries,
+    select_queries,
+)
 
 
 def answers(queries: int, seed: int, batch: int = 2, classes: int = 3) -> Answers:
@@ -27,7 +34,7 @@ def test_a_shuffled_copy_is_found_again(order, kept, seed):
     back = torch.gather(order.expand(2, -1), 1, pairs.mine)
     assert torch.equal(back, pairs.theirs)
     for mine, their in zip(Answers(theirs.logits[:, order], theirs.boxes[:, order]), theirs, strict=True):
-        assert torch.equal(taken(mine, pairs.mine), taken(their, pairs.theirs))
+        assert torch.equal(select_queries(mine, pairs.mine), select_queries(their, pairs.theirs))
 
 
 @pytest.mark.parametrize("counts", [(3, 5), (5, 3), (4, 4)])
@@ -74,10 +81,10 @@ def test_what_is_no_number_is_matched_last_and_classes_must_agree():
 
 def test_what_is_taken_has_its_gradient_and_sureness_none():
     values = torch.randn(1, 4, 2, requires_grad=True)
-    taken(values, torch.tensor([[3, 1]])).sum().backward()
+    select_queries(values, torch.tensor([[3, 1]])).sum().backward()
     assert values.grad[0].tolist() == [[0, 0], [1, 1], [0, 0], [1, 1]]
     logits = torch.tensor([[[0.0, 2.0], [-3.0, -1.0]]], requires_grad=True)
-    sure = sureness(logits)
+    sure = best_class_score(logits)
     assert not sure.requires_grad
     torch.testing.assert_close(sure, torch.tensor([[2.0, -1.0]]).sigmoid())
 
@@ -85,9 +92,9 @@ def test_what_is_taken_has_its_gradient_and_sureness_none():
 def test_boxes_count_by_how_sure_the_teacher_is_and_logits_alike():
     mine, theirs = answers(3, 1, 1), answers(4, 2, 1)
     pairs = Pairs(torch.tensor([[0, 2]]), torch.tensor([[3, 1]]))
-    a, b, seen = compared("pred_boxes", mine, theirs, pairs)
+    a, b, seen = criterion_inputs("pred_boxes", mine, theirs, pairs)
     assert torch.equal(a[0, :, 0], mine.boxes[0, [0, 2]]) and torch.equal(b[0, :, 0], theirs.boxes[0, [3, 1]])
     assert torch.equal(seen[0, :, 0], theirs.logits[0, [3, 1]].sigmoid().amax(-1))
-    a, b, seen = compared("pred_logits", mine, theirs, pairs)
+    a, b, seen = criterion_inputs("pred_logits", mine, theirs, pairs)
     assert torch.equal(a[0, :, 0], mine.logits[0, [0, 2]]) and torch.equal(b[0, :, 0], theirs.logits[0, [3, 1]])
     assert torch.equal(seen, torch.ones(1, 2, 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from radioplat.losses.terms.hard_labels import label_loss, label_share
 from radioplat.losses.weighting.balance import DECAY, TeacherBalance
-from radioplat.losses.weighting.teacher_dropping import kept
+from radioplat.losses.weighting.teacher_dropping import teacher_mask
 from radioplat.spec.schema.distill import Balance
 
 NAMES = ["a", "b", "c"]
@@ -72,7 +72,7 @@ def test_fixed_keeps_nothing():
 def test_the_worst_teacher_of_an_image_always_counts(teachers, images, probability, seed):
     torch.manual_seed(seed)
     losses = torch.randn(teachers, images)
-    found = kept(losses, probability)
+    found = teacher_mask(losses, probability)
     assert set(found.unique().tolist()) <= {0.0, 1.0}
     assert (found.gather(0, losses.argmax(0, keepdim=True)) == 1).all()
     if probability == 0:
@@ -84,17 +84,17 @@ def test_the_worst_teacher_of_an_image_always_counts(teachers, images, probabili
 def test_others_are_dropped_with_the_probability_each_by_itself():
     torch.manual_seed(0)
     losses = torch.tensor([[3.0], [2.0], [1.0]]).expand(3, 40_000)
-    found = kept(losses, 0.3)
+    found = teacher_mask(losses, 0.3)
     assert found[0].all()
     torch.testing.assert_close(found[1:].mean(1), torch.full((2,), 0.7), atol=0.01, rtol=0)
     assert (found[1] * found[2]).mean().item() == pytest.approx(0.49, abs=0.01)
     torch.manual_seed(0)
-    assert torch.equal(kept(losses, 0.3), found), "the draw is the generator's"
+    assert torch.equal(teacher_mask(losses, 0.3), found), "the draw is the generator's"
 
 
 def test_who_says_nothing_is_never_the_worst():
     losses = torch.tensor([[-torch.inf, 1.0], [0.0, -torch.inf]])
-    assert torch.equal(kept(losses, 1.0), torch.tensor([[0.0, 1], [1, 0]]))
+    assert torch.equal(teacher_mask(losses, 1.0), torch.tensor([[0.0, 1], [1, 0]]))
 
 
 def test_labels():
