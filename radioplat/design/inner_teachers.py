@@ -16,7 +16,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import MODULE
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.adapters.adapter import Wants
+from radioplat.teachers.adapters.adapter import NativeInput
 from radioplat.teachers.base.info import TeacherInfo
 
 _PEERS = ("timm", "clip", "dino", "radio", "radioplat")  # adapters whose models are plain modules to train
@@ -75,7 +75,7 @@ def describe_inside(
             (rows, columns),
             parameters if teacher.source is Source.ema else 0,
             teacher.source.value,
-            Wants(architecture.mean, architecture.std, None, "as the student's"),
+            NativeInput(architecture.mean, architecture.std, None, "as the student's"),
             named,
         )
     if problems:

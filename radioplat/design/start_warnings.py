@@ -12,7 +12,7 @@ from radioplat.models.pretrained.start import BACKBONE_PATH, MODEL_PATH, matches
 from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.adapters.timm_model import pretrained_cfg, wants_of
+from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
 
 
 def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
@@ -60,6 +60,6 @@ def _normalisation(spec: Spec, architecture: StudentArchitecture) -> Iterator[st
             continue  # what says so itself is compared when weights are matched
         kind = architecture.type
         name = resolve(kind).name
-        wants = wants_of(pretrained_cfg(kind, name), name, "", tagged="." in kind)
-        if wants.mean and wants.std:
-            yield from (f"{where}: {note}" for note in normalised_otherwise(architecture, wants.mean, wants.std))
+        native = native_input_of(pretrained_cfg(kind, name), name, "", tagged="." in kind)
+        if native.mean and native.std:
+            yield from (f"{where}: {note}" for note in normalised_otherwise(architecture, native.mean, native.std))

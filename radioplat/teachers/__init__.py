@@ -1,1 +1,1 @@
-"""Frozen teachers: kinds of models, features, caching, serving."""
+"""Frozen teachers: adapters for kinds of models, feature cache, serving by Ray actors."""

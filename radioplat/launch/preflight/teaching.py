@@ -16,7 +16,7 @@ from radioplat.losses.target_transforms.hadamard import has_hadamard
 from radioplat.spec.resolved.image_sizes import stages_of
 from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
 from radioplat.spec.schema.distill import AverageView, Scheme, Source, TargetNormFit, TargetNormType
-from radioplat.teachers.base.teacher import oddities
+from radioplat.teachers.base.teacher import spec_mismatches
 from radioplat.training.targets.transforms import normed
 
 ROLES = {Source.ema: "the student's average", Source.deeper: "the student itself", Source.peer: "peer"}
@@ -133,7 +133,7 @@ def unusual_inputs(preflight: Preflight) -> None:
     for teacher in models.teachers:
         if not teacher.inside:
             info = models.infos[teacher.name]
-            preflight.warnings += [f"{teacher.where}: {oddity}" for oddity in oddities(teacher, info)]
+            preflight.warnings += [f"{teacher.where}: {mismatch}" for mismatch in spec_mismatches(teacher, info)]
 
 
 def devices(preflight: Preflight) -> None:

@@ -1,4 +1,4 @@
-"""``radioplat teachers check``: what looks wrong with a teacher, before it is paid for."""
+"""``radioplat teachers check``: find problems of a teacher before a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.teachers.check_result import CheckResult, TeacherFindings
-from radioplat.teachers.base.teacher import FrozenTeacher, describe, oddities
+from radioplat.teachers.base.teacher import FrozenTeacher, describe, spec_mismatches
 
 IMAGES, SHOWN = 200, 4
 NORMS = {
@@ -44,12 +44,12 @@ def check_teachers(
     if not teachers:
         raise SpecError("at least one teacher with weights is needed", where="distill.teacher")
     images = sample_images(spec, {t.view_size for t in teachers}, IMAGES)
-    found = []
+    findings = []
     for teacher in teachers:
         if progress:
             progress(teacher.name)
-        found.append(check_teacher(teacher, images[teacher.view_size]))
-    result = CheckResult(found)
+        findings.append(check_teacher(teacher, images[teacher.view_size]))
+    result = CheckResult(findings)
     result.report = write(spec, result)
     return result
 
@@ -61,13 +61,13 @@ def check_teacher(teacher: ResolvedTeacher, images: np.ndarray) -> TeacherFindin
         SpecError, WeightsError: it cannot be built or loaded.
     """
     info = describe(teacher)
-    found = TeacherFindings(teacher.name, info.needs, flags=oddities(teacher, info))
+    findings = TeacherFindings(teacher.name, info.needs, flags=spec_mismatches(teacher, info))
     model = FrozenTeacher(teacher, "cuda" if torch.cuda.is_available() else "cpu")
     summary, spatial = _features(model, images)
-    found.shown, found.maps = images[:SHOWN], spatial[:SHOWN].clone()
-    _statistics(found, teacher, summary, spatial)
-    _normalisation(found, teacher, model, images, summary)
-    return found
+    findings.shown, findings.maps = images[:SHOWN], spatial[:SHOWN].clone()
+    _statistics(findings, teacher, summary, spatial)
+    _normalisation(findings, teacher, model, images, summary)
+    return findings
 
 
 def _features(model: FrozenTeacher, images: np.ndarray, batch: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,10 +76,12 @@ def _features(model: FrozenTeacher, images: np.ndarray, batch: int = 8) -> tuple
     return torch.cat([p.summary.float().cpu() for p in parts]), torch.cat([p.spatial.float().cpu() for p in parts])
 
 
-def _statistics(found: TeacherFindings, teacher: ResolvedTeacher, summary: torch.Tensor, spatial: torch.Tensor) -> None:
-    """Dead channels, scale, and a summary or a map that says the same of every image."""
+def _statistics(
+    findings: TeacherFindings, teacher: ResolvedTeacher, summary: torch.Tensor, spatial: torch.Tensor
+) -> None:
+    """Report dead channels, scale, and a summary or a map that is the same for every image."""
     if not (bool(torch.isfinite(summary).all()) and bool(torch.isfinite(spatial).all())):
-        found.flags.append("features are not finite; try teachers.<name>.precision: fp32")
+        findings.flags.append("features are not finite; try teachers.<name>.precision: fp32")
         return
     channel = spatial.flatten(0, -2).std(0)
     scale = float(spatial.std())
@@ -89,7 +91,7 @@ def _statistics(found: TeacherFindings, teacher: ResolvedTeacher, summary: torch
     axis = torch.nn.functional.normalize(direction.mean(0), dim=0)
     angles = torch.arccos((direction @ axis).clamp(-1 + 1e-6, 1 - 1e-6))
     within = float((spatial - spatial.mean((1, 2), keepdim=True)).std())
-    found.facts |= {
+    findings.facts |= {
         "spatial std": scale,
         "dead channels": dead,
         "share of the loudest channel": loudest,
@@ -98,54 +100,55 @@ def _statistics(found: TeacherFindings, teacher: ResolvedTeacher, summary: torch
     }
     if dead > 0.01:
         images = len(summary)
-        found.flags.append(
+        findings.flags.append(
             f"{dead:.0%} of the map's channels never change over {images} images: dead features, or a pruned model"
         )
-    if found.facts["summary dispersion"] < 1e-4:
-        found.flags.append("the summary says the same of every image: a wrong token, or weights that were not loaded")
-    if spatial.shape[1] > 1 and found.facts["spread inside an image"] < 0.01:
-        found.flags.append("the map says the same at every position of an image: a wrong token or layer")
+    if findings.facts["summary dispersion"] < 1e-4:
+        findings.flags.append("the summary is the same for every image: a wrong token, or weights that were not loaded")
+    if spatial.shape[1] > 1 and findings.facts["spread inside an image"] < 0.01:
+        findings.flags.append("the map is the same at every position of an image: a wrong token or layer")
     label = f"{teacher.name} {teacher.backbone.type or ''}".lower()
     known = next((value for key, value in KNOWN_SCALES.items() if key in label), None)
     if known and not 1 / _SURE <= scale / known <= _SURE:
-        found.flags.append(f"the map's standard deviation is {scale:.3g}; {known:g} is published for this family")
+        findings.flags.append(f"the map's standard deviation is {scale:.3g}; {known:g} is published for this family")
     elif not known and not 1e-2 <= scale <= 1e2:
-        found.flags.append(f"the map's standard deviation is {scale:.3g}: an unusual scale; use distill.target_norm")
+        findings.flags.append(f"the map's standard deviation is {scale:.3g}: an unusual scale; use distill.target_norm")
 
 
 def _normalisation(
-    found: TeacherFindings, teacher: ResolvedTeacher, model: FrozenTeacher, images: np.ndarray, summary: torch.Tensor
+    findings: TeacherFindings, teacher: ResolvedTeacher, model: FrozenTeacher, images: np.ndarray, summary: torch.Tensor
 ) -> None:
     """Compare the spec's normalisation with the usual ones.
 
-    The rule: a mirrored image is the same image. How much nearer its summary lies to its own mirror image than to the
-    nearest other image, averaged over images (features less their mean), says how well a model tells images apart. The
-    spec's normalisation is flagged where another beats it by three standard errors of the paired difference.
+    The criterion: a mirrored image is the same image. The margin is the cosine of a summary with that of its own mirror
+    image, minus the largest with another image's (features minus their mean); its mean measures how well a model
+    distinguishes images. The spec's normalisation is flagged if another is better by three standard errors of the
+    paired difference.
     """
     mirrored = np.ascontiguousarray(images[..., ::-1])
     own = _margins(summary, _features(model, mirrored)[0])
-    found.agreement["as in the spec"] = float(own.mean())
+    findings.agreement["as in the spec"] = float(own.mean())
     best, gain = "", 0.0
     for name, (mean, std) in NORMS.items():
         if max(abs(a - b) for a, b in zip(mean + std, teacher.norm_mean + teacher.norm_std, strict=True)) < 0.01:
             continue
         model.normalise_by(mean, std)
         other = _margins(_features(model, images)[0], _features(model, mirrored)[0])
-        found.agreement[name] = float(other.mean())
+        findings.agreement[name] = float(other.mean())
         difference = other - own
         error = float(difference.std()) / math.sqrt(len(images)) if len(images) > 1 else math.inf
         if float(difference.mean()) > max(_SURE * error, gain):
             best, gain = name, float(difference.mean())
     model.normalise_by(teacher.norm_mean, teacher.norm_std)
     if best:
-        found.flags.append(
+        findings.flags.append(
             f"images are told apart better under {best} normalisation (by {gain:.3f}, over three standard errors): "
             f"look at {teacher.where}.norm_mean and norm_std"
         )
 
 
 def _margins(summary: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
-    """``[N]``: cosine with its own mirror image less the largest with another's."""
+    """Return ``[N]``: cosine with the own mirror image minus the largest with another's."""
     center = summary.mean(0)
     a, b = (torch.nn.functional.normalize(x - center, dim=1) for x in (summary, mirrored))
     cosine = a @ b.T

@@ -1,4 +1,4 @@
-"""A check of teachers, as one HTML page and in the terminal."""
+"""Report of a check of teachers: an HTML page and terminal tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radioplat.tracking.results import TaskFolder
 
 
 def write(spec: Spec, result: CheckResult) -> Path:
-    """Write ``<results_dir>/teachers_check/report.html``; returns its path."""
+    """Write ``<results_dir>/teachers_check/report.html``; return its path."""
     pictures = [
         (f"{t.name}: the map's three main components", pca_panel(t.shown, {t.name: t.maps}))
         for t in result.teachers
@@ -31,7 +31,7 @@ def write(spec: Spec, result: CheckResult) -> Path:
 
 
 def tables(result: CheckResult) -> list[Table]:
-    """Flags, measures, normalisations."""
+    """Return tables of flags, measures and normalisations."""
     flags = [[t.name, flag] for t in result.teachers for flag in t.flags or ["nothing looks wrong"]]
     facts = [[t.name, name, value] for t in result.teachers for name, value in t.facts.items()]
     norms = [[t.name, name, value] for t in result.teachers for name, value in t.agreement.items()]
@@ -44,7 +44,7 @@ def tables(result: CheckResult) -> list[Table]:
 
 
 def show(result: CheckResult) -> None:
-    """Print the tables and where the page is."""
+    """Print the tables and the path of the page."""
     for table in tables(result):
         rows = [[f"{c:.4g}" if isinstance(c, float) else str(c) for c in row] for row in table.rows]
         terminal.show_table(table.title, list(table.columns), rows, note=table.note)

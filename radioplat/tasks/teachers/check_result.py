@@ -1,4 +1,4 @@
-"""What a check of teachers found."""
+"""Result of a check of teachers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 @dataclass
 class TeacherFindings:
-    """What 200 images said of one teacher.
+    """Result for one teacher, from 200 images.
 
     Attributes:
-        facts: measure to value.
-        flags: what looks wrong, in sentences.
-        agreement: normalisation -> how well each image is told from the others when it is mirrored.
+        facts: value by measure.
+        flags: problems, in sentences.
+        agreement: by normalisation, how well each image is distinguished from the others when it is mirrored.
         shown, maps: images uint8 ``[N, 3, H, W]`` and their features ``[N, h, w, D]``, for the pictures.
     """
 
@@ -31,7 +31,7 @@ class TeacherFindings:
 
 @dataclass
 class CheckResult:
-    """All teachers, and the page that shows them."""
+    """Results of all teachers, and the path of the page."""
 
     teachers: list[TeacherFindings]
     report: Path | None = None

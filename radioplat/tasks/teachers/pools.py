@@ -1,4 +1,4 @@
-"""The tasks ``teachers start``, ``teachers status`` and ``teachers stop`` on the cluster that runs."""
+"""The tasks ``teachers start``, ``teachers status`` and ``teachers stop`` on the running cluster."""
 
 from __future__ import annotations
 
@@ -30,13 +30,21 @@ def start(spec_path: str | Path, overrides: list[str]) -> None:
 
 
 def status(address: str | None = None) -> None:
-    """Show every named pool of the cluster; raises PlacementError where none runs."""
+    """Show every named pool of the cluster.
+
+    Raises:
+        PlacementError: no cluster runs.
+    """
     with attached(address):
         _show()
 
 
 def stop(names: list[str], address: str | None = None) -> None:
-    """Stop named pools, all where ``names`` is empty; raises RadioplatError for a name that no pool has."""
+    """Stop named pools, all if ``names`` is empty.
+
+    Raises:
+        RadioplatError: no pool has this name.
+    """
     from radioplat.teachers.serving.named_pools import stop_pools
 
     with attached(address):
@@ -49,11 +57,13 @@ def _show() -> None:
 
     rows = []
     for pool in pool_statuses():
-        found = pool.status
-        if found is None:
+        status = pool.status
+        if status is None:
             rows.append([pool.name, pool.teacher, "does not answer", "", "", ""])
             continue
-        least, most = found.bounds
-        size = f"{found.replicas} of {least}" + (f" to {most}" if most > least else "")
-        rows.append([pool.name, pool.teacher, size, str(found.waiting), str(found.forwards), Path(found.weights).name])
+        least, most = status.bounds
+        size = f"{status.replicas} of {least}" + (f" to {most}" if most > least else "")
+        rows.append(
+            [pool.name, pool.teacher, size, str(status.waiting), str(status.forwards), Path(status.weights).name]
+        )
     terminal.show_table("teacher pools", ["pool", "teacher", "replicas", "waiting", "forwards", "weights"], rows)

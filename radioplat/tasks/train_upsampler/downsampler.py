@@ -1,4 +1,4 @@
-"""How a fine map would look to the backbone: the other half of the consistency loss."""
+"""The downsampler of the consistency loss: predicts the backbone's coarse map from the fine one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _OUTSIDE = -6.0  # at first the cell itself weighs all but 2 %
 class BlurDownsampler(nn.Module):
     """A learned blur, the same for all channels (after FeatUp, Fu et al., ICLR 2024).
 
-    Its weights are positive and sum to 1, so that it cannot sharpen: a backbone's position looks at more than its own
-    cell, how much more is learned. It begins as the mean of the cell.
+    Its weights are positive and sum to 1, so it cannot sharpen: a backbone's position looks at more than its own cell,
+        how
+    much more is learned. It is initialised close to the mean of the cell.
 
     Args:
         factor: fine positions in a coarse one, along each axis. The blur covers the cell and its eight neighbours.

@@ -1,4 +1,4 @@
-"""The images an upsampler is trained and judged on."""
+"""Images for training and evaluating an upsampler."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Photographs:
     """Images of one size.
 
     Attributes:
-        training, held_out: disjoint where both come of one split.
-        seed: of the order in which training images come.
+        training, held_out: disjoint if both come from one split.
+        seed: of the order of training images.
     """
 
     training: Images
@@ -48,7 +48,7 @@ class Photographs:
         yield from self._pixels(Images(order, self.training.reader, batch_size, self.training.threads))
 
     def judged(self, batch_size: int) -> Iterator[torch.Tensor]:
-        """The held-out images, uint8 ``[B, 3, size, size]``."""
+        """Return the held-out images, uint8 ``[B, 3, size, size]``."""
         yield from self._pixels(Images(self.held_out.rows, self.held_out.reader, batch_size, self.held_out.threads))
 
     def _pixels(self, images: Images) -> Iterator[torch.Tensor]:
@@ -62,10 +62,10 @@ class Photographs:
 
 
 def open_photographs(spec: Spec, size: int, held_out: int, seed: int) -> Photographs:
-    """Training images, and up to ``held_out`` others: of ``dataset.val_dataset``, or else kept back from training.
+    """Open training images, and up to ``held_out`` others: of ``dataset.val_dataset``, or else excluded from training.
 
     Raises:
-        DataError: a split cannot be read, or leaves nothing to train or to judge on.
+        DataError: a split cannot be read, or has too few images.
     """
     dataset = spec.dataset
     rows, reader = _open(spec, "train", dataset.train_dataset, size)

@@ -7,7 +7,7 @@ from radioplat.tasks.train_upsampler.train_upsampler import UpsamplerResult
 
 
 def show(result: UpsamplerResult) -> None:
-    """Print the errors before and after, beside bilinear upsampling's."""
+    """Print the errors before and after training, next to bilinear upsampling's."""
     base = result.after.bilinear
     rows = [
         [name, f"{error:.4f}", f"{error / base:.1%}" if base else ""]

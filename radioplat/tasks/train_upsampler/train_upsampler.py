@@ -30,7 +30,7 @@ TASK = "train_upsampler"
 
 @dataclass(frozen=True)
 class UpsamplerResult:
-    """What a training made.
+    """Result of a training.
 
     Attributes:
         path: ``upsampler.safetensors``.
@@ -51,13 +51,13 @@ def train_upsampler(
 ) -> UpsamplerResult:
     """Train the upsampler of ``train_upsampler.teacher``, by default the only teacher, on ``dataset.train_dataset``.
 
-    The same spec gives the same upsampler. A rerun begins anew and replaces what an earlier one left.
+    The same spec gives the same upsampler. A rerun starts from the beginning and replaces earlier results.
 
     Args:
         progress: called with (steps done, steps in all).
 
     Raises:
-        RadioplatError: a field that cannot be, no images, or weights that cannot be read.
+        RadioplatError: invalid fields, no images, or weights that cannot be read.
     """
     spec = load_spec(spec, overrides)
     if problems := check(spec, TASK):
@@ -105,8 +105,8 @@ def _teacher(spec: Spec) -> tuple[ResolvedTeacher, int]:
     config = spec.train_upsampler
     teachers = resolve_teachers(spec)
     i = next(i for i, t in enumerate(teachers) if config.teacher in (None, t.name))
-    said = spec.distill.teacher[i].upsample_factor
-    factor = config.upsample_factor or (said if said > 1 else 2)
+    factor = spec.distill.teacher[i].upsample_factor
+    factor = config.upsample_factor or (factor if factor > 1 else 2)
     return dataclasses.replace(teachers[i], upsample_factor=1, upsampler_checkpoint=None), factor
 
 

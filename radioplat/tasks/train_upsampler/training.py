@@ -59,10 +59,10 @@ class UpsamplerTraining(nn.Module):
         self.model.fit(torch.cat([self._coarse(self._fine(part)) for part in images.split(size)]))
 
     def losses(self, images: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Errors of FeatSharp and of bilinear upsampling on uint8 ``[B, 3, factor * H, factor * W]``.
+        """Compute errors of FeatSharp and of bilinear upsampling on uint8 ``[B, 3, factor * H, factor * W]``.
 
         Args:
-            generator: what the views are drawn from, on the CPU.
+            generator: for the views, on the CPU.
         """
         fine, config = self._fine(images), self._config
         coarse = self._coarse(fine)
@@ -106,7 +106,7 @@ class UpsamplerTraining(nn.Module):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[torch.Tensor]) -> Consistency:
-        """The errors on held-out images; every call draws the same views."""
+        """Return the errors on held-out images; every call draws the same views."""
         total, count = torch.zeros(2, dtype=torch.float64), 0
         for number, images in enumerate(batches):
             found = torch.stack(self.losses(images, _generator(self._seed, -1 - number))).double().cpu()
@@ -125,12 +125,12 @@ class UpsamplerTraining(nn.Module):
 
 
 def _generator(seed: int, step: int) -> torch.Generator:
-    """Of one step: nothing is carried from one to the next. Held-out batches have negative numbers."""
+    """Create the generator of one step; steps are independent. Held-out batches have negative numbers."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
 
 
 def _schedule(steps: int, warmup: int) -> Callable[[int], float]:
-    """Linear warm-up, then a cosine down to nothing."""
+    """Return the learning rate factor: linear warm-up, then a cosine to 0."""
 
     def factor(step: int) -> float:
         if step < warmup:

@@ -1,8 +1,7 @@
-"""Small movements of an image, applied alike to its pixels and to its features.
+"""Small movements of an image, applied to its pixels and to its features.
 
-For multi-view consistency after FeatUp (Fu et al., ICLR 2024): views are padded, shifted, enlarged and mirrored.
-Padding is by reflection. A view never shows more than the image itself, so that pixels are enlarged and never thinned
-out.
+For multi-view consistency after FeatUp (Fu et al., ICLR 2024): views are padded by reflection, shifted, enlarged and
+mirrored. A view never shows more than the image itself, so pixels are enlarged and never downsampled.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import torch.nn.functional as F
 
 
 def draw_views(count: int, generator: torch.Generator, max_zoom: float, max_shift: float) -> torch.Tensor:
-    """fp32 ``[count, 2, 3]``: where views look, from view to image, both in [-1, 1] (``affine_grid``'s form).
+    """Draw fp32 ``[count, 2, 3]``: maps from view to image coordinates, both in [-1, 1] (``affine_grid``'s form).
 
     Args:
         max_zoom: a view shows between 1 / max_zoom and all of each side.
-        max_shift: how far it may reach beyond the image, as a share of the image's side.
+        max_shift: how far it may reach beyond the image, relative to the image's side.
     """
     zoom = 1 + (max_zoom - 1) * torch.rand(count, generator=generator)
     room = 1 - 1 / zoom + 2 * max_shift  # of the view's centre, in units of half a side
@@ -30,6 +29,6 @@ def draw_views(count: int, generator: torch.Generator, max_zoom: float, max_shif
 
 
 def move(maps: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """What the views of ``theta`` ``[B, 2, 3]`` see of ``maps`` ``[B, C, H, W]``, at the same size; bilinear."""
+    """Sample ``maps`` ``[B, C, H, W]`` in the views ``theta`` ``[B, 2, 3]``, at the same size; bilinear."""
     grid = F.affine_grid(theta.to(maps.device), list(maps.shape), align_corners=False)
     return F.grid_sample(maps, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -1,1 +1,1 @@
-"""One file for each kind of model that can teach."""
+"""Adapters: one file for each kind of model that can be a teacher."""

@@ -1,4 +1,4 @@
-"""What every kind of teacher has in common: structure first, weights later, and its needs as data."""
+"""The base class of adapters: structure first, weights later."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BOTH = frozenset({"summary", "spatial"})
 
 
 @dataclass(frozen=True)
-class Wants:
-    """What a model was trained with, as far as it is known.
+class NativeInput:
+    """Images that a model was trained on, and its summary, as far as they are known.
 
     Attributes:
-        mean, std: of images in [0, 1]; None where the weights alone decide and nothing says what they were.
-        size: side in pixels of the images it was trained on; None: any.
-        summary: what its summary vector is, in words.
+        mean, std: normalisation of images in [0, 1]; None if unknown.
+        size: side in pixels of the images; None: any.
+        summary: description of its summary vector.
     """
 
     mean: tuple[float, ...] | None = None
@@ -35,20 +35,20 @@ class Wants:
 
 
 class Adapter(nn.Module):
-    """A model seen as a teacher.
+    """A model as a teacher.
 
-    A subclass says how to build the structure (:meth:`build`) and how to fill it (:meth:`load`). ``build`` runs on
-    the meta device when only the structure is asked for, so it must not compute with values.
+    A subclass builds the structure (:meth:`build`) and loads the weights (:meth:`load`). ``build`` runs on the meta
+    device when only the structure is needed, so it must not read values.
 
     Attributes:
         stride: pixels that a position of the map covers.
         needs_multiple: whether images must be a whole number of patches.
-        multiple: pixels of such a patch, where its map is finer than its patches; 0: the stride.
+        multiple: pixels of such a patch, if the map is finer than the patches; 0: the stride.
         logits_dim: classes of its classifier, 0 for none.
-        class_names: of its classifier, in their order; empty where they are not known.
-        wants: see :class:`Wants`.
-        in_fp32: whether it computes in fp32 where the spec leaves the precision open.
-        version: goes up when the answers of this kind change for the same weights: kept features then count no more.
+        class_names: of its classifier, in their order; empty if unknown.
+        native: see :class:`NativeInput`.
+        in_fp32: whether it computes in fp32 if the spec leaves the precision open.
+        version: increased when the features of this kind change for the same weights, so that cached ones are not used.
     """
 
     kind: ClassVar[str]
@@ -60,11 +60,11 @@ class Adapter(nn.Module):
     multiple: int = 0
     logits_dim: int = 0
     class_names: tuple[str, ...] = ()
-    wants: Wants = Wants()
+    native: NativeInput = NativeInput()
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> Adapter:
-        """The structure that ``teacher`` names, without weights.
+        """Build the structure that ``teacher`` names, without weights.
 
         Raises:
             SpecError: there is no such structure, or it refuses its arguments.
@@ -72,7 +72,7 @@ class Adapter(nn.Module):
         raise NotImplementedError
 
     def load(self, teacher: ResolvedTeacher) -> None:
-        """Fill in the weights.
+        """Load the weights.
 
         Raises:
             WeightsError: they cannot be read or do not fit.
@@ -81,7 +81,7 @@ class Adapter(nn.Module):
         target.load_state_dict(self.fitting(teacher))
 
     def check(self, teacher: ResolvedTeacher) -> None:
-        """Read the weights and see that they fit; ``self`` may be on the meta device.
+        """Read the weights and check that they fit; ``self`` may be on the meta device.
 
         Raises:
             WeightsError: as :meth:`load`.
@@ -94,28 +94,29 @@ class Adapter(nn.Module):
         return self
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
-        """The tensors of the teacher's file by the names of :attr:`target`."""
+        """Return the tensors of the teacher's file by the names of :attr:`target`."""
         where = weights_field(teacher)
         return fit(self.target, read_weights(weights_of(teacher), where), weights_of(teacher), where)
 
     def as_named(self, output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """A module's output as bindings compare it; ``grid`` is of the model's own map."""
+        """Convert a module's output for bindings; ``grid`` is of the model's own map."""
         return as_features(output, grid)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """Normalised ``[B, 3, H, W]`` to what is wanted of summary ``[B, D]``, spatial ``[B, h, w, D]``, logits."""
+        """Compute what is wanted of summary ``[B, D]``, spatial ``[B, h, w, D]`` and logits of normalised ``[B, 3,
+        H, W]``."""
         raise NotImplementedError
 
 
 def weights_field(teacher: ResolvedTeacher) -> str:
-    """The spec field that names the weights."""
+    """Return the spec field that names the weights."""
     if teacher.ensemble or teacher.member is not None:
         return f"{teacher.where}.ensemble[{teacher.member or 0}]"
     return f"{teacher.where}.pretrained_teacher_model_path"
 
 
 def weights_of(teacher: ResolvedTeacher) -> Path:
-    """The path of the weights.
+    """Return the path of the weights.
 
     Raises:
         WeightsError: the spec names none.
@@ -126,7 +127,7 @@ def weights_of(teacher: ResolvedTeacher) -> Path:
 
 
 def options_of(teacher: ResolvedTeacher, **defaults: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``model.backbone.kwargs`` cut in two: the adapter's own options, and what the architecture takes.
+    """Split ``model.backbone.kwargs``: the adapter's own options, and arguments of the architecture.
 
     Args:
         defaults: the options by name. A tuple lists the values allowed, the default first.
@@ -149,7 +150,7 @@ def options_of(teacher: ResolvedTeacher, **defaults: Any) -> tuple[dict[str, Any
 
 
 def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Tensor:
-    """Patch tokens ``[B, N, D]`` of ``images`` as a map ``[B, h, w, D]``.
+    """Arrange patch tokens ``[B, N, D]`` of ``images`` as a map ``[B, h, w, D]``.
 
     Raises:
         ValueError: ``N`` is no grid of this image.

@@ -1,4 +1,4 @@
-"""A student that radioplat trained, as the teacher of the next one."""
+"""A student that radioplat trained, as a teacher."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from radioplat.models.student.checkpoint import load_student, read_architecture
 from radioplat.models.student.student import StudentArchitecture, build_backbone, taught_summary
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weights_field
 
 
 class CheckpointTeacher(Adapter):
-    """A checkpoint folder: it knows its own architecture, normalisation and size."""
+    """A checkpoint folder, which contains its architecture, normalisation and size."""
 
     kind = "radioplat"
 
@@ -28,7 +28,7 @@ class CheckpointTeacher(Adapter):
         self.slots = architecture.summary_slots
         self.stride, self.needs_multiple = self.backbone.stride, self.backbone.needs_multiple
         self.logits_dim, self.class_names = architecture.num_classes, architecture.class_names
-        self.wants = Wants(architecture.mean, architecture.std, architecture.img_size, "class tokens or pool")
+        self.native = NativeInput(architecture.mean, architecture.std, architecture.img_size, "class tokens or pool")
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> CheckpointTeacher:
@@ -48,9 +48,9 @@ class CheckpointTeacher(Adapter):
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
         """See :class:`Adapter`."""
         classifier = self.classifier if "logits" in wanted else None
-        found = self.backbone(images, wanted - {"logits"} | {"summary"} if classifier is not None else wanted)
-        named = {name: value for name, value in found.named.items() if name in wanted}
+        features = self.backbone(images, wanted - {"logits"} | {"summary"} if classifier is not None else wanted)
+        named = {name: value for name, value in features.named.items() if name in wanted}
         if classifier is not None:
-            named["logits"] = classifier(found.summary)
-        summary = taught_summary(found, self.slots) if "summary" in wanted else None
-        return Features(summary, found.spatial if "spatial" in wanted else None, named)
+            named["logits"] = classifier(features.summary)
+        summary = taught_summary(features, self.slots) if "summary" in wanted else None
+        return Features(summary, features.spatial if "spatial" in wanted else None, named)

@@ -17,17 +17,17 @@ _FINE_TUNED = (1000, 11821)  # classes of ImageNet-1k and -12k
 
 
 class ClipTeacher(TimmTeacher):
-    """A CLIP tower's summary is its embedding in the space shared with text; a SigLIP tower's is its attention pool.
+    """The image tower of CLIP (summary: its embedding in the space shared with text) or SigLIP (its attention pool).
 
-    ``type`` is OpenCLIP's name (``ViT-B-16``, ``ViT-SO400M-14-SigLIP2``), TAO's or timm's. Of a file with both towers
-    the text tower is dropped.
+    ``type`` is OpenCLIP's name (``ViT-B-16``, ``ViT-SO400M-14-SigLIP2``), TAO's or timm's. The text tower in a file is
+    dropped.
     """
 
     kind = "clip"
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
-        """OpenCLIP's name as timm's; any other name as it is."""
+        """Convert OpenCLIP's name to timm's; other names are returned unchanged."""
         match = re.fullmatch(r"ViT-(\w+)-(\d+)(-quickgelu)?(-SigLIP2?)?(?:-(\d+))?", type_name)
         if not match or match[1] not in _SIZES:
             return type_name
@@ -40,26 +40,27 @@ class ClipTeacher(TimmTeacher):
 
     @classmethod
     def record(cls, type_name: str, name: str) -> Any:
-        """Of a name without a tag, the weights as CLIP's training left them, not those fine-tuned on labels."""
-        found = pretrained_cfg(type_name, name)
-        if "." in type_name or not found or found.num_classes not in _FINE_TUNED:
-            return found
+        """Return timm's record of weights; for a name without a tag, of CLIP's own training, not of fine-tuning on
+        labels."""
+        cfg = pretrained_cfg(type_name, name)
+        if "." in type_name or not cfg or cfg.num_classes not in _FINE_TUNED:
+            return cfg
         tags = map(timm.get_pretrained_cfg, timm.list_pretrained(f"{name}.*"))
-        return next((cfg for cfg in tags if cfg.num_classes not in _FINE_TUNED), found)
+        return next((cfg for cfg in tags if cfg.num_classes not in _FINE_TUNED), cfg)
 
     @classmethod
-    def summary_for(cls, asked: str, name: str, cfg: Any) -> str:
-        """The embedding where the tower ends in one."""
+    def summary_for(cls, summary: str, name: str, cfg: Any) -> str:
+        """Return the embedding if the tower ends in one."""
         ends_in_embedding = "_clip" in name and cfg is not None and cfg.num_classes not in (0, *_FINE_TUNED)
-        return "projection" if asked == "native" and ends_in_embedding else asked
+        return "projection" if summary == "native" and ends_in_embedding else summary
 
     def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The image tower alone, of a file that TAO wrote too."""
+        """Return the tensors of the image tower, also of TAO's files."""
         tower = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith(("visual.", "model.visual."))}
         return tower or tensors
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
-        """As :meth:`Adapter.fitting`; that only the projection is missing is said as that."""
+        """See :meth:`Adapter.fitting`; the error names the projection if only that is missing."""
         try:
             return super().fitting(teacher)
         except WeightsError:

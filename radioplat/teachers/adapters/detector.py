@@ -1,4 +1,4 @@
-"""A detector that radioplat trained, as a teacher: bindings ask for outputs of its modules."""
+"""A detector that radioplat trained, as a teacher for bindings to outputs of its modules."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import load_detector, read_detector, read_detector_architecture
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, weights_field
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weights_field
 
 
 class DetectorTeacher(Adapter):
-    """The checkpoint of a detector. Its map is the coarsest of its backbone's, its summary the mean of that."""
+    """A detector checkpoint. The map is the coarsest of its backbone's, the summary the mean of that."""
 
     kind = "detector"
     structure_without_weights = False  # transformers computes with values while it builds
@@ -26,7 +26,7 @@ class DetectorTeacher(Adapter):
         form = detector.architecture
         self.stride, self.class_names = detector.stride, form.class_names
         student = form.student
-        self.wants = Wants(student.mean, student.std, student.img_size, "mean of the coarsest map")
+        self.native = NativeInput(student.mean, student.std, student.img_size, "mean of the coarsest map")
         self._plain()
 
     @classmethod
@@ -50,7 +50,7 @@ class DetectorTeacher(Adapter):
         return self.detector
 
     def as_named(self, output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Maps with channels last; queries ``[B, Q, D]`` as they are."""
+        """Return maps with channels last, and queries ``[B, Q, D]`` unchanged."""
         return output.permute(0, 2, 3, 1) if output.ndim == 4 else output
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
@@ -66,6 +66,6 @@ class DetectorTeacher(Adapter):
         return Features(summary, spatial if "spatial" in wanted else None)
 
     def _plain(self) -> None:
-        """Images come normalised already."""
+        """Switch off the detector's own normalisation: images are normalised already."""
         self.detector.student.mean.zero_()
         self.detector.student.std.fill_(1)

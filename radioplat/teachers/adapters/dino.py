@@ -1,4 +1,4 @@
-"""DINOv2 and DINOv3 as teachers: Meta's names and layouts, by timm's models."""
+"""DINOv2 and DINOv3 as teachers: Meta's names and layouts, with timm's models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _V3 = {"s": "small", "splus": "small_plus", "b": "base", "l": "large", "hplus": 
 class DinoTeacher(TimmTeacher):
     """Class token and map of a DINO model, after its last norm.
 
-    ``type`` is Meta's name (``dinov2_vitb14_reg``, ``dinov3_vitl16``) or timm's. Weights are Meta's ``.pth`` as they
-    are, or timm's.
+    ``type`` is Meta's name (``dinov2_vitb14_reg``, ``dinov3_vitl16``) or timm's. Weights are Meta's ``.pth``, or
+    timm's.
     """
 
     kind = "dino"
@@ -22,7 +22,7 @@ class DinoTeacher(TimmTeacher):
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
-        """Meta's name as timm's; any other name as it is."""
+        """Convert Meta's name to timm's; other names are returned unchanged."""
         if match := re.fullmatch(r"dinov2_vit([sblg])14(_reg)?", type_name):
             return f"vit_{_V2[match[1]]}_patch14_{'reg4_' if match[2] else ''}dinov2"
         if (match := re.fullmatch(r"dinov3_vit(\w+?)16(plus)?", type_name)) and match[1] + (match[2] or "") in _V3:
@@ -32,6 +32,6 @@ class DinoTeacher(TimmTeacher):
         return type_name
 
     @classmethod
-    def summary_for(cls, asked, name, cfg):
-        """A DINO ConvNeXt has no class token: its pooled vector stands in."""
-        return "native" if name.startswith("convnext") and asked == "class" else asked
+    def summary_for(cls, summary, name, cfg):
+        """Use the pooled vector of a DINO ConvNeXt, which has no class token."""
+        return "native" if name.startswith("convnext") and summary == "class" else summary

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a teacher, through ``transformers``' own classes; code in the folder is never run."""
+"""A Hugging Face folder as a teacher, with ``transformers``' own classes; code in the folder is never run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.models.features import Features
 from radioplat.models.weights.read import require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, map_of, weights_field, weights_of
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, map_of, weights_field, weights_of
 
 # Where AutoModel would bring a text tower along.
 _TOWERS = {
@@ -31,22 +31,22 @@ _MOST_PREFIX = 32  # class token and registers; more than these is no ViT
 class HfTeacher(Adapter):
     """A folder with ``config.json`` and ``model.safetensors``: ViT, DINOv2, DINOv3, CLIP, SigLIP, SAM, ConvNeXt, ...
 
-    Summary: the projected embedding where the model ends in one, else its pooler, else its class token, else the mean
+    Summary: the projected embedding if the model ends in one, else its pooler, else its class token, else the mean
     of the map. Normalisation is read from ``preprocessor_config.json``.
     """
 
     kind = "hf"
 
-    def __init__(self, model: nn.Module, config: Any, wants: Wants) -> None:
+    def __init__(self, model: nn.Module, config: Any, native: NativeInput) -> None:
         super().__init__()
-        self.model, self.wants = model, wants
+        self.model, self.native = model, native
         self.pooled = True
         # NaFlex: patches come cut, with their grid beside them.
         self.patched = "spatial_shapes" in inspect.signature(model.forward).parameters
         self.patch = int(getattr(config, "patch_size", 0) or 0)
         accepts = inspect.signature(model.forward).parameters
         self.extra = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepts else {}
-        size = wants.size or 224
+        size = native.size or 224
         with torch.device("meta"), torch.no_grad():
             shape = self._run(torch.empty(1, 3, size, size)).last_hidden_state.shape
         self.stride, self.prefix = _grid(shape, size, self.patch)
@@ -54,7 +54,7 @@ class HfTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> HfTeacher:
-        """See :class:`Adapter`; always without memory, ``load`` brings the model."""
+        """See :class:`Adapter`; always on the meta device, ``load`` replaces the model."""
         field, folder = weights_field(teacher), weights_of(teacher)
         config, model_class = _open(folder, field)
         with torch.device("meta"):
@@ -64,7 +64,7 @@ class HfTeacher(Adapter):
         size = int(size[0] if isinstance(size, (list, tuple)) else size) if size else None
         summary = "projected embedding" if "Projection" in model_class.__name__ else "pooler, class token or mean"
         try:
-            return cls(model.eval(), config, Wants(mean, std, size, summary))
+            return cls(model.eval(), config, NativeInput(mean, std, size, summary))
         except Exception as error:  # models that are not vision encoders refuse an image by whatever they raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise SpecError(f"{type(model).__name__} takes no images: {reason}", where=field) from None
@@ -131,7 +131,7 @@ class HfTeacher(Adapter):
 
 
 def _grid(shape: torch.Size, size: int, patch: int) -> tuple[int, int]:
-    """Stride and number of tokens before the patches, from what the model gives for a square image."""
+    """Return stride and number of tokens before the patches, from the output shape for a square image."""
     if len(shape) == 4:
         return max(1, round(size / shape[2])), 0
     prefix = shape[1] - (size // patch) ** 2 if patch else -1
@@ -144,11 +144,11 @@ def _grid(shape: torch.Size, size: int, patch: int) -> tuple[int, int]:
 
 
 def _open(folder: Path, field: str) -> tuple[Any, Any]:
-    """The configuration and the class of ``transformers`` that it names.
+    """Read the configuration, and find the class of ``transformers`` that it names.
 
     Raises:
         SpecError: transformers is not installed, or has no such model.
-        WeightsError: the folder holds no readable ``config.json``.
+        WeightsError: the folder contains no readable ``config.json``.
     """
     try:
         import transformers
@@ -175,12 +175,12 @@ def _open(folder: Path, field: str) -> tuple[Any, Any]:
         return config, getattr(transformers, saved_as)
     if type(config) not in transformers.MODEL_MAPPING:
         raise SpecError(f"transformers has no encoder of type {kind!r}", where=field)
-    found = transformers.MODEL_MAPPING[type(config)]
-    return config, found[0] if isinstance(found, (list, tuple)) else found
+    model_class = transformers.MODEL_MAPPING[type(config)]
+    return config, model_class[0] if isinstance(model_class, (list, tuple)) else model_class
 
 
 def _load(folder: Path, field: str) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, and what of it the files lack."""
+    """Load the model; return it with the names of missing tensors."""
     from transformers.utils import logging
 
     config, model_class = _open(folder, field)

@@ -11,7 +11,7 @@ from radioplat.common.import_path import import_object
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput
 
 _ON_META = "It is first built and run on torch's meta device, where tensors have shapes but no values."
 
@@ -44,7 +44,7 @@ class OwnClassTeacher(Adapter):
         self.needs_multiple = bool(getattr(model, "needs_multiple", False))
         self.logits_dim = int(getattr(model, "logits_dim", 0))
         mean, std = getattr(model, "mean", None), getattr(model, "std", None)
-        self.wants = Wants(
+        self.native = NativeInput(
             tuple(mean) if mean is not None else None,
             tuple(std) if std is not None else None,
             getattr(model, "native_size", None),

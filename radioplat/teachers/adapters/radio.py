@@ -16,14 +16,14 @@ from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
 from radioplat.models.weights.read import Contents, fit, read_checkpoint, require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, options_of, weights_field, weights_of
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
 
 
 class RadioTeacher(Adapter):
-    """A RADIO ViT: NVlabs' ``.pth`` or Hugging Face folder, which say all of themselves, or ours by its name.
+    """A RADIO ViT: NVlabs' ``.pth`` or Hugging Face folder, which describe themselves, or ours by its name.
 
-    Options in ``model.backbone.kwargs``: ``adaptor`` names the teacher whose features to give (``clip``, ``dino_v2``,
-    ``sam``, ...); unset, the backbone speaks. ``num_heads`` where the width does not tell it.
+    Options in ``model.backbone.kwargs``: ``adaptor`` names the teacher whose features to compute (``clip``,
+    ``dino_v2``, ``sam``, ...); default: the backbone's features. ``num_heads`` if the width does not imply it.
     """
 
     kind = "radio"
@@ -35,7 +35,7 @@ class RadioTeacher(Adapter):
         self.normalizer = nn.ParameterDict()
         self.heads = nn.ModuleDict()
         if parts is None:
-            self.wants = Wants(summary="class tokens")
+            self.native = NativeInput(summary="class tokens")
             return
         if not parts.has_norm:
             backbone.norm = nn.Identity()
@@ -47,7 +47,7 @@ class RadioTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> RadioTeacher:
-        """See :class:`Adapter`; NVlabs' layouts are read for their shapes."""
+        """See :class:`Adapter`; NVlabs' files are read for their shapes."""
         where = f"{teacher.where}.model.backbone"
         options, kwargs = options_of(teacher, adaptor=None)
         contents = _contents(teacher, shapes_only=True)
@@ -60,14 +60,14 @@ class RadioTeacher(Adapter):
             raise SpecError(f"this checkpoint has no adaptor {adaptor!r}", where=f"{where}.kwargs.adaptor", hint=known)
         built = cls(RadioViT(**{**parts.vit, **kwargs}), parts.summary_slots, parts, adaptor)
         mean, std = (tuple(parts.conditioner[k].flatten().tolist()) if _real(parts, k) else None for k in _NORM)
-        built.wants = Wants(mean, std, None, f"adaptor {adaptor}" if adaptor else "class tokens")
+        built.native = NativeInput(mean, std, None, f"adaptor {adaptor}" if adaptor else "class tokens")
         return built
 
     @classmethod
     def _by_name(
         cls, teacher: ResolvedTeacher, kwargs: dict, where: str, adaptor: str | None, contents: Contents | None
     ) -> RadioTeacher:
-        """The ViT that the name stands for, as it was released, or with as many class tokens as the file has."""
+        """Build the ViT of this name, as it was released, or with as many class tokens as the file has."""
         name, backbone = teacher.backbone.type or "", teacher.backbone
         if name == "radio":
             weights_of(teacher)
@@ -100,21 +100,21 @@ class RadioTeacher(Adapter):
         contents = _contents(teacher) or read_checkpoint(path, where)
         require_finite(contents.tensors, path, where)
         if not is_radio(contents.tensors):
-            found = fit(self.backbone, contents.tensors, path, where)
-            return {f"backbone.{k}": v for k, v in found.items()}
+            layers = fit(self.backbone, contents.tensors, path, where)
+            return {f"backbone.{k}": v for k, v in layers.items()}
         parts = take_apart(contents, str(path), where, self.backbone.blocks[0].attn.num_heads)
         tensors = {f"backbone.{k}": v for k, v in parts.backbone.items()}
         tensors |= {f"normalizer.{k}": v for k, v in parts.normalizer.items()}
-        for kind, found in parts.heads.get(self.adaptor or "", {}).items():
-            tensors |= {f"heads.{kind}.{k}": v for k, v in found.items()}
+        for kind, layers in parts.heads.get(self.adaptor or "", {}).items():
+            tensors |= {f"heads.{kind}.{k}": v for k, v in layers.items()}
         return fit(self, tensors, path, where)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
         """See :class:`Adapter`."""
-        found = self.backbone(images, wanted)
-        summary, spatial = found.summary, found.spatial
+        features = self.backbone(images, wanted)
+        summary, spatial = features.summary, features.spatial
         if self.slots:
-            summary = found.named["tokens"][:, self.slots].flatten(1)
+            summary = features.named["tokens"][:, self.slots].flatten(1)
         if spatial is not None and self.normalizer:
             spatial = (spatial - self.normalizer["mean"]) @ self.normalizer["tx"].T
         if "summary" in self.heads and "summary" in wanted:
@@ -128,7 +128,7 @@ _NORM = ("norm_mean", "norm_std")
 
 
 def _prefix_tokens(contents: Contents) -> int:
-    """Class tokens and registers of a RADIO ViT, under whatever prefix; 0 where there is none."""
+    """Return the number of class tokens and registers of a RADIO ViT, under any prefix; 0 for other files."""
     name = "patch_generator.cls_token.token"
     return next((len(v) for k, v in contents.tensors.items() if k == name or k.endswith(f".{name}")), 0)
 
@@ -138,5 +138,5 @@ def _real(parts: RadioParts, key: str) -> bool:
 
 
 def _contents(teacher: ResolvedTeacher, shapes_only: bool = False) -> Contents | None:
-    """The file, or the folder's file with what ``config.json`` says; None where there is no file yet."""
+    """Read the file, or the folder's file with the arguments in ``config.json``; None if there is no file yet."""
     return read_radio(Path(teacher.weights), weights_field(teacher), shapes_only) if teacher.weights else None

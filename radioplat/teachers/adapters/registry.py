@@ -1,4 +1,4 @@
-"""Which adapter a spec's teacher needs: one table."""
+"""Choose the adapter of a spec's teacher, by one table."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _BY_NAME = (
 
 
 def kind_of(teacher: ResolvedTeacher) -> str:
-    """The kind of ``teacher``: its weights' where they know it, else its type's.
+    """Return the kind of ``teacher``: by its weights if they are radioplat's, else by its type.
 
     Raises:
-        SpecError: neither says.
+        SpecError: neither determines it.
     """
     path, name = Path(teacher.weights or ""), teacher.backbone.type
     if teacher.weights and (own := model_kind(path)):
@@ -66,7 +66,7 @@ def kind_of(teacher: ResolvedTeacher) -> str:
 
 
 def adapter_class(teacher: ResolvedTeacher) -> type[Adapter]:
-    """The adapter of ``teacher``."""
+    """Import the adapter class of ``teacher``."""
     module, name = ADAPTERS[kind_of(teacher)]
     return getattr(importlib.import_module(f"{_ROOM}.{module}"), name)
 

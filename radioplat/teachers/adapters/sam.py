@@ -16,8 +16,8 @@ _NAMES = {"sam_vit_b": "samvit_base_patch16", "sam_vit_l": "samvit_large_patch16
 class SamTeacher(TimmTeacher):
     """SAM's encoder. It has no class token: the summary is the mean of the map, and RADIO uses the map alone.
 
-    ``type`` is ``sam_vit_{b,l,h}`` or timm's name. ``kwargs.neck: false`` gives the wide features before the neck,
-    which RADIO distils; the default is what SAM's own mask decoder reads. Of a whole SAM file the encoder is taken.
+    ``type`` is ``sam_vit_{b,l,h}`` or timm's name. ``kwargs.neck: false`` returns the wide features before the neck,
+    which RADIO distils; the default is the input of SAM's own mask decoder. Other parts of a SAM file are left out.
     """
 
     kind = "sam"
@@ -37,12 +37,12 @@ class SamTeacher(TimmTeacher):
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
-        """Meta's name as timm's."""
+        """Convert Meta's name to timm's."""
         return _NAMES.get(type_name, type_name)
 
     @classmethod
     def built_for(cls, teacher: ResolvedTeacher) -> int | None:
-        """Its tables have the size of its training images, whatever it is shown."""
+        """None: its position tables have the size of its training images, whatever size it is run on."""
         return None
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:

@@ -1,4 +1,4 @@
-"""Any timm model as a teacher, with the layouts that timm itself knows how to rename."""
+"""Any timm model as a teacher, with the layouts that timm itself can rename."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
 from radioplat.models.weights.read import fit, read_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, options_of, weights_field, weights_of
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
 
 # The order is that of the hint; the first is the default.
 SUMMARIES = ("native", "class", "mean", "attention", "projection")
@@ -33,16 +33,16 @@ _WORDS = {
 class TimmTeacher(Adapter):
     """A timm CNN, ViT or hierarchical model.
 
-    Options in ``model.backbone.kwargs``: ``summary`` is ``native`` (what timm feeds its classifier), ``class``,
-    ``mean`` (of the map), ``attention`` (its pooling block) or ``projection`` (what the last linear layer gives).
+    Options in ``model.backbone.kwargs``: ``summary`` is ``native`` (the input of timm's classifier), ``class``,
+    ``mean`` (of the map), ``attention`` (its pooling block) or ``projection`` (the output of the last linear layer).
     """
 
     kind = "timm"
     default_summary = "native"
 
-    def __init__(self, backbone: TimmBackbone, summary: str, wants: Wants, logits_dim: int) -> None:
+    def __init__(self, backbone: TimmBackbone, summary: str, native: NativeInput, logits_dim: int) -> None:
         super().__init__()
-        self.backbone, self.summary, self.wants, self.logits_dim = backbone, summary, wants, logits_dim
+        self.backbone, self.summary, self.native, self.logits_dim = backbone, summary, native, logits_dim
         self.stride, self.needs_multiple = backbone.stride, backbone.needs_multiple
 
     @classmethod
@@ -66,29 +66,29 @@ class TimmTeacher(Adapter):
         return cls(
             backbone,
             summary,
-            wants_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "") or cls.kind == "clip"),
+            native_input_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "") or cls.kind == "clip"),
             logits,
         )
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
-        """The name that the table of backbones knows."""
+        """Return timm's name for ``type_name``."""
         return type_name
 
     @classmethod
     def record(cls, type_name: str, name: str) -> Any:
-        """timm's record of the weights that ``type_name`` means, or None."""
+        """Return timm's record of the weights of ``type_name``, or None."""
         return pretrained_cfg(type_name, name)
 
     @classmethod
     def built_for(cls, teacher: ResolvedTeacher) -> int | None:
-        """The image size that a model which is built for one size is built for; None: its own."""
+        """Return the image size for models that are built for one size; None: the model's default."""
         return teacher.input_size
 
     @classmethod
-    def summary_for(cls, asked: str, name: str, cfg: Any) -> str:
-        """The summary where a family has one of its own."""
-        return asked
+    def summary_for(cls, summary: str, name: str, cfg: Any) -> str:
+        """Return the summary to use, if a family has a special one."""
+        return summary
 
     @property
     def target(self) -> nn.Module:
@@ -96,11 +96,11 @@ class TimmTeacher(Adapter):
         return self.backbone.model
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
-        """As :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family."""
+        """See :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family."""
         return self.fitted(teacher)
 
     def fitted(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-        """:meth:`fitting` where tensors that start with ``fresh`` may be missing."""
+        """Do as :meth:`fitting`, where tensors that start with ``fresh`` may be missing."""
         where, path = weights_field(teacher), weights_of(teacher)
         tensors = self.prepared(read_weights(path, where))
         ignore = self.backbone.classifier_prefix
@@ -113,7 +113,7 @@ class TimmTeacher(Adapter):
             return fit(self.target, renamed, path, where, ignore, fresh)
 
     def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Tensors before anything is looked for; a family may drop what no teacher needs."""
+        """Select the tensors of the file that may be used; all, unless a family drops some."""
         return tensors
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
@@ -128,7 +128,7 @@ class TimmTeacher(Adapter):
         )
 
     def spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """The map ``[B, h, w, D]``."""
+        """Return the map ``[B, h, w, D]``."""
         return self.backbone.spatial(raw, images)
 
     def _summary(self, raw: torch.Tensor) -> torch.Tensor:
@@ -160,29 +160,29 @@ def _require_summary(model: nn.Module, summary: str, where: str) -> None:
 
 
 def pretrained_cfg(type_name: str, name: str) -> Any:
-    """timm's record of the weights: of the tag where ``type_name`` has one, else of ``name``'s default; or None."""
+    """Return timm's record of the weights: of the tag in ``type_name`` if there is one, else of ``name``'s default;
+    or None."""
     if "." in type_name and timm.models.is_model_pretrained(type_name):
         return timm.get_pretrained_cfg(type_name)
     return timm.get_pretrained_cfg(name, allow_unregistered=True)
 
 
-def wants_of(cfg: Any, name: str, summary: str, tagged: bool) -> Wants:
-    """Normalisation and size out of timm's record; unknown where the model's weights differ in it."""
+def native_input_of(cfg: Any, name: str, summary: str, tagged: bool) -> NativeInput:
+    """Read normalisation and size from timm's record; unknown if the weights of this model differ in it."""
     if cfg is None:
-        return Wants(summary=summary)
+        return NativeInput(summary=summary)
     size = cfg.input_size[-1] if cfg.input_size else None
     tags = [] if tagged else timm.list_pretrained(f"{name}.*")
     norms = {(tuple(c.mean), tuple(c.std)) for c in map(timm.get_pretrained_cfg, tags)}
     if len(norms) > 1:
-        return Wants(None, None, size, summary)
-    return Wants(tuple(cfg.mean), tuple(cfg.std), size, summary)
+        return NativeInput(None, None, size, summary)
+    return NativeInput(tuple(cfg.mean), tuple(cfg.std), size, summary)
 
 
 def renamed_by_timm(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """``tensors`` by timm's names, as timm's own checkpoint filter of the family gives them; None without one.
+    """Rename ``tensors`` by timm's own checkpoint filter of the family; None if there is none or it fails.
 
-    A position table of another size is resampled as timm does it. A patch of another size is left as it is: it is
-    another architecture.
+    A position table of another size is resampled by timm. A patch of another size makes it another architecture: None.
     """
     filter_fn = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if filter_fn is None:

@@ -1,4 +1,4 @@
-"""A TorchScript file as a teacher. Such a file holds code, so it is loaded only where the spec says so."""
+"""A TorchScript file as a teacher. Such a file contains code, so it is loaded only if the spec names it as one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import torch
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, Wants, map_of, options_of, weights_field, weights_of
+from radioplat.teachers.adapters.adapter import (
+    BOTH,
+    Adapter,
+    NativeInput,
+    map_of,
+    options_of,
+    weights_field,
+    weights_of,
+)
 
 
 class TorchScriptTeacher(Adapter):
     """``type: torchscript``: the file is architecture and weights at once.
 
-    It takes normalised images ``[B, 3, H, W]`` and returns one of: a map ``[B, D, h, w]``; tokens ``[B, N, D]``; or a
+    It reads normalised images ``[B, 3, H, W]`` and returns one of: a map ``[B, D, h, w]``; tokens ``[B, N, D]``; or a
     pair (summary ``[B, D]``, map or tokens). ``kwargs.stride`` is needed; ``kwargs.prefix_tokens`` counts the tokens
-    before the patches (the first of them is the summary; without any, the mean of the map is). Nothing of the
-    normalisation is known: ``norm_mean`` and ``norm_std`` are the user's word.
+    before the patches (the first of them is the summary; without any, the mean of the map is). Its normalisation is
+    unknown, so ``norm_mean`` and ``norm_std`` cannot be checked.
     """
 
     kind = "torchscript"
@@ -27,11 +35,11 @@ class TorchScriptTeacher(Adapter):
     def __init__(self, model: torch.jit.ScriptModule, stride: int, prefix: int) -> None:
         super().__init__()
         self.model, self.stride, self.prefix = model, stride, prefix
-        self.wants = Wants(summary="first token" if prefix else "as the file gives it, or the mean of the map")
+        self.native = NativeInput(summary="first token" if prefix else "as the file gives it, or the mean of the map")
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> TorchScriptTeacher:
-        """See :class:`Adapter`; the file must be there."""
+        """See :class:`Adapter`; the file must exist."""
         where = f"{teacher.where}.model.backbone.kwargs"
         options, unknown = options_of(teacher, stride=None, prefix_tokens=0)
         if unknown:
@@ -52,10 +60,10 @@ class TorchScriptTeacher(Adapter):
         return cls(model, options["stride"], options["prefix_tokens"])
 
     def load(self, teacher: ResolvedTeacher) -> None:
-        """Nothing: the file brought its weights."""
+        """Do nothing: the file was loaded by :meth:`build`."""
 
     def check(self, teacher: ResolvedTeacher) -> None:
-        """Nothing: a file that could be built is whole."""
+        """Do nothing: the file was loaded by :meth:`build`."""
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
         """See :class:`Adapter`."""

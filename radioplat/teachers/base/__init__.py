@@ -1,1 +1,1 @@
-"""A frozen teacher, and what is known of it before its weights are loaded."""
+"""A frozen teacher, and its description without weights."""

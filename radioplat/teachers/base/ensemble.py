@@ -1,8 +1,8 @@
-"""Several weights of one backbone that teach as one: their answers' mean.
+"""Ensembles: the mean of several weights of one backbone as one teacher.
 
-Everything is averaged as it is before it is rounded and sent: summaries, maps, outputs of modules, and of class scores
-the scores themselves (logits), not the probabilities. Softmax of the mean score is the members' geometric mean,
-normalised, which is sharper than the mean of their probabilities where they disagree.
+Everything is averaged before it is rounded and sent: summaries, maps, outputs of modules, and of class scores
+the scores themselves (logits), not the probabilities. The softmax of the mean logits is the members' normalised
+geometric mean, which is sharper than the mean of their probabilities where they disagree.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ALIKE = ("adapter", "summary_dim", "spatial_dim", "logits_dim", "stride", "grid
 
 
 def mean_of(answers: Sequence[Features]) -> Features:
-    """The mean of what each member says, fp32; all have the same tensors, of the same shapes."""
+    """Average the members' features in fp32; all have the same tensors, of the same shapes."""
 
     def mean(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        """Of one kind; None where it was not asked for."""
+        """Average tensors of one kind; None if it was not wanted."""
         known = [tensor.float() for tensor in tensors if tensor is not None]
         return torch.stack(known).mean(0) if known else None
 
@@ -41,7 +41,7 @@ def mean_of(answers: Sequence[Features]) -> Features:
 
 
 def in_common(teacher: ResolvedTeacher, infos: Sequence[TeacherInfo]) -> TeacherInfo:
-    """What the members of ``teacher`` are as one, with the parameters of all.
+    """Return one description of the members of ``teacher``, with the parameters of all.
 
     Raises:
         SpecError: they are not all of one structure; one problem for each that differs from the first.

@@ -1,25 +1,25 @@
-"""What is known of a teacher before its weights are loaded."""
+"""Description of a teacher without its weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from radioplat.teachers.adapters.adapter import Wants
+from radioplat.teachers.adapters.adapter import NativeInput
 
 
 @dataclass(frozen=True)
 class TeacherInfo:
-    """What is known of a teacher without its weights.
+    """Description of a teacher without its weights.
 
     Attributes:
-        stride: pixels, of what its backbone sees, that a position of its map covers; less where it is upsampled.
-        grid: rows and columns of its map at the size it is fed.
+        stride: pixels of the backbone's input that a position of its map covers; less if it is upsampled.
+        grid: rows and columns of its map at its input size.
         logits_dim: classes of its classifier, 0 for none.
         parameters: how many; of an ensemble, those of all members.
-        adapter: which kind of model it is, see ``teachers.adapters.registry``.
-        wants: the normalisation and size it was trained with, as far as they are known.
-        named: shapes, for one image, of the module outputs that bindings want.
-        class_names: of its classifier, in their order; empty where they are not known.
+        adapter: its kind of model, see ``teachers.adapters.registry``.
+        native: the normalisation and size it was trained with, as far as they are known.
+        named: shapes, for one image, of the module outputs that bindings need.
+        class_names: of its classifier, in their order; empty if unknown.
     """
 
     name: str
@@ -30,18 +30,18 @@ class TeacherInfo:
     grid: tuple[int, int]
     parameters: int
     adapter: str = ""
-    wants: Wants = Wants()
+    native: NativeInput = NativeInput()
     named: dict[str, tuple[int, ...]] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
     @property
     def needs(self) -> str:
         """Adapter, native size, stride, widths and normalisation, in one line."""
-        wants = self.wants
-        size = f"{wants.size} px" if wants.size else "any size"
-        norm = f"mean {_numbers(wants.mean)} std {_numbers(wants.std)}" if wants.mean and wants.std else "unknown"
+        native = self.native
+        size = f"{native.size} px" if native.size else "any size"
+        norm = f"mean {_numbers(native.mean)} std {_numbers(native.std)}" if native.mean and native.std else "unknown"
         return (
-            f"{self.adapter}, native {size}, stride {self.stride:g}, summary {self.summary_dim} ({wants.summary}), "
+            f"{self.adapter}, native {size}, stride {self.stride:g}, summary {self.summary_dim} ({native.summary}), "
             f"spatial {self.spatial_dim}, normalisation {norm}"
         )
 

@@ -28,34 +28,34 @@ from radioplat.teachers.upsamplers.registry import upsampler_field, upsampler_mo
 
 
 class Teacher(Protocol):
-    """What a loss needs of a teacher, wherever it runs."""
+    """The part of a teacher's interface that losses need, wherever it runs."""
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``."""
+        """Compute raw features in bf16 of uint8 ``[B, 3, H, W]``; only those in ``wanted``."""
         ...
 
 
-def oddities(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
-    """What of the spec differs from what the model was trained with; each runs, and gives worse features."""
-    wants, found = info.wants, []
-    if wants.mean and wants.std:
-        ours, theirs = (*teacher.norm_mean, *teacher.norm_std), (*wants.mean, *wants.std)
+def spec_mismatches(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
+    """Describe where the spec differs from the model's training; the run works, with worse features."""
+    native, messages = info.native, []
+    if native.mean and native.std:
+        ours, theirs = (*teacher.norm_mean, *teacher.norm_std), (*native.mean, *native.std)
         if max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 0.01:
-            found.append(
+            messages.append(
                 f"images are normalised by mean {_numbers(teacher.norm_mean)} std {_numbers(teacher.norm_std)}, and "
-                f"the weights were trained with mean {_numbers(wants.mean)} std {_numbers(wants.std)}"
+                f"the weights were trained with mean {_numbers(native.mean)} std {_numbers(native.std)}"
             )
-    if wants.size and not 0.5 <= teacher.input_size / wants.size <= 2:
-        found.append(f"it sees {teacher.input_size} px and was trained at {wants.size}")
-    return found
+    if native.size and not 0.5 <= teacher.input_size / native.size <= 2:
+        messages.append(f"it sees {teacher.input_size} px and was trained at {native.size}")
+    return messages
 
 
 def describe(teacher: ResolvedTeacher) -> TeacherInfo:
-    """Widths, stride and size of a teacher, from its structure alone (no memory is taken).
+    """Return widths, stride and size of a teacher, from its structure alone, on the meta device if possible.
 
     Raises:
-        SpecError: an unknown name, arguments that it refuses, an input size that it cannot take, a normalisation
-            that is none, class scores wanted of a teacher without a classifier, or another factor than its
+        SpecError: an unknown name, arguments that it refuses, an input size that it does not support, an invalid
+            normalisation, class scores wanted of a teacher without a classifier, or another factor than its
             upsampler's.
         WeightsError: its upsampler cannot be read or belongs to another teacher.
     """
@@ -85,34 +85,34 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         find_module(model.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
     with captured(model.target, teacher.modules) as outputs:
         wanted = BOTH | (teacher.wanted & {"logits"})
-        found = probe(model, teacher.input_size, wanted, f"{teacher.where}.input_size", device)
+        features = probe(model, teacher.input_size, wanted, f"{teacher.where}.input_size", device)
     for bound in teacher.bindings:
         if bound.teacher_module not in outputs:
             where = f"{bound.where}.teacher_module_name"
             raise SpecError(f"the teacher does not run its module {bound.teacher_module!r}", where=where)
-    assert found.spatial is not None and found.summary is not None  # both were asked for
-    rows, columns, width = found.spatial.shape[1:]
+    assert features.spatial is not None and features.summary is not None  # both were asked for
+    rows, columns, width = features.spatial.shape[1:]
     factor, parameters = teacher.upsample_factor, sum(p.numel() for p in model.parameters())
     if teacher.upsampler_checkpoint:
         module = upsampler_module()
         parameters += module.parameter_count(module.read_for_teacher(teacher, width))
     return TeacherInfo(
         teacher.name,
-        found.summary.shape[-1],
+        features.summary.shape[-1],
         width,
         model.logits_dim,
         model.stride / factor,
         (rows * factor, columns * factor),
         parameters,
         type(model).kind,
-        model.wants,
+        model.native,
         {MODULE + name: tuple(model.as_named(output, (rows, columns)).shape[1:]) for name, output in outputs.items()},
         model.class_names,
     )
 
 
 def check_weights(teacher: ResolvedTeacher) -> None:
-    """Read all weights of the teacher and of its upsampler, and see that they fit, without keeping them.
+    """Read all weights of the teacher and of its upsampler, and check that they fit, without keeping them.
 
     Raises:
         WeightsError: none are named, they cannot be read, or they belong to another architecture.
@@ -126,14 +126,14 @@ def check_weights(teacher: ResolvedTeacher) -> None:
 
 
 def _structure(teacher: ResolvedTeacher) -> Adapter:
-    """Without weights and, where the adapter can, without memory."""
+    """Build it without weights and, if the adapter can, on the meta device."""
     kind = adapter_class(teacher)
     with torch.device("meta") if kind.structure_without_weights else contextlib.nullcontext():
         return kind.build(teacher)
 
 
 class FrozenTeacher(nn.Module):
-    """A teacher with its weights loaded; of an ensemble the first member, with the others beside it.
+    """A teacher with its weights loaded; of an ensemble the first member, with the others as submodules.
 
     Args:
         teacher: what to build; weights are read from its local path.
@@ -171,16 +171,16 @@ class FrozenTeacher(nn.Module):
         self._run = torch.compile(self.model, dynamic=False) if compiles else self.model
 
     def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        """Take another normalisation of images in [0, 1]."""
+        """Change the normalisation of images in [0, 1]."""
         for model in (self, *self.others):
             for buffer, values in ((model.mean, mean), (model.std, std)):
                 buffer.copy_(torch.tensor(values).view(1, 3, 1, 1) * 255)
 
     @torch.inference_mode()
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """uint8 ``[B, 3, H, W]`` to raw features in bf16; only what is in ``wanted``.
+        """Compute raw features in bf16 of uint8 ``[B, 3, H, W]``; only those in ``wanted``.
 
-        Images of an upsampled teacher have its ``view_size``, ``upsample_factor`` times what its backbone sees.
+        Images of an upsampled teacher have its ``view_size``, ``upsample_factor`` times the backbone's input size.
         """
         own = self._answer(images, wanted)
         if self.others:
@@ -188,7 +188,7 @@ class FrozenTeacher(nn.Module):
         return own.map(lambda t: t.to(torch.bfloat16))
 
     def _answer(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """This member's features, not rounded yet."""
+        """Compute this member's features, not rounded yet."""
         normalised = self.normalise(images)
         if self.upsampler is None:
             return self._with_modules(normalised, wanted)
@@ -200,12 +200,13 @@ class FrozenTeacher(nn.Module):
         return features
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[B, 3, H, W]`` to fp32 as the backbone wants it, on its device."""
+        """Normalise uint8 ``[B, 3, H, W]`` to fp32 for the backbone, on its device."""
         return (images.to(self.mean.device).float() - self.mean) / self.std
 
     @torch.no_grad()
     def encode(self, normalised: torch.Tensor) -> torch.Tensor:
-        """The backbone's own raw map, without an upsampler: normalised ``[B, 3, H, W]`` to fp32 ``[B, h, w, D]``."""
+        """Compute the backbone's own raw map, without an upsampler: normalised ``[B, 3, H, W]`` to fp32 ``[B, h, w,
+        D]``."""
         spatial = self._backbone(normalised, frozenset({"spatial"})).spatial
         assert spatial is not None
         return spatial.float()
@@ -226,7 +227,7 @@ class FrozenTeacher(nn.Module):
 
 
 def enlarge(images: torch.Tensor, factor: int) -> torch.Tensor:
-    """``[B, 3, H, W]`` to ``[B, 3, factor * H, factor * W]`` where no finer image is to be had (bicubic)."""
+    """Resize ``[B, 3, H, W]`` to ``[B, 3, factor * H, factor * W]``, bicubic, if there is no finer image."""
     return F.interpolate(images, scale_factor=factor, mode="bicubic", align_corners=False)
 
 
@@ -238,21 +239,21 @@ def _upsampler(teacher: ResolvedTeacher) -> nn.Module | None:
 
 
 def _folded(model: Adapter, size: int) -> Adapter:
-    """With BatchNorm folded into the convolutions before it, where there is any."""
+    """Fold BatchNorm into the convolutions before it, if there is any."""
     if not any(isinstance(m, _BatchNorm) for m in model.modules()):
         return model
     return fold_batch_norm(model, torch.zeros(1, 3, size, size))
 
 
 def compute_dtype(precision: TeacherPrecision, device: torch.device) -> torch.dtype:
-    """The dtype of a forward on ``device``; ``auto`` is bf16 where the hardware multiplies it, else fp32."""
+    """Return the dtype of a forward on ``device``; ``auto`` is bf16 if the hardware multiplies it, else fp32."""
     if precision is not TeacherPrecision.auto:
         return getattr(torch, DATA_TYPES[precision.value].torch_type)
     return torch.bfloat16 if has_native_bf16(device) else torch.float32
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Whether ``device`` multiplies bf16 matrices in hardware (on a CPU: AMX or AVX512-BF16)."""
+    """Return whether ``device`` multiplies bf16 matrices in hardware (on a CPU: AMX or AVX512-BF16)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if "AVX512" not in torch.backends.cpu.get_cpu_capability():

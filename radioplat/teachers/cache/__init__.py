@@ -1,1 +1,1 @@
-"""Features on disk, by what they depend on."""
+"""Cache of teachers' features on disk."""

@@ -1,4 +1,4 @@
-"""A teacher that remembers: asked only for samples whose features nobody has kept."""
+"""A teacher with a feature cache: only samples whose features are not cached are computed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _EXPONENT = 0x7F80  # of a bf16 number; all ones: infinite or not a number
 
 @dataclass
 class _Seen:
-    """A view that cached teachers look at together: hashed once, and sent once where all of it has to be.
+    """A view shared by cached teachers: hashed once, and sent once if all of it must be.
 
     Attributes:
         pixels: uint8 ``[B, 3, H, W]``.
-        batch: the micro-batch that it is of, or None.
-        sent: what :meth:`TeacherClient.share` made of all of it, by the kind of client.
+        batch: the micro-batch that it belongs to, or None.
+        sent: results of :meth:`TeacherClient.share` for all of it, by the kind of client.
     """
 
     pixels: np.ndarray
@@ -38,7 +38,7 @@ class _Seen:
 
     @cached_property
     def digests(self) -> dict[int, bytes]:
-        """By row, for every sample that has a weight: one without shows nothing, or nothing worth keeping."""
+        """Return the digest by row, for every sample with weight; without weight there is nothing to cache."""
         if self.batch is None:
             return {}
         rows = np.flatnonzero(self.batch.weight > 0)
@@ -47,10 +47,10 @@ class _Seen:
 
 
 class CachedTeacher:
-    """Any :class:`~radioplat.teachers.serving.client.TeacherClient` behind a :class:`FeatureStore`.
+    """Any :class:`~radioplat.teachers.serving.client.TeacherClient` with a :class:`FeatureStore` before it.
 
-    Of a micro-batch the teacher is asked only for samples that miss, for none where all hit. A hit is, bit for bit,
-    what the teacher answered once; how many images it is asked at once may change its own last bits.
+    Only the samples of a micro-batch that miss are sent to the teacher. A hit equals, bit for bit, what the teacher
+    computed once; the number of images in a request may change the last bits of a fresh computation.
 
     Args:
         key: from :func:`radioplat.teachers.cache.key.teacher_key`.
@@ -72,29 +72,29 @@ class CachedTeacher:
         return self._client.held()
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> _Seen:
-        """Nothing is sent yet; without ``batch`` nothing is looked up either."""
+        """Send nothing yet; without ``batch`` nothing is looked up either."""
         return _Seen(pixels, batch, self._places)
 
     def submit(self, shared: _Seen, micro_batch: int) -> Pending:
-        """Look every sample up, and ask for the rest; the answer's ``cached`` tells hits and misses."""
+        """Look every sample up, and request the rest; the result's ``cached`` counts hits and misses."""
         keys = {row: feature_key(self._key, digest) for row, digest in shared.digests.items()}
-        found = zip(keys, self._store.get(list(keys.values())), strict=True)
-        hits = {row: features for row, features in found if features is not None}
+        looked_up = zip(keys, self._store.get(list(keys.values())), strict=True)
+        hits = {row: features for row, features in looked_up if features is not None}
         total = len(shared.pixels)
         if hits and len(hits) == len(keys):
             packed = _merge(total, hits, None, [], (len(hits), 0))
             return lambda: packed
-        asked = [row for row in range(total) if row not in hits]
-        pending = self._ask(shared, asked, micro_batch)
+        misses = [row for row in range(total) if row not in hits]
+        pending = self._ask(shared, misses, micro_batch)
 
         def answer() -> Packed:
             fresh = to_host(pending())
             rows = _rows(fresh)
-            for place, row in enumerate(asked):
+            for place, row in enumerate(misses):
                 if row in keys and all(_finite(array[place]) for array in rows.values()):
                     # A copy: a slice would keep the whole answer in memory, or in Ray's object store.
                     self._store.put(keys[row], {name: array[place].copy() for name, array in rows.items()})
-            return _merge(total, hits, fresh, asked, (len(hits), len(keys) - len(hits)))
+            return _merge(total, hits, fresh, misses, (len(hits), len(keys) - len(hits)))
 
         return functools.cache(answer)  # a batch that statistics are taken of is asked for twice
 
@@ -108,14 +108,16 @@ class CachedTeacher:
 
 
 def _rows(packed: Packed) -> Row:
-    """Everything in an answer by one name each, ``[B, ...]``."""
+    """Return all tensors of a result by one name each, ``[B, ...]``."""
     parts = {"summary": packed.summary, "spatial": packed.spatial}
     parts |= {f"named.{name}": array for name, array in packed.named.items()}
     return {name: array for name, array in parts.items() if array is not None}
 
 
-def _merge(total: int, hits: dict[int, Row], fresh: Packed | None, asked: list[int], cached: tuple[int, int]) -> Packed:
-    """Kept and fresh features in the order of the micro-batch; zeros for a sample that is neither (of no weight)."""
+def _merge(
+    total: int, hits: dict[int, Row], fresh: Packed | None, misses: list[int], cached: tuple[int, int]
+) -> Packed:
+    """Join cached and fresh features in the order of the micro-batch; zeros for a sample without weight."""
     seconds = fresh.seconds if fresh else 0.0
     if fresh and not hits:
         return Packed(fresh.summary, fresh.spatial, fresh.named, seconds, cached)
@@ -126,7 +128,7 @@ def _merge(total: int, hits: dict[int, Row], fresh: Packed | None, asked: list[i
         for row, features in hits.items():
             whole[name][row] = features[name]
         if new:
-            whole[name][asked] = new[name]
+            whole[name][misses] = new[name]
     named = {name.removeprefix("named."): array for name, array in whole.items() if name.startswith("named.")}
     return Packed(whole.get("summary"), whole.get("spatial"), named, seconds, cached)
 

@@ -1,7 +1,7 @@
 """One file of cached features: a safetensors file, written once, read a sample at a time.
 
-It holds ``key`` (32 bytes as int64 ``[N, 4]``), ``crc32`` (int64 ``[N]``, of a sample's features) and, for each output,
-``feature.<name>`` (bf16 ``[N, ...]``). All samples of a file have the same outputs in the same shapes.
+It contains ``key`` (32 bytes as int64 ``[N, 4]``), ``crc32`` (int64 ``[N]``, of a sample's features) and, for each
+output, ``feature.<name>`` (bf16 ``[N, ...]``). All samples of a file have the same outputs in the same shapes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _HEAD = 1 << 16  # bytes that are read at once: the header, mostly all keys too
 
 
 def layout(row: Row) -> tuple:
-    """Names and shapes of the outputs: rows of one layout fit into one file."""
+    """Return names and shapes of the outputs: rows of one layout can share a file."""
     return tuple(sorted((name, array.shape) for name, array in row.items()))
 
 
 def encode(keys: Sequence[bytes], rows: Sequence[Row]) -> bytes:
-    """The bytes of a file; at least one row, all of one layout."""
+    """Return the bytes of a file; at least one row, all of one layout."""
     tensors = {
         "key": torch.from_numpy(np.frombuffer(b"".join(keys), np.int64).reshape(-1, KEY_BYTES // 8).copy()),
         "crc32": torch.tensor([_checksum(row) for row in rows]),
@@ -44,13 +44,13 @@ def encode(keys: Sequence[bytes], rows: Sequence[Row]) -> bytes:
 
 
 class FeatureFile:
-    """A file that is there: its keys in memory, its features on disk.
+    """An existing file: its keys in memory, its features on disk.
 
     Args:
         path: local, or ``s3://...``, ``gs://...``.
 
     Attributes:
-        keys: of its rows, in their order; dropped by who has taken them over.
+        keys: of its rows, in their order; cleared by the store once copied.
 
     Raises:
         OSError: it cannot be read.
@@ -94,20 +94,20 @@ class FeatureFile:
             raise ValueError(f"not a file of features: {error!r}") from None
 
     def read(self, row: int, pool: HandlePool) -> Row:
-        """The features of a row.
+        """Read the features of a row.
 
         Raises:
-            OSError: the file is gone or cannot be read.
-            ValueError: what is there is not what was written.
+            OSError: the file was removed or cannot be read.
+            ValueError: its checksum differs.
         """
         handle = pool.get(self.path, self._same)
-        found = {}
+        features = {}
         for name, start, shape in self._outputs:
             size = 2 * math.prod(shape)
-            found[name] = np.frombuffer(handle.read(start + row * size, size), np.uint16).reshape(shape)
-        if _checksum(found) != self._checksums[row]:
+            features[name] = np.frombuffer(handle.read(start + row * size, size), np.uint16).reshape(shape)
+        if _checksum(features) != self._checksums[row]:
             raise ValueError("the features are damaged")
-        return found
+        return features
 
     def _same(self, file: RangeFile) -> None:
         if file.state.size != self._size:

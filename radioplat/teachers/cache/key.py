@@ -1,8 +1,8 @@
-"""What cached features are known by: everything that their values depend on.
+"""Keys of cached features: everything that their values depend on.
 
-A key is made of two digests. That of the teacher holds its weights, code, arithmetic and grid. That of the sample holds
-where it lies in which version of its shard, and the very pixels that the teacher would see: crop, flip, size, light and
-whatever else is done to a view are in them, so features of another view can never be served, by construction.
+A key is made of two digests. That of the teacher covers its weights, code, arithmetic and grid. That of the sample
+covers its location in which version of its shard, and the pixels that the teacher would see: crop, flip, size, colour
+and any other change of a view change the pixels, so features of another view can never be returned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
 
 
 def weights_hash(teacher: ResolvedTeacher) -> str:
-    """sha256 (hex) of the teacher's weights, of all members of an ensemble, and of its upsampler's where it has one.
+    """Return sha256 (hex) of the weights of all members of an ensemble, and of the upsampler if there is one.
 
     Of a file it is that of the bytes, of a folder that of its files' names and bytes.
 
@@ -47,15 +47,15 @@ def weights_hash(teacher: ResolvedTeacher) -> str:
 
 
 def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str, weights: str) -> bytes:
-    """32 bytes that stand for all that turns pixels into this teacher's answer.
+    """Return 32 bytes that identify everything that determines this teacher's features, given the pixels.
 
     Args:
         grid: the loss grid, rows and columns.
-        precision: the dtype that the teacher really computes in.
+        precision: the dtype that the teacher computes in.
         weights: from :func:`weights_hash`.
 
     Raises:
-        SpecError: a user's own class cannot be found here.
+        SpecError: a user's own class cannot be imported here.
     """
     adapter, upsampler = adapter_class(teacher), upsampler_module() if teacher.upsampler_checkpoint else None
     backbone = dataclasses.asdict(teacher.backbone) | {"pretrained_backbone_path": None}  # its bytes are in `weights`
@@ -79,7 +79,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
 
 
 class SamplePlaces:
-    """Where samples lie: the part of a key that tells an index row apart, and the version of the shard it is in.
+    """Locations of samples: the part of a key that identifies an index row and the version of its shard.
 
     A row's number changes when a source is added before it; its offset inside a shard of one size and time does not.
     """
@@ -89,7 +89,8 @@ class SamplePlaces:
         self._states = np.stack([index.shards[name].to_numpy() for name in ("size", "mtime_ns")], 1)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """int64 ``[B, 4]`` of sample ids ``[B]``: size and mtime of the shard, offset and length inside it, bytes."""
+        """Return int64 ``[B, 4]`` of sample ids ``[B]``: size and mtime of the shard, offset and length inside it,
+        bytes."""
         index = self._index
         return np.concatenate(
             [self._states[index.shard[rows]], np.stack([index.offset[rows], index.length[rows]], 1)], 1
@@ -97,7 +98,7 @@ class SamplePlaces:
 
 
 def sample_digest(pixels: np.ndarray, place: np.ndarray) -> bytes:
-    """32 bytes that stand for one sample as a teacher sees it.
+    """Return 32 bytes that identify one sample as a teacher sees it.
 
     Args:
         pixels: uint8 ``[3, H, W]``.
@@ -108,7 +109,7 @@ def sample_digest(pixels: np.ndarray, place: np.ndarray) -> bytes:
 
 
 def feature_key(teacher: bytes, sample: bytes) -> bytes:
-    """The key of one teacher's features of one sample, 32 bytes."""
+    """Return the key of one teacher's features of one sample, 32 bytes."""
     return _digest(teacher, sample)
 
 

@@ -1,9 +1,9 @@
-"""A folder of cached features that many processes fill and read at once, bounded in bytes.
+"""A folder of cached features that many processes write and read at once, bounded in bytes.
 
-Each file is written once, aside and under a name of its own, so writers never meet. What others wrote is found by
-listing. Whatever is wrong with a file (torn, foreign, gone) makes its samples misses and is counted; a cache never
-stops a run. A full cache keeps what it has: under an epoch's order, one that made room would drop exactly what is
-asked for next, and never hit.
+Each file is written once, aside and under a unique name, so writers never conflict. Files of other processes are found
+by listing. A file that is torn, foreign or removed makes its samples misses and is counted; a cache never stops a run.
+A full cache keeps its content: under an epoch's order, eviction would drop exactly the samples needed next, and never
+hit.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class FeatureStore:
     """Features by key.
 
     Args:
-        folder: local, or ``s3://...``, ``gs://...``; made where it is missing.
-        max_bytes: of all its files; what does not fit is not kept.
-        say: called with a line for the user when the cache stops being filled, at most once.
+        folder: local, or ``s3://...``, ``gs://...``; created if missing.
+        max_bytes: of all its files; further features are not cached.
+        say: called at most once, with a line for the user, when the cache stops being filled.
 
     Attributes:
-        ignored: files that are torn, or not of this format.
-        lost: files that were there and could not be read any more.
+        ignored: number of files that are torn, or not of this format.
+        lost: number of files that could not be read any more.
 
     Raises:
-        SpecError: the folder cannot be read or made.
+        SpecError: the folder cannot be read or created.
     """
 
     def __init__(self, folder: str, max_bytes: int, say: Callable[[str], None] | None = None) -> None:
@@ -78,7 +78,7 @@ class FeatureStore:
             return written + len(self._fresh) + sum(map(len, self._leaving))
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        """The features of each key, None where there are none."""
+        """Return the features of each key, None if missing."""
         if not all(map(self._knows, keys)) and time.monotonic() - self._listed > LIST_SECONDS:
             with contextlib.suppress(OSError):  # the folder may be back next time
                 self._list()
@@ -87,7 +87,7 @@ class FeatureStore:
         return list(each(self._get, keys))
 
     def put(self, key: bytes, row: Row) -> None:
-        """Keep ``row`` (arrays that nobody writes to any more) until it is written, if there is room."""
+        """Queue ``row`` (arrays that nobody writes to any more) for writing, if there is room."""
         with self._lock:
             if self._stopped or self._knows(key):
                 return
@@ -100,11 +100,11 @@ class FeatureStore:
             self._hand_over()
 
     def flush(self) -> None:
-        """Write what was put so far, and wait for it."""
+        """Write everything that was put so far, and wait for it."""
         self._hand_over(most=0)
 
     def close(self) -> None:
-        """Write what is left and end the threads."""
+        """Write the rest and end the threads."""
         self.flush()
         self._writer.shutdown()
         self._readers.shutdown()
@@ -121,20 +121,20 @@ class FeatureStore:
         self._list()
 
     def _list(self) -> None:
-        """Take in what is new in the folder."""
+        """Read files that are new in the folder."""
         with self._listing:
             self._listed = time.monotonic()
             fresh = [name for name in self._sizes() if name not in self._names]
-            for name, found in zip(fresh, self._readers.map(self._look, fresh), strict=True):
-                self._add(name, found)
+            for name, file in zip(fresh, self._readers.map(self._look, fresh), strict=True):
+                self._add(name, file)
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of every file of the cache, by its name."""
+        """Return bytes of every file of the cache, by name."""
         try:
-            found = list_files(self._folder, lambda name: name.endswith(SUFFIX))
+            listed = list_files(self._folder, lambda name: name.endswith(SUFFIX))
         except FileNotFoundError:  # an object store has no empty folders
             return {}
-        return {name: state.size for name, state in found}
+        return {name: state.size for name, state in listed}
 
     def _look(self, name: str) -> FeatureFile | None:
         try:
@@ -192,7 +192,7 @@ class FeatureStore:
             return None
 
     def _hand_over(self, most: int = 2) -> None:
-        """Give the writer what is fresh, and wait until it has no more than ``most`` such parts."""
+        """Pass fresh rows to the writer, and wait until it has at most ``most`` such parts."""
         with self._lock:
             rows, self._fresh, self._fresh_bytes = self._fresh, {}, 0
             if rows:
@@ -203,7 +203,7 @@ class FeatureStore:
             write.result()
 
     def _write(self, rows: dict[bytes, Row]) -> None:
-        """In the writer's thread."""
+        """Write a part; runs in the writer's thread."""
         try:
             self._write_files(rows)
         finally:

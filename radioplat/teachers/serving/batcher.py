@@ -1,4 +1,4 @@
-"""Requests of many students in one forward."""
+"""Join requests of several students into one forward."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class _Request:
 
     @property
     def kind(self) -> tuple:
-        """Requests of one kind share a forward."""
+        """Key of requests that can share a forward."""
         return self.pixels.shape[1:], self.grid, self.wanted
 
 
 class Batcher:
-    """Calls from any number of threads; one thread computes, and takes along what has queued up meanwhile.
+    """Callable from any number of threads; one thread computes, and joins the requests that were queued meanwhile.
 
-    Nothing is waited for: a lone request runs at once. Answers are those of requests that run alone.
+    It never waits for more requests: a lone one runs at once. Results equal those of requests that run alone.
 
     Args:
         forward: see :class:`radioplat.teachers.serving.runner.TeacherRunner`.
-        most: rows that one forward takes.
+        most: rows of one forward.
     """
 
     def __init__(self, forward: Forward, most: int) -> None:
@@ -62,7 +62,7 @@ class Batcher:
         while True:
             together = self._next()
             try:
-                found = self._forward(
+                features = self._forward(
                     np.concatenate([r.pixels for r in together]) if len(together) > 1 else together[0].pixels,
                     together[0].grid,
                     together[0].wanted,
@@ -73,11 +73,11 @@ class Batcher:
                 continue
             start = 0
             for request in together:
-                request.answer.set_result(found.rows(start, start + len(request.pixels)))
+                request.answer.set_result(features.rows(start, start + len(request.pixels)))
                 start += len(request.pixels)
 
     def _next(self) -> list[_Request]:
-        """The oldest request, and those of its kind that fit beside it."""
+        """Return the oldest request, and those of its kind that fit into the same forward."""
         if not self._left:
             self._left.append(self._requests.get())
         while True:

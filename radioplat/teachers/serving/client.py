@@ -1,4 +1,4 @@
-"""How a student asks for features, wherever the teacher runs."""
+"""The interface by which a training worker requests features, wherever the teacher runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pending = Callable[[], Packed]  # call it to wait for the features
 
 @dataclass(frozen=True)
 class Held:
-    """What a teacher occupies while a run asks it: replicas, and the GPUs and CPUs of each."""
+    """Resources of a teacher during a run: replicas, and the GPUs and CPUs of each."""
 
     replicas: int
     num_gpus: float
@@ -31,31 +31,31 @@ class TeacherClient(Protocol):
     name: str
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> Any:
-        """Make uint8 ``[B, 3, H, W]`` reachable for all teachers of this kind that see the same view; sent once.
+        """Make uint8 ``[B, 3, H, W]`` available to all teachers of this kind that use the same view; sent once.
 
         Args:
-            batch: the micro-batch that the pixels are a view of, for clients that remember samples.
+            batch: the micro-batch that the pixels are a view of, for clients that cache samples.
         """
         ...
 
     def submit(self, shared: Any, micro_batch: int) -> Pending:
-        """Ask for the features of what :meth:`share` returned; returns at once where the teacher runs elsewhere."""
+        """Request the features of the result of :meth:`share`; returns at once if the teacher runs elsewhere."""
         ...
 
     def precision(self) -> str:
-        """The dtype it computes in, once its weights are loaded: ``bfloat16``."""
+        """Return the dtype it computes in, once its weights are loaded: ``bfloat16``."""
         ...
 
     def held(self) -> Held:
-        """What it occupies now, for all workers of the run; asks nobody."""
+        """Return its current resources, for all workers of the run, without a remote call."""
         ...
 
 
 class InlineTeacher:
     """A teacher inside the training worker (``placement: inline``, and local mode).
 
-    It shares the worker's GPU with the student, and how much of that is its own is not known: it is taken to be
-    ``teachers.<name>.num_gpus``, 0 where that is not set. On a CPU it occupies no GPU, whatever the spec says.
+    It shares the worker's GPU with the student; its share is unknown and assumed to be ``teachers.<name>.num_gpus``, 0
+    if that is not set. On a CPU it occupies no GPU, whatever the spec says.
 
     Args:
         workers: of the run; each has one of these.
@@ -71,14 +71,14 @@ class InlineTeacher:
         self._held = Held(workers, gpus, teacher.service.num_cpus)
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
-        """Nothing to send."""
+        """Return the pixels: nothing is sent."""
         return pixels
 
     def submit(self, shared: np.ndarray, micro_batch: int) -> Pending:
         """See :class:`TeacherClient`; on a GPU the forward runs in the caller's thread.
 
-        On a CPU it runs in the thread that asks for the answer, once: student and teacher take turns with all cores,
-        where two thread pools at once would keep each other from theirs (measured: a third slower forwards).
+        On a CPU it runs in the thread that waits for the result, once: student and teacher alternate on all cores,
+        because two thread pools at once slow each other down (measured: forwards a third slower).
         """
         answer = functools.cache(lambda: self._runner(shared, self._grid, self._wanted))
         if self._ahead:

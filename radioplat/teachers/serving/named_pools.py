@@ -16,7 +16,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class NamedPool:
-    """A pool that runs: its name and what it is doing, None where its controller does not answer."""
+    """A running pool: its name and status, None if its controller does not respond."""
 
     name: str
     teacher: str
@@ -24,7 +24,7 @@ class NamedPool:
 
 
 def start_pools(teachers: list[ResolvedTeacher], gpus: dict[str, float]) -> list[NamedPool]:
-    """Start the pool of every teacher that names one; a pool that runs already is left as it is.
+    """Start the pool of every teacher that names one; running pools are left as they are.
 
     Args:
         gpus: of each replica, by the teacher's name.
@@ -47,8 +47,8 @@ def start_pools(teachers: list[ResolvedTeacher], gpus: dict[str, float]) -> list
 
 
 def pool_statuses() -> list[NamedPool]:
-    """Every named pool of the cluster, by name."""
-    found = []
+    """Return every named pool of the cluster, ordered by name."""
+    pools = []
     for full in _names():
         name, _, teacher = full.rpartition("/")
         try:
@@ -56,12 +56,12 @@ def pool_statuses() -> list[NamedPool]:
             status = ray.get(controller.status.remote(), timeout=_PATIENCE_S)
         except (ValueError, ray.exceptions.RayError):
             status = None
-        found.append(NamedPool(name, teacher, status))
-    return found
+        pools.append(NamedPool(name, teacher, status))
+    return pools
 
 
 def stop_pools(names: list[str] | None) -> list[str]:
-    """Stop the pools called ``names``, or with None all of them; returns ``pool/teacher`` of each.
+    """Stop the pools called ``names``, or with None all of them; return ``pool/teacher`` of each.
 
     Raises:
         RadioplatError: there is no pool of that name.

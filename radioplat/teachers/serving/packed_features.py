@@ -1,4 +1,5 @@
-"""What a teacher answers; nothing here imports torch, for who only passes answers on has no use for it."""
+"""Results of a teacher for transport; nothing here imports torch, because processes that only pass them on do not
+need it."""
 
 from __future__ import annotations
 
@@ -16,11 +17,10 @@ Array: TypeAlias = Union[np.ndarray, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class Packed:
-    """Features as bf16 tensors or as uint16 arrays of their bits, with the seconds their forward took.
+    """Features as bf16 tensors or as uint16 arrays of their bits, with the seconds of their forward.
 
     Attributes:
-        cached: of the samples that were looked up in a feature cache, how many were there and how many not; None
-            where there is no cache.
+        cached: numbers of hits and misses in a feature cache; None without a cache.
     """
 
     summary: Array | None
@@ -33,7 +33,7 @@ class Packed:
         return len(next(a for a in (self.summary, self.spatial, *self.named.values()) if a is not None))
 
     def map(self, function: Callable[[Array], Array]) -> Packed:
-        """``function`` of every array."""
+        """Apply ``function`` to every array."""
         return Packed(
             None if self.summary is None else function(self.summary),
             None if self.spatial is None else function(self.spatial),
@@ -42,16 +42,16 @@ class Packed:
         )
 
     def taking(self, seconds: float) -> Packed:
-        """The same, with another time."""
+        """Return a copy with another time."""
         return replace(self, seconds=seconds)
 
     def rows(self, start: int, stop: int) -> Packed:
-        """Samples ``start`` to ``stop``, with their share of the time."""
+        """Return samples ``start`` to ``stop``, with their share of the time."""
         if (start, stop) == (0, len(self)):
             return self
         return self.map(lambda a: a[start:stop]).taking(self.seconds * (stop - start) / len(self))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel."""
+        """Bytes to transport."""
         return sum(a.nbytes for a in (self.summary, self.spatial, *self.named.values()) if a is not None)

@@ -1,4 +1,4 @@
-"""The pool of one teacher: which controller is asked, whether it may be shared, and when it is ready.
+"""The pool of one teacher: its controller, whether it may be shared, and when it is ready.
 
 A pool of a run ends with the run. A named one (``teachers.<name>.pool``) belongs to the cluster and serves any number
 of runs; :mod:`radioplat.teachers.serving.named_pools` lists and stops those.
@@ -25,7 +25,7 @@ NAMESPACE = "radioplat"
 
 
 def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
-    """What a teacher's features depend on, by field: two runs may share a pool where it is equal."""
+    """Return everything that a teacher's features depend on, by field: two runs may share a pool if it is equal."""
     from radioplat.teachers.adapters.registry import own_code_hash  # here: it imports torch
 
     service = teacher.service
@@ -65,13 +65,13 @@ def _file(path: str | None) -> str:
 
 
 def open_pool_controller(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
-    """The controller of the pool that ``teacher`` is asked of: the named one, started if need be, or one of its own.
+    """Return the controller of the pool of ``teacher``: the named one, started if necessary, or one for this run.
 
     Args:
-        log: gets what the replicas say, of a pool of its own: a named one is nobody's.
+        log: file for the output of the replicas, of a pool for this run; a named one has none.
 
     Raises:
-        SpecError: the named pool serves another teacher, or the same otherwise.
+        SpecError: the named pool serves another teacher, or the same with other settings.
     """
     options = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
     name = teacher.service.pool
@@ -100,7 +100,7 @@ def await_pool_controller(controller: ray.actor.ActorHandle, name: str, timeout_
     """Wait until each replica has loaded its weights.
 
     Raises:
-        PlacementError: the cluster gave no place in time.
+        PlacementError: the cluster had no room for them in time.
         WeightsError: the weights do not fit or cannot be read.
     """
     replicas = []

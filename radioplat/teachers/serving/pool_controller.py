@@ -1,6 +1,6 @@
-"""The actor that keeps the replicas of one teacher: counts, scales and restarts them.
+"""The actor that manages the replicas of one teacher: starts, scales and restarts them.
 
-It computes nothing, and nothing here but the start of a replica imports torch.
+It computes nothing, and imports torch only to start a replica.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class PoolStatus:
 
 
 class PoolController:
-    """The actor body. Replicas are its children: they end with it.
+    """The class of the actor. Replicas are its children: they end with it.
 
     Args:
         num_gpus: of each replica.
-        fingerprint: of the files that replicas load, as they are now; they may be replaced later.
-        log: a file that gets what the replicas say.
+        fingerprint: of the files that replicas load, as of now; they may be replaced later.
+        log: file for the output of the replicas.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PoolController:
             threading.Thread(target=self._scale, name="scale", daemon=True).start()
 
     def replicas(self) -> list:
-        """Handles of the replicas that take requests now."""
+        """Return handles of the replicas that accept requests now."""
         with self._lock:
             return list(self._replicas)
 
@@ -61,11 +61,12 @@ class PoolController:
         return self._fingerprint
 
     def replica_size(self) -> tuple[float, float]:
-        """GPUs and CPUs of each replica."""
+        """Return GPUs and CPUs of each replica."""
         return self._num_gpus, self._teacher.service.num_cpus
 
     def restart(self, place: str, process: int) -> bool:
-        """Restart the replica with actor id ``place`` if it still is ``process``; several students may ask."""
+        """Restart the replica with actor id ``place`` if its process is still ``process``; several students may call
+        it."""
         for replica in self.replicas():
             if replica._actor_id.hex() == place:
                 health = health_of(replica)
@@ -75,7 +76,7 @@ class PoolController:
         return False
 
     def status(self) -> PoolStatus:
-        """What the pool is doing."""
+        """Return the status of the pool."""
         statuses = [health_of(replica) for replica in self.replicas()]
         alive = [health for health in statuses if health is not None]
         return PoolStatus(
@@ -111,7 +112,7 @@ class PoolController:
                 idle = 0
 
     def _grow(self) -> None:
-        """One replica more, from when it has its weights; where the cluster has no room it may wait for a node."""
+        """Add one replica, used once it has its weights; if the cluster has no room, it may wait for a node."""
         replica = self._start()
         try:
             ray.get(replica.ready.remote())
@@ -121,7 +122,7 @@ class PoolController:
             self._replicas.append(replica)
 
     def _shrink(self) -> None:
-        """One replica less, when it has answered all that it was asked."""
+        """Remove one replica, after it has completed its requests."""
         with self._lock:
             replica = self._replicas.pop()
         while (health := health_of(replica)) is not None and health.waiting:

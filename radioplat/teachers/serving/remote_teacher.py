@@ -1,4 +1,4 @@
-"""Teachers as Ray actors of their own: what a training worker holds of a pool."""
+"""Teachers as separate Ray actors: the training worker's handle of a pool."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
 def _no_one(line: str) -> None:
-    """A worker that has a status file says there what it waits for; others need not."""
+    """Report nothing: only a worker with a status file reports what it waits for."""
 
 
 @dataclass
 class RemoteTeacher:
     """A pool as a training worker sees it; picklable.
 
-    A request goes to the replica that has the fewest of this worker's open, of those on its own node where the spec
-    says ``colocate``. One whose replica is gone for good is sent to another.
+    A request is sent to the replica with the fewest open requests of this worker; with ``colocate`` in the spec, among
+    those on its own node. If its replica is lost, the request is sent to another.
 
     Attributes:
         least: its fewest replicas, and the GPUs and CPUs of each.
-        say: told when answers are waited for that a lost replica owes.
-        direct: whether features come from device to device; see :meth:`choose_transport`.
-        turn: of equally busy replicas the one whose turn it is gets the request. Each of a group of workers begins with
-            its rank: had all the same turn, as copies of one object have, all would ask one replica at a time.
+        say: called when a lost replica delays results.
+        direct: whether features are sent from device to device; see :meth:`choose_transport`.
+        turn: counter that chooses among equally busy replicas. Each of a group of workers starts with its rank: if all
+            started alike, all would use one replica at a time.
     """
 
     name: str
@@ -59,13 +59,13 @@ class RemoteTeacher:
     _restarted: set = field(default_factory=set)  # actor ids whose features come through the object store now
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
-        """Put the view into the object store, once for all teachers that see it."""
+        """Put the view into the object store, once for all teachers that use it."""
         return ray.put(pixels)
 
     def submit(self, shared: ray.ObjectRef, micro_batch: int) -> Pending:
-        """Send a micro-batch; the answer is fetched when it is called for.
+        """Send a micro-batch; call the result to fetch the features.
 
-        The answer raises:
+        The result raises:
             TeacherSilent: one forward has run for ``timeout_s``, and again after the replica was restarted.
             TrainingError: no replica came back within ``recovery_timeout_s``.
         """
@@ -73,29 +73,29 @@ class RemoteTeacher:
         return request.wait
 
     def precision(self) -> str:
-        """See :class:`~radioplat.teachers.serving.client.TeacherClient`; replicas on unlike hardware would mix two.
+        """See :class:`~radioplat.teachers.serving.client.TeacherClient`; replicas on different hardware could differ.
 
         Raises:
             PlacementError: they do.
         """
-        found = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
-        if len(found) > 1:
+        precisions = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
+        if len(precisions) > 1:
             raise PlacementError(
-                f"replicas of teacher {self.name} compute in {' and '.join(sorted(found))}",
+                f"replicas of teacher {self.name} compute in {' and '.join(sorted(precisions))}",
                 where=f"teachers.{self.name}.precision",
                 hint="Set it, so that features do not depend on which replica is asked.",
             )
-        return found.pop()
+        return precisions.pop()
 
     def choose_transport(self, device: str, cached: bool) -> None:
-        """Decide by which way the features come to this worker.
+        """Choose how the features are sent to this worker.
 
         Args:
             device: type of the worker's.
-            cached: a feature cache of host memory stands between.
+            cached: whether there is a feature cache, in host memory, between them.
 
         Raises:
-            PlacementError: the spec says ``nixl``, and an end does not have it.
+            PlacementError: the spec says ``nixl``, and one end does not have it.
         """
         wanted = self.service.transport
         if wanted is Transport.auto:
@@ -121,31 +121,31 @@ class RemoteTeacher:
         return replace(self.least, replicas=self._size or self.least.replicas)
 
     def replicas(self) -> list:
-        """Those that take requests now."""
+        """Return those that accept requests now."""
         least, most = self.service.bounds
         if not self._replicas or (least < most and time.monotonic() - self._seen > _LOOK_AGAIN_S):
-            found = ray.get(self.controller.replicas.remote())
-            self._size = len(found)
+            replicas = ray.get(self.controller.replicas.remote())
+            self._size = len(replicas)
             here = ray.get_runtime_context().get_node_id()
             colocate = self.service.placement is Placement.colocate
-            near = [r for r in found if (p := health_of(r)) and p.node == here] if colocate else []
-            self._replicas, self._seen = near or found, time.monotonic()
+            near = [r for r in replicas if (p := health_of(r)) and p.node == here] if colocate else []
+            self._replicas, self._seen = near or replicas, time.monotonic()
         return self._replicas
 
     def choose(self) -> ray.actor.ActorHandle:
-        """The replica for the next request: the least busy with ours; of several, each in turn."""
+        """Return the replica for the next request: the one with the fewest of ours; of several, each in turn."""
         replicas = self.replicas()
         start = self.turn % len(replicas)
         self.turn += 1
         return min(replicas[start:] + replicas[:start], key=lambda r: self._open.get(r._actor_id, 0))
 
     def look_again(self) -> None:
-        """Forget the replicas: one of them is gone."""
+        """Discard the list of replicas: one of them is lost."""
         self._replicas = []
 
 
 class _Request:
-    """One micro-batch on its way: sent again where its replica is gone, looked after where its answer is late."""
+    """One micro-batch in flight: sent again if its replica is lost, checked if its result is late."""
 
     def __init__(self, teacher: RemoteTeacher, pixels: ray.ObjectRef) -> None:
         self._teacher, self._pixels = teacher, pixels
@@ -167,7 +167,7 @@ class _Request:
             self._counted = False
 
     def wait(self) -> Packed:
-        """The features; asked for again they are fetched again."""
+        """Fetch the features; a second call fetches them again."""
         teacher, lost_since = self._teacher, None
         while True:
             try:
@@ -187,7 +187,7 @@ class _Request:
                 self._send()
 
     def _look_after(self, lost_since: float | None) -> float | None:
-        """What to do about an answer that is late: nothing, where the replica works on; else restart or wait."""
+        """Check a late result: wait if the replica is working, else restart it or wait for its restart."""
         teacher, now = self._teacher, time.monotonic()
         limit = teacher.service.timeout_s
         health = health_of(self._replica)
@@ -218,7 +218,8 @@ class _Request:
 def start_pool(
     teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float, log: Path | None = None
 ) -> RemoteTeacher:
-    """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it: pools load at once.
+    """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it, so that pools load in
+    parallel.
 
     Args:
         grid: the loss grid, rows and columns.
@@ -245,6 +246,6 @@ def await_pool(pool: RemoteTeacher) -> None:
 
 
 def stop_pool(pool: RemoteTeacher) -> None:
-    """End every replica, unless the pool has a name: others may ask it."""
+    """End every replica, unless the pool has a name and may serve others."""
     if not pool.service.pool:
         ray.kill(pool.controller)

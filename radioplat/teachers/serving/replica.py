@@ -1,4 +1,4 @@
-"""One replica of a teacher: a Ray actor that answers several requests at once."""
+"""One replica of a teacher: a Ray actor that serves several requests at once."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ AT_ONCE = 64  # requests that a replica holds; more wait at their senders
 
 
 class Replica:
-    """Ray restarts it when its process dies, and sends what it was at again.
+    """Ray restarts it when its process dies, and sends its open requests again.
 
-    Weights are loaded by the first request and not by the constructor, whose errors Ray tells only as text.
+    Weights are loaded by the first request and not by the constructor, whose errors Ray reports only as text.
     """
 
     def __init__(self, teacher: ResolvedTeacher, device: str, log: Path | None = None) -> None:
@@ -44,35 +44,35 @@ class Replica:
         self._forwards = 0
 
     def ready(self) -> bool:
-        """True once the weights are loaded; raises what loading raises."""
+        """Return True once the weights are loaded; raises what loading raises."""
         return self._loaded() is not None
 
     def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Arrays for the object store; see :class:`~radioplat.teachers.serving.runner.TeacherRunner`."""
+        """Return arrays for the object store; see :class:`~radioplat.teachers.serving.runner.TeacherRunner`."""
         from radioplat.teachers.serving.transport import to_host
 
         return to_host(self._loaded()(pixels, grid, wanted))
 
     @ray.method(tensor_transport="nixl")
     def forward_tensors(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """The same as tensors, which stay here until the caller fetches them into its own device's memory."""
+        """Return the same as tensors, which stay here until the caller fetches them into its own device's memory."""
         return self._loaded()(pixels, grid, wanted)
 
     def has_nixl(self) -> bool:
-        """Whether :meth:`forward_tensors` can be called."""
+        """Return whether :meth:`forward_tensors` can be called."""
         from radioplat.teachers.serving.transport import has_nixl
 
         return has_nixl()
 
     def precision(self) -> str:
-        """The dtype that this replica computes in."""
+        """Return the dtype that this replica computes in."""
         self._loaded()
         assert self._runner is not None
         return self._runner.precision
 
     @ray.method(concurrency_group="control")
     def health(self) -> ReplicaHealth:
-        """Answers also while forwards run, or hang."""
+        """Return the health status, also while forwards run or hang."""
         since, batcher, runner = self._since, self._batcher, self._runner
         return ReplicaHealth(
             os.getpid(),
@@ -117,10 +117,10 @@ class Replica:
 
 
 def start_replica(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
-    """A replica on ``num_gpus`` GPUs, on the CPU where that is 0; it loads when it is first asked.
+    """Start a replica on ``num_gpus`` GPUs, on the CPU if that is 0; it loads at the first request.
 
     Args:
-        log: a file that gets what it says, too.
+        log: file for its output.
     """
     service = teacher.service
     return (

@@ -1,4 +1,5 @@
-"""How a replica is, as others see it; who asks imports no torch, as :mod:`radioplat.teachers.serving.replica` does."""
+"""Health status of replicas; importing this does not import torch, as :mod:`radioplat.teachers.serving.replica`
+does."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ _PATIENCE_S = 10.0  # for an answer of a replica
 
 @dataclass(frozen=True)
 class ReplicaHealth:
-    """How a replica is.
+    """Health status of a replica.
 
     Attributes:
         process: its process id; another one means that it has been restarted.
         node: Ray's id of its node.
-        waiting: requests that are not answered yet.
+        waiting: number of open requests.
         loaded: whether it has its weights.
-        busy_s: seconds since the forward that runs now began; 0 where none runs.
+        busy_s: seconds since the current forward started; 0 if none runs.
         forwards: how many it has run.
         shapes: of all its forwards.
     """
@@ -33,7 +34,7 @@ class ReplicaHealth:
 
 
 def health_of(replica: ray.actor.ActorHandle) -> ReplicaHealth | None:
-    """How ``replica`` is; None where its process does not answer."""
+    """Request the health status of ``replica``; None if its process does not respond."""
     try:
         return ray.get(replica.health.remote(), timeout=_PATIENCE_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):

@@ -1,4 +1,4 @@
-"""A loaded teacher that answers requests at a fixed shape."""
+"""A loaded teacher that computes requests at a fixed shape."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from radioplat.teachers.serving.transport import joined, pack
 
 
 class TeacherRunner:
-    """Forward, resize to the loss grid, pack; ``precision`` is the dtype of the forward, by its name.
+    """Forward, resize to the loss grid, pack; ``precision`` is the name of the forward's dtype.
 
-    Every forward has exactly ``teachers.<name>.max_batch`` rows, the last padded with zeros: what a sample's features
-    are depends on nothing that is asked beside it, to the bit.
+    Every forward has exactly ``teachers.<name>.max_batch`` rows, the last padded with zeros: a sample's features do not
+    depend on the other samples of the forward, to the bit.
     """
 
     def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
@@ -31,7 +31,8 @@ class TeacherRunner:
         self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
 
     def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """uint8 ``[B, 3, H, W]`` to features, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less, on the device.
+        """Compute features of uint8 ``[B, 3, H, W]``, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less, on the
+        device.
 
         Args:
             grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.

@@ -1,7 +1,7 @@
-"""Features on the way from a teacher to a student: bf16 tensors, or their bits as uint16 arrays.
+"""Transport of features from a teacher to a student: bf16 tensors, or their bits as uint16 arrays.
 
-Arrays go through Ray's object store without a pickle copy (20 times cheaper than bf16 tensors, which are pickled).
-Tensors go from device to device by Ray's tensor transport where both ends have NIXL.
+Arrays pass through Ray's object store without a pickle copy (20 times cheaper than bf16 tensors, which are pickled).
+Tensors are sent from device to device by Ray's tensor transport if both ends have NIXL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from radioplat.teachers.serving.packed_features import Array, Packed
 
 
 def joined(parts: list[Packed]) -> Packed:
-    """Several answers of tensors as one, in order."""
+    """Concatenate several results of tensors, in order."""
     if len(parts) == 1:
         return parts[0]
 
@@ -32,18 +32,18 @@ def joined(parts: list[Packed]) -> Packed:
 
 
 def pack(features: Features, seconds: float) -> Packed:
-    """Features as contiguous bf16 tensors where they are."""
+    """Return features as contiguous bf16 tensors on their device."""
     narrow = features.map(lambda t: t.detach().to(torch.bfloat16).contiguous())
     return Packed(narrow.summary, narrow.spatial, narrow.named, seconds)
 
 
 def to_host(packed: Packed) -> Packed:
-    """Tensors on any device as arrays in this process's memory; arrays stay what they are."""
+    """Convert tensors on any device to arrays in this process's memory; arrays are returned unchanged."""
     return packed.map(lambda a: a if isinstance(a, np.ndarray) else a.cpu().view(torch.uint16).numpy())
 
 
 def unpack(packed: Packed) -> Features:
-    """Tensors of bf16, on the CPU where they came as arrays, whose memory they then share: read, never write them."""
+    """Return bf16 tensors, on the CPU if they came as arrays, whose memory they then share: never write to them."""
 
     def tensor(array: Array) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
@@ -60,7 +60,7 @@ def unpack(packed: Packed) -> Features:
 
 
 def has_nixl() -> bool:
-    """Whether this process can load NIXL, Ray's transport between any two devices."""
+    """Return whether this process can load NIXL, Ray's transport between any two devices."""
     try:
         import nixl  # noqa: F401
     except ImportError:  # also where it is there for another CUDA

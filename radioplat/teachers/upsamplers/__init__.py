@@ -1,1 +1,1 @@
-"""FeatSharp: a map finer than its backbone's."""
+"""Upsamplers: models that make a teacher's map finer than its backbone's."""

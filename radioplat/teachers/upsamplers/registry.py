@@ -1,4 +1,4 @@
-"""Upsamplers by the name that a teacher's ``adaptor`` has in the spec; one is imported only where a spec names it."""
+"""Upsamplers by their name in a teacher's ``adaptor`` field; imported only where a spec names one."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_our_teacher_reads_the_folder(radio_student, image_batch, tmp_path):
     with torch.no_grad():
         found = teacher((image_batch() - student.mean) / student.std)
         own = student.head("dino", student(image_batch()))
-    assert teacher.wants.mean == pytest.approx((0.4, 0.5, 0.6))
+    assert teacher.native.mean == pytest.approx((0.4, 0.5, 0.6))
     torch.testing.assert_close(found.summary, own.summary, rtol=0, atol=1e-4)
     torch.testing.assert_close(found.spatial, own.spatial, rtol=0, atol=1e-4)
 

@@ -48,8 +48,8 @@ def test_vits(name, tmp_path, teacher, same_as, normalised):
         out.pooler_output if summary is None else summary,
         out.last_hidden_state[:, prefix:].reshape(2, 4, 4, 32),
     )
-    assert (info.adapter, info.stride, info.wants.size) == ("hf", 16, 64)
-    assert (info.wants.mean, info.wants.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert (info.adapter, info.stride, info.native.size) == ("hf", 16, 64)
+    assert (info.native.mean, info.native.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 def test_another_size_and_type_by_name(tmp_path, teacher):
@@ -92,7 +92,7 @@ def test_convnext_and_a_whole_clip(tmp_path, teacher, same_as, normalised):
         out = both.vision_model(normalised())
         summary = both.visual_projection(out.pooler_output)
     info = same_as(teacher("hf", str(tmp_path / "clip")), summary, out.last_hidden_state[:, 1:].reshape(2, 4, 4, 32))
-    assert info.wants.summary == "projected embedding" and info.wants.mean is None
+    assert info.native.summary == "projected embedding" and info.native.mean is None
 
 
 def test_an_untrained_pooler_is_not_used(tmp_path, teacher, pixels, normalised):

@@ -14,7 +14,7 @@ from torch import nn
 from radioplat.errors import WeightsError
 from radioplat.models.backbones.names import resolve
 from radioplat.models.student.student import StudentArchitecture, build_backbone
-from radioplat.teachers.base.teacher import check_weights, describe, oddities
+from radioplat.teachers.base.teacher import check_weights, describe, spec_mismatches
 
 D, HEADS, DEPTH, OUT, EPS = 32, 2, 2, 24, 1e-5
 BACKBONE = {"embed_dim": D, "num_heads": HEADS, "depth": DEPTH}
@@ -91,7 +91,7 @@ def test_it_wants_images_around_zero(tower, write, teacher):
     path = write(tower)
     for mean, flagged in ((HALF, False), ([0.485, 0.456, 0.406], True)):
         found = teacher("vit_h_14_siglip_clipa_224", path, SMALL, 224, norm_mean=mean, norm_std=HALF)
-        assert bool(oddities(found, describe(found))) is flagged
+        assert bool(spec_mismatches(found, describe(found))) is flagged
 
 
 def test_openais_clip_is_refused(tower, write, teacher):

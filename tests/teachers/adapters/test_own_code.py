@@ -108,7 +108,7 @@ def test_torchscript(form, script, teacher, same_as, normalised):
     summary = {"map": spatial.mean((1, 2)), "pair": spatial.amax((1, 2)), "tokens": spatial[:, -1, -1]}[form]
     options = {"stride": 16, "prefix_tokens": int(form == "tokens")}
     info = same_as(teacher("torchscript", path, options), summary, spatial)
-    assert info.adapter == "torchscript" and info.wants.mean is None
+    assert info.adapter == "torchscript" and info.native.mean is None
 
 
 def test_torchscript_only_where_it_is_named(script, teacher):
@@ -141,7 +141,7 @@ def test_a_class_of_the_user(package, write, teacher, same_as, normalised):
         out: Features = conv(normalised())
     own = teacher(f"{package}:Mine", path, {"width": 6})
     info = same_as(own, out.mean((2, 3)), out.permute(0, 2, 3, 1))
-    assert (info.adapter, info.stride, info.wants.size, info.wants.mean) == ("class", 8, 64, (0.1, 0.1, 0.1))
+    assert (info.adapter, info.stride, info.native.size, info.native.mean) == ("class", 8, 64, (0.1, 0.1, 0.1))
     with pytest.raises(WeightsError, match="conv.weight is"):
         check_weights(teacher(f"{package}:Mine", path))
     for type, words in (

@@ -75,7 +75,7 @@ def test_the_backbone_leaves_out_a_token_without_a_summary(pth, radio, teacher, 
     tokens, spatial, _ = outputs(radio, normalised())
     info = same_as(teacher("radio", pth, {"num_heads": 2}), tokens[:, [0, 2]].flatten(1), spatial)
     assert (info.adapter, info.stride, info.summary_dim) == ("radio", 16, 64)
-    assert info.wants.mean == pytest.approx((0.1, 0.2, 0.3)) and info.wants.std == pytest.approx((0.5, 0.6, 0.7))
+    assert info.native.mean == pytest.approx((0.1, 0.2, 0.3)) and info.native.std == pytest.approx((0.5, 0.6, 0.7))
 
 
 def test_an_adaptor(pth, radio, teacher, same_as, normalised):
@@ -85,7 +85,7 @@ def test_an_adaptor(pth, radio, teacher, same_as, normalised):
         heads["_heads.clip"](tokens[:, 0]),
         heads["_feature_projections.clip"](spatial),
     )
-    assert (info.summary_dim, info.spatial_dim, info.wants.summary) == (24, 24, "adaptor clip")
+    assert (info.summary_dim, info.spatial_dim, info.native.summary) == (24, 24, "adaptor clip")
 
 
 def test_an_adaptor_with_a_finer_map(pth, radio, teacher, same_as, normalised):
@@ -187,7 +187,7 @@ def test_a_hugging_face_folder(radio, teacher, same_as, tmp_path, normalised):
     (tmp_path / "config.json").write_text(json.dumps(config))
     tokens, spatial, heads = outputs(radio, normalised())
     info = same_as(teacher(None, str(tmp_path), {"num_heads": 2}), tokens[:, [0, 2]].flatten(1), spatial)
-    assert info.adapter == "radio" and info.wants.mean == (0.25, 0.25, 0.25)
+    assert info.adapter == "radio" and info.native.mean == (0.25, 0.25, 0.25)
     same_as(
         teacher(None, str(tmp_path), {"num_heads": 2, "adaptor": "clip"}),
         heads["_heads.clip"](tokens[:, 0]),

@@ -33,7 +33,7 @@ def test_a_vit_summed_up_as_asked(summary, write, teacher, same_as, normalised):
     wanted = raw[:, 0] if summary == "class" else spatial.mean((1, 2))
     path = write(model.state_dict())
     info = same_as(teacher("vit_tiny_patch16_224", path, {**WIDTH, "summary": summary}), wanted, spatial)
-    assert info.adapter == "timm" and info.wants.size == 224
+    assert info.adapter == "timm" and info.native.size == 224
     with pytest.raises(SpecError, match="no attention pool"):
         describe(teacher("vit_tiny_patch16_224", path, {**WIDTH, "summary": "attention"}))
     with pytest.raises(SpecError, match="'best' is not one of native") as caught:
@@ -63,8 +63,8 @@ def test_meta_dinov2(write, teacher, same_as, normalised):
     state["cls_token"] = state["cls_token"].clone()
     path = write(state, "dinov2.pth")
     info = same_as(teacher("dinov2_vits14_reg", path, small, size=56), raw[:, 0], spatial)
-    assert (info.adapter, info.stride, info.wants.summary) == ("dino", 14, "class token")
-    assert info.wants.mean == (0.485, 0.456, 0.406)
+    assert (info.adapter, info.stride, info.native.summary) == ("dino", 14, "class token")
+    assert info.native.mean == (0.485, 0.456, 0.406)
 
 
 def test_meta_dinov3(write, teacher, same_as, normalised):
@@ -96,7 +96,7 @@ def test_openai_clip_and_its_projection(write, teacher, same_as, normalised):
     state["token_embedding.weight"] = torch.zeros(9, 9)
     path = write(state)
     info = same_as(teacher("ViT-B-16", path, {**small, "num_classes": 24}), embedding, spatial)
-    assert (info.adapter, info.summary_dim, info.wants.summary) == ("clip", 24, "projected embedding")
+    assert (info.adapter, info.summary_dim, info.native.summary) == ("clip", 24, "projected embedding")
     same_as(teacher("ViT-B-16", path, {**small, "summary": "class"}), raw[:, 0], spatial)
     cut = write({k: v for k, v in state.items() if k != "visual.proj"}, "cut.pth")
     with pytest.raises(WeightsError, match="lacks the projection") as caught:
@@ -122,7 +122,7 @@ def test_siglip_is_summed_up_by_its_attention(write, teacher, same_as, normalise
         pooled = model.forward_head(raw)
     state = {f"visual.trunk.{k}": v for k, v in model.state_dict().items()} | {"text.x": torch.ones(1)}
     info = same_as(teacher("ViT-B-16-SigLIP2", write(state), small), pooled, spatial)
-    assert (info.adapter, info.wants.summary, info.wants.mean) == ("clip", "attention pool", (0.5, 0.5, 0.5))
+    assert (info.adapter, info.native.summary, info.native.mean) == ("clip", "attention pool", (0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize("neck", [True, False])
@@ -137,7 +137,7 @@ def test_meta_sam(neck, size, write, teacher, same_as, normalised):
     with torch.no_grad():
         spatial = model.forward_features(normalised(size)).permute(0, 2, 3, 1)
     info = same_as(teacher("sam_vit_b", path, {**small, "neck": neck}, size=size), spatial.mean((1, 2)), spatial)
-    assert (info.adapter, info.spatial_dim, info.wants.size) == ("sam", 8 if neck else 32, 1024)
+    assert (info.adapter, info.spatial_dim, info.native.size) == ("sam", 8 if neck else 32, 1024)
     with pytest.raises(SpecError, match="multiple of the patch"):
         describe(teacher("sam_vit_b", path, small, size=100))
 
@@ -158,7 +158,7 @@ def test_efficientnet_lite_on_its_real_weights(name, tmp_path, teacher, same_as,
     with torch.no_grad():
         raw = model.forward_features(normalised(96))
     info = same_as(teacher(name, str(path), size=96), raw.mean((2, 3)), raw.permute(0, 2, 3, 1))
-    assert (info.adapter, info.stride, info.wants.mean, info.wants.std) == ("timm", 32, MEAN, STD)
+    assert (info.adapter, info.stride, info.native.mean, info.native.std) == ("timm", 32, MEAN, STD)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_a_name_finds_its_adapter(type, kind, teacher):
 
 
 def test_a_default_normalisation_that_depends_on_the_weights_is_not_guessed(teacher):
-    assert describe(teacher("vit_base_patch16_224", "x", WIDTH)).wants.mean is None
-    assert describe(teacher("vit_base_patch16_224.augreg_in21k", "x", WIDTH)).wants.mean == (0.5, 0.5, 0.5)
-    assert describe(teacher("vit_base_patch16_224.dino", "x", WIDTH)).wants.mean == (0.485, 0.456, 0.406)
+    assert describe(teacher("vit_base_patch16_224", "x", WIDTH)).native.mean is None
+    assert describe(teacher("vit_base_patch16_224.augreg_in21k", "x", WIDTH)).native.mean == (0.5, 0.5, 0.5)
+    assert describe(teacher("vit_base_patch16_224.dino", "x", WIDTH)).native.mean == (0.485, 0.456, 0.406)

@@ -1,21 +1,20 @@
-"""A frozen backbone's map, two or four times finer: after FeatSharp (Ranzinger et al., 2025, arXiv 2502.16025).
+"""FeatSharp (Ranzinger et al., 2025, arXiv 2502.16025): a frozen backbone's map, two or four times finer.
 
-Written from the paper's description, not from its code. Two maps of the finer size are made and mixed:
+Written from the paper's description, not from its code. Two maps of the finer size are computed and mixed:
 
-- *guided*: the map of the whole image, upsampled along the image's edges (:mod:`.jbu`); right in what it means, blurred
-  in where it is.
-- *tiles*: the image is cut into factor x factor tiles, each seen by the backbone at its own input size, and their maps
-  are stitched; sharp, but every tile knows only itself.
+- *guided*: the map of the whole image, upsampled along the image's edges (:mod:`.jbu`); right in meaning, but blurred;
+- *tiles*: the image is cut into factor x factor tiles, each computed by the backbone at its own input size, and their
+  maps are stitched; sharp, but without context outside a tile.
 
-They are averaged, by channel with a learned weight; a block of local attention and SwiGLU looks over both, and what it
-finds is added. Features are normalised first, and the backbone's fixed position pattern, a learned map, is taken away
+They are averaged, by channel with a learned weight; a block of local attention and SwiGLU reads both, and its output is
+added. Features are normalised first, and the backbone's fixed position pattern, a learned map, is subtracted
 (de-biasing).
 
-What is our own choice, and may differ from NVlabs' code:
+Our own choices, which may differ from NVlabs' code:
 
-- PHI-S is a rotation and a scale. An MSE does not see a rotation, so that only the mean and the scale are kept.
-- The average of both maps, and that the block, which works at ``width`` channels, only adds to it.
-- There is one block, with a learned bias for each offset as its only knowledge of position.
+- PHI-S is a rotation and a scale. An MSE is invariant under rotation, so only the mean and the scale are used.
+- The average of both maps, and that the block, which has ``width`` channels, only adds to it.
+- There is one block, with a learned bias for each offset as its only position information.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Encode = Callable[[torch.Tensor], torch.Tensor]  # normalised [B, 3, H, W] -> ra
 
 @dataclass(frozen=True)
 class FeatSharpConfig:
-    """What an upsampler is built from.
+    """Configuration of an upsampler.
 
     Attributes:
         dim: width of the backbone's map.
@@ -75,13 +74,13 @@ class FeatSharp(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, images: torch.Tensor, encode: Encode, coarse: torch.Tensor | None = None) -> torch.Tensor:
-        """The finer map in the backbone's own space.
+        """Compute the finer map in the backbone's own space.
 
         Args:
-            images: normalised as ``encode`` wants them, fp32 ``[B, 3, factor * H, factor * W]``: ``factor`` times
-                larger than what the backbone sees, so that the tiles hold what it cannot.
+            images: normalised for ``encode``, fp32 ``[B, 3, factor * H, factor * W]``: ``factor`` times larger than the
+                backbone's input, so that the tiles contain finer detail.
             encode: the backbone, ``[B, 3, H, W]`` to ``[B, h, w, D]``; called once for each tile.
-            coarse: what ``encode`` says of the images averaged down, where the caller has it already.
+            coarse: the output of ``encode`` for the images averaged down, if the caller has it already.
 
         Returns:
             fp32 ``[B, factor * h, factor * w, D]``.
@@ -90,22 +89,22 @@ class FeatSharp(nn.Module):
         return sharp.permute(0, 2, 3, 1) * self.scale + self.mean
 
     def sharpen(self, images: torch.Tensor, encode: Encode, coarse: torch.Tensor) -> torch.Tensor:
-        """As :meth:`forward`, in normalised space: ``[B, D, factor * h, factor * w]``."""
+        """Do as :meth:`forward`, in normalised space: ``[B, D, factor * h, factor * w]``."""
         stitched = stitch([self.clean(encode(tile)) for tile in cut(images, self.config.factor)])
         return self.refinement(self.guided(self.clean(coarse), images), stitched)
 
     def shrink(self, images: torch.Tensor) -> torch.Tensor:
-        """``[B, 3, factor * H, factor * W]`` to what the backbone sees, ``[B, 3, H, W]``."""
+        """Average ``[B, 3, factor * H, factor * W]`` down to the backbone's input, ``[B, 3, H, W]``."""
         return F.avg_pool2d(images, self.config.factor)
 
     def normalise(self, spatial: torch.Tensor) -> torch.Tensor:
-        """A raw map ``[B, h, w, D]`` as ``[B, D, h, w]`` with mean 0 and mean variance 1."""
+        """Normalise a raw map ``[B, h, w, D]`` to ``[B, D, h, w]`` with mean 0 and mean variance 1."""
         return ((spatial.float() - self.mean) / self.scale).permute(0, 3, 1, 2)
 
     def clean(self, spatial: torch.Tensor) -> torch.Tensor:
-        """As :meth:`normalise`, without the position pattern.
+        """Do as :meth:`normalise`, without the position pattern.
 
-        What all positions share belongs to the features, so that the pattern's mean over positions is not taken away.
+        The mean over all positions belongs to the features, so the pattern's mean is not subtracted.
         """
         normalised = self.normalise(spatial)
         if self.pattern is None:
@@ -117,17 +116,18 @@ class FeatSharp(nn.Module):
 
     @torch.no_grad()
     def fit(self, spatial: torch.Tensor) -> None:
-        """Take mean and scale from raw maps ``[B, h, w, D]``: scale^2 is the mean over D of the variances (PHI-S)."""
+        """Estimate mean and scale from raw maps ``[B, h, w, D]``: scale^2 is the mean over D of the variances
+        (PHI-S)."""
         rows = spatial.double().flatten(0, 2)
         self.mean.copy_(rows.mean(0))
         self.scale.copy_(rows.var(0, correction=0).mean().sqrt().clamp(min=1e-6))
 
 
 class Refinement(nn.Module):
-    """Mixes the guided map and the tiles; before any training it gives the mean of both.
+    """Mixes the guided map and the tiles; untrained, it returns the mean of both.
 
-    ``share``, by channel, is what holds on images that training never saw; the rest has to learn it from many. From 0
-    it came to 0.05 in the time in which the rest learned three photographs by heart.
+    ``share``, by channel, generalises to images outside the training set; the attention block needs many images for
+    that. Initialised with 0, it reached 0.05 in the time in which the block overfitted three photographs.
     """
 
     def __init__(self, dim: int, width: int, heads: int, window: int) -> None:
@@ -141,21 +141,21 @@ class Refinement(nn.Module):
         nn.init.zeros_(self.outward.bias)
 
     def forward(self, guided: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """Two maps ``[B, D, H, W]`` to one."""
+        """Mix two maps ``[B, D, H, W]``."""
         guided, tiles = guided.permute(0, 2, 3, 1), tiles.permute(0, 2, 3, 1)
         x = self.inward(torch.cat([guided, tiles], -1))
         x = x + self.attention(self.attention_norm(x))
         x = x + self.ffn(self.ffn_norm(x))
-        found = guided + self.share * (tiles - guided) + self.outward(self.outward_norm(x))
-        return found.permute(0, 3, 1, 2)
+        mixed = guided + self.share * (tiles - guided) + self.outward(self.outward_norm(x))
+        return mixed.permute(0, 3, 1, 2)
 
 
 def cut(images: torch.Tensor, factor: int) -> list[torch.Tensor]:
-    """``[B, C, factor * H, factor * W]`` as factor^2 tiles ``[B, C, H, W]``, row by row."""
+    """Cut ``[B, C, factor * H, factor * W]`` into factor^2 tiles ``[B, C, H, W]``, row by row."""
     return [tile for row in images.chunk(factor, -2) for tile in row.chunk(factor, -1)]
 
 
 def stitch(tiles: list[torch.Tensor]) -> torch.Tensor:
-    """The inverse of :func:`cut`, of any tiles ``[B, C, h, w]``."""
+    """Invert :func:`cut`, for any tiles ``[B, C, h, w]``."""
     factor = round(len(tiles) ** 0.5)
     return torch.cat([torch.cat(tiles[i : i + factor], -1) for i in range(0, len(tiles), factor)], -2)

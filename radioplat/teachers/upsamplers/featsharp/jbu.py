@@ -1,4 +1,4 @@
-"""Joint bilateral upsampling: a coarse map made finer along the edges of the image it was taken from.
+"""Joint bilateral upsampling: makes a coarse map finer along the edges of its image.
 
 After FeatUp (Fu et al., ICLR 2024, arXiv 2403.10516), from which FeatSharp (Ranzinger et al., 2025) takes this branch.
 """
@@ -49,7 +49,7 @@ class JointBilateral(nn.Module):
         return out
 
     def weights(self, guide: torch.Tensor) -> torch.Tensor:
-        """``[B, 3, H, W]`` to ``[B, K, H, W]``: what each of the K = (2 radius + 1)^2 neighbours, row by row, adds."""
+        """Return ``[B, K, H, W]`` for ``[B, 3, H, W]``: weights of the K = (2 radius + 1)^2 neighbours, row by row."""
         (batch, _, height, width), size = guide.shape, 2 * self.radius + 1
         keys = self.project(guide)
         neighbours = F.unfold(keys, size, padding=self.radius).view(batch, -1, size * size, height, width)
@@ -63,7 +63,7 @@ class JointBilateral(nn.Module):
 
 
 class JointBilateralStack(nn.Module):
-    """Doublings one after the other, each with its own weights, guided by the image averaged down to its size.
+    """A sequence of doublings, each with its own weights, guided by the image averaged down to its size.
 
     Args:
         factor: 2, 4, ...: how many times finer the map becomes.

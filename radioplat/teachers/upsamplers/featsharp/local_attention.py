@@ -38,29 +38,29 @@ class LocalAttention(nn.Module):
         """``[B, H, W, C]`` to ``[B, H, W, C]``."""
         (_, height, width, channels), rows, columns = x.shape, -(-x.shape[1] // _BLOCK), -(-x.shape[2] // _BLOCK)
         q, k, v = self.qkv(x).chunk(3, -1)
-        found = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             self._blocks(q, 0), self._blocks(k, self.radius), self._blocks(v, self.radius), self._mask(x)
         )  # [B, blocks, heads, queries, C / heads]
-        found = found.transpose(2, 3).reshape(-1, rows, columns, _BLOCK, _BLOCK, channels)
-        whole = found.transpose(2, 3).reshape(-1, rows * _BLOCK, columns * _BLOCK, channels)
+        attended = attended.transpose(2, 3).reshape(-1, rows, columns, _BLOCK, _BLOCK, channels)
+        whole = attended.transpose(2, 3).reshape(-1, rows * _BLOCK, columns * _BLOCK, channels)
         return self.out(whole[:, :height, :width])
 
     def _blocks(self, x: torch.Tensor, margin: int) -> torch.Tensor:
-        """``[B, H, W, C]`` to ``[B, blocks, heads, side^2, C / heads]``: squares of ``side = 8 + 2 margin``."""
+        """Cut ``[B, H, W, C]`` into ``[B, blocks, heads, side^2, C / heads]``: squares of ``side = 8 + 2 margin``."""
         below, right = -x.shape[1] % _BLOCK + margin, -x.shape[2] % _BLOCK + margin
         side = _BLOCK + 2 * margin
         squares = F.pad(x, (0, 0, margin, right, margin, below)).unfold(1, side, _BLOCK).unfold(2, side, _BLOCK)
         return squares.flatten(4).unflatten(3, (self.heads, -1)).transpose(-1, -2).flatten(1, 2)
 
     def _mask(self, x: torch.Tensor) -> torch.Tensor:
-        """``[blocks, heads, queries, keys]``: the bias where a key is in the window and in the map."""
+        """Return ``[blocks, heads, queries, keys]``: the bias where a key is in the window and in the map."""
         keys = torch.arange(_BLOCK + 2 * self.radius, device=x.device)
         offset = keys - keys[:_BLOCK, None]  # [queries, keys] along one axis, from 0 to twice the radius in the window
         size = 2 * self.radius + 1
-        seen = (offset >= 0) & (offset < size)
-        seen = (seen[:, None, :, None] & seen[None, :, None, :]).flatten(2).flatten(0, 1)
+        in_window = (offset >= 0) & (offset < size)
+        in_window = (in_window[:, None, :, None] & in_window[None, :, None, :]).flatten(2).flatten(0, 1)
         which = (offset[:, None, :, None] * size + offset[None, :, None, :]).flatten(2).flatten(0, 1)
         bias = self.bias[:, which.clamp(0, size * size - 1)]
         ones = x.new_ones(1, *x.shape[1:3], self.heads)
         there = self._blocks(ones, self.radius)[0, :, :1, None, :, 0] > 0  # [blocks, 1, 1, keys]
-        return torch.where(seen & there, bias, _NEVER)
+        return torch.where(in_window & there, bias, _NEVER)
