@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import safetensors
 import torch
 
 from radioplat import __version__
@@ -13,8 +12,8 @@ from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.student.checkpoint import (
     EMA_FILE,
     VERSION_KEY,
-    has_average,
-    read_average,
+    chosen_average,
+    is_model,
     save_files,
     unknown_form,
 )
@@ -43,14 +42,7 @@ def detector_files(
 
 def is_detector(path: str | Path) -> bool:
     """Return whether ``path`` is a folder or file that :func:`load_detector` can open."""
-    path = Path(path)
-    if path.suffix != ".safetensors" or not path.is_file():
-        return (path / DETECTOR_FILE).is_file()
-    try:
-        with safetensors.safe_open(path, "pt") as opened:
-            return DETECTOR_KEY in (opened.metadata() or {})
-    except (safetensors.SafetensorError, OSError):
-        return False
+    return is_model(path, DETECTOR_FILE, DETECTOR_KEY)
 
 
 def read_detector(
@@ -67,12 +59,7 @@ def read_detector(
     content = read_checkpoint(file, where)
     architecture = _architecture(content.metadata, file, where)
     require_unchanged(path, (DETECTOR_FILE, *(() if ema is False else (EMA_FILE,))), where)
-    if ema and not has_average(path):
-        hint = "The run that wrote it had train.enable_ema=false."
-        raise WeightsError(f"{path} holds no EMA weights", where=where, hint=hint)
-    tensors = dict(content.tensors)
-    if ema is not False:
-        tensors.update(read_average(path, where))
+    tensors = {**content.tensors, **chosen_average(path, ema, where)}
     require_finite(tensors, file, where)
     return architecture, tensors
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,10 +58,6 @@ class Quantization:
         for format in {*parts, *how.residuals.values()} - {None}:
             NumberFormat(format)
         return how
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return a dict that JSON can represent."""
-        return asdict(self)
 
     def without_heads(self) -> Quantization:
         """Return the part of the backbone, for a student with other heads."""

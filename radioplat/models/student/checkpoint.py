@@ -63,12 +63,17 @@ def save_one_file(student: Student, path: Path, metadata: dict[str, str]) -> Non
 
 def is_checkpoint(path: str | Path) -> bool:
     """Return whether ``path`` is a folder, or a file of :func:`save_one_file`, that :func:`load_student` can open."""
+    return is_model(path, STUDENT_FILE, STUDENT_KEY)
+
+
+def is_model(path: str | Path, name: str, key: str) -> bool:
+    """Return whether ``path`` is a folder with the file ``name``, or a safetensors file with metadata ``key``."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
-        return (path / STUDENT_FILE).is_file()
+        return (path / name).is_file()
     try:
         with safetensors.safe_open(path, "pt") as opened:
-            return STUDENT_KEY in (opened.metadata() or {})
+            return key in (opened.metadata() or {})
     except (safetensors.SafetensorError, OSError):
         return False
 
@@ -144,6 +149,18 @@ def has_average(path: str | Path) -> bool:
     return (Path(path) / EMA_FILE).is_file()
 
 
+def chosen_average(path: str | Path, ema: bool | None, where: str) -> dict[str, torch.Tensor]:
+    """Read the EMA weights that replace plain ones; arguments as of :func:`load_student`.
+
+    Raises:
+        WeightsError: the file is torn, or there is none and ``ema`` is True.
+    """
+    if ema and not has_average(path):
+        hint = "The run that wrote it had train.enable_ema=false."
+        raise WeightsError(f"{path} has no EMA weights", where=where, hint=hint)
+    return {} if ema is False else read_average(path, where)
+
+
 def read_average(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     """Read the EMA weights and statistics of a checkpoint folder, fp32; empty if the run kept none.
 
@@ -173,12 +190,7 @@ def load_student(path: str | Path, where: str = "", ema: bool | None = None) -> 
     architecture = read_architecture(path, where)
     require_unchanged(path, (STUDENT_FILE, HEADS_FILE, *(() if ema is False else (EMA_FILE,))), where)
     student = Student(architecture)
-    tensors = read_tensors(path, where)
-    if ema and not has_average(path):
-        hint = "The run that wrote it had train.enable_ema=false."
-        raise WeightsError(f"{path} holds no EMA weights", where=where, hint=hint)
-    if ema is not False:
-        tensors.update(read_average(path, where))
+    tensors = read_tensors(path, where) | chosen_average(path, ema, where)
     require_finite(tensors, path, where)
     load_into(student, tensors, path, where)
     return student.fold().eval()

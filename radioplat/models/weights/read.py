@@ -157,16 +157,9 @@ def _bare(name: object) -> str:
     return text
 
 
-def load_into(
-    module: nn.Module,
-    tensors: dict[str, torch.Tensor],
-    path: str | Path,
-    where: str,
-    ignore: tuple[str, ...] = (),
-    fresh: tuple[str, ...] = (),
-) -> None:
+def load_into(module: nn.Module, tensors: dict[str, torch.Tensor], path: str | Path, where: str) -> None:
     """Copy ``tensors`` into ``module``; every name and shape must fit (see :func:`fit`)."""
-    module.load_state_dict(fit(module, tensors, path, where, ignore, fresh), strict=not fresh)
+    module.load_state_dict(fit(module, tensors, path, where))
 
 
 def fit(

@@ -24,7 +24,7 @@ NORMS = {
     "CLIP": ((0.481, 0.458, 0.408), (0.269, 0.261, 0.276)),
     "[0, 1]": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
-# Standard deviation of the map's features, as published beside PHI-S; a name that holds the key is compared.
+# Published standard deviations of map features (PHI-S paper), for teachers whose name contains the key.
 KNOWN_SCALES = {"siglip": 1.84, "dinov2": 1.35, "sam": 5.47, "dfn": 0.029}
 _DEAD, _SURE = 1e-4, 3.0
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-_OUTSIDE = -6.0  # at first the cell itself weighs all but 2 %
+_OUTSIDE = -6.0  # initially the cell itself has 98 % of the weight
 
 
 class BlurDownsampler(nn.Module):
@@ -31,4 +31,4 @@ class BlurDownsampler(nn.Module):
         """``[B, D, factor * h, factor * w]`` to ``[B, D, h, w]``."""
         padded = F.pad(fine, [self.factor] * 4, mode="replicate")
         cells = padded.unfold(2, 3 * self.factor, self.factor).unfold(3, 3 * self.factor, self.factor)
-        return cells.flatten(4) @ self.logits.flatten().softmax(0)  # a convolution of one channel is many times slower
+        return cells.flatten(4) @ self.logits.flatten().softmax(0)  # much faster than a one-channel convolution

@@ -27,7 +27,7 @@ from radioplat.tasks.train_upsampler.views import draw_views, move
 from radioplat.teachers.base.teacher import FrozenTeacher
 from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp
 
-_BLUR_LR = 100.0  # times the learning rate: a blur has some dozen weights, which must get from -6 to 0 and above
+_BLUR_LR = 100.0  # times the learning rate: the blur has a few dozen weights, which must move from -6 to 0 and above
 
 
 @dataclass

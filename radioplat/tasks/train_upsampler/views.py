@@ -18,8 +18,8 @@ def draw_views(count: int, generator: torch.Generator, max_zoom: float, max_shif
         max_shift: how far it may reach beyond the image, relative to the image's side.
     """
     zoom = 1 + (max_zoom - 1) * torch.rand(count, generator=generator)
-    room = 1 - 1 / zoom + 2 * max_shift  # of the view's centre, in units of half a side
-    centre = (2 * torch.rand(count, 2, generator=generator) - 1) * room[:, None]
+    margin = 1 - 1 / zoom + 2 * max_shift  # range of the view's centre, in units of half a side
+    centre = (2 * torch.rand(count, 2, generator=generator) - 1) * margin[:, None]
     mirrored = torch.rand(count, generator=generator) < 0.5
     theta = torch.zeros(count, 2, 3)
     theta[:, 0, 0] = torch.where(mirrored, -1.0, 1.0) / zoom

@@ -22,7 +22,7 @@ class CheckpointTeacher(Adapter):
     def __init__(self, architecture: StudentArchitecture, where: str) -> None:
         super().__init__()
         self.backbone = build_backbone(architecture, where)
-        # A timm model brings its own classifier.
+        # A timm model has its own classifier.
         apart = architecture.num_classes and isinstance(self.backbone, RadioViT)
         self.classifier = nn.Linear(self.backbone.summary_dim, architecture.num_classes) if apart else None
         self.slots = architecture.summary_slots

@@ -18,7 +18,7 @@ from radioplat.models.weights.read import require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, map_of, weights_field, weights_of
 
-# Where AutoModel would bring a text tower along.
+# Models for which AutoModel would also load a text tower.
 _TOWERS = {
     "clip": "CLIPVisionModelWithProjection",
     "siglip": "SiglipVisionModel",
@@ -41,7 +41,7 @@ class HfTeacher(Adapter):
         super().__init__()
         self.model, self.native = model, native
         self.pooled = True
-        # NaFlex: patches come cut, with their grid beside them.
+        # NaFlex: input is patches and their grid.
         self.patched = "spatial_shapes" in inspect.signature(model.forward).parameters
         self.patch = int(getattr(config, "patch_size", 0) or 0)
         accepts = inspect.signature(model.forward).parameters
@@ -65,7 +65,7 @@ class HfTeacher(Adapter):
         summary = "projected embedding" if "Projection" in model_class.__name__ else "pooler, class token or mean"
         try:
             return cls(model.eval(), config, NativeInput(mean, std, size, summary))
-        except Exception as error:  # models that are not vision encoders refuse an image by whatever they raise
+        except Exception as error:  # models that are not vision encoders may raise anything
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise SpecError(f"{type(model).__name__} takes no images: {reason}", where=field) from None
 
@@ -121,7 +121,7 @@ class HfTeacher(Adapter):
         b, c, height, width = images.shape
         p = self.patch
         h, w = height // p, width // p
-        if images.is_meta:  # the grid is read value by value, so the model itself cannot run here
+        if images.is_meta:  # the model reads the grid's values, so it cannot run here
             body = images.new_empty(b, h * w, self.model.config.hidden_size)
             return SimpleNamespace(last_hidden_state=body, pooler_output=body[:, 0])
         patches = images.reshape(b, c, h, p, w, p).permute(0, 2, 4, 3, 5, 1).reshape(b, h * w, p * p * c)
@@ -163,7 +163,7 @@ def _open(folder: Path, field: str) -> tuple[Any, Any]:
     if kind not in transformers.CONFIG_MAPPING:
         hint = "Code inside the folder is never run. A class of your own: model.backbone.type: package.module:Class."
         raise SpecError(f"transformers has no model of type {kind!r}", where=field, hint=hint)
-    # Without the folder's own code, whatever it says of it.
+    # Without the folder's own code.
     config = transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
     if kind in _TOWERS:
         tower = config.vision_config
@@ -185,7 +185,7 @@ def _load(folder: Path, field: str) -> tuple[nn.Module, dict[str, Any]]:
 
     config, model_class = _open(folder, field)
     before = logging.get_verbosity()
-    logging.set_verbosity_error()  # a text tower that is left out is no news
+    logging.set_verbosity_error()  # the warning about an unused text tower
     logging.disable_progress_bar()
     try:
         return model_class.from_pretrained(

@@ -81,7 +81,7 @@ class OwnClassTeacher(Adapter):
             features = self.model(images, wanted)
         except Exception as error:  # whatever a user's forward raises
             if not images.is_meta:
-                raise  # in a run, running out of memory for one is handled above
+                raise  # in a run, out of memory, for example, is handled by the caller
             message = f"forward of images {[*images.shape]} raised {type(error).__name__}: {_first_line(error)}"
             raise self._error(message, _ON_META) from None
         if not isinstance(features, Features):

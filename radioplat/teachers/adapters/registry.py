@@ -15,8 +15,8 @@ from radioplat.models.vision_model import model_kind
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import Adapter
 
-_ROOM = "radioplat.teachers.adapters"
-# kind -> module and class; imported when a spec names one.
+_PACKAGE = "radioplat.teachers.adapters"
+# kind -> module and class; imported only if a spec names the kind.
 ADAPTERS = {
     "radioplat": ("checkpoint", "CheckpointTeacher"),
     "detector": ("detector", "DetectorTeacher"),
@@ -29,8 +29,8 @@ ADAPTERS = {
     "clip": ("clip", "ClipTeacher"),
     "timm": ("timm_model", "TimmTeacher"),
 }
-_OF_MODELS = {ModelKind.student: "radioplat", ModelKind.detector: "detector"}  # of weights that this package wrote
-# A backbone's name -> kind, tried in order; the last takes what is left.
+_OF_MODELS = {ModelKind.student: "radioplat", ModelKind.detector: "detector"}  # of radioplat's own checkpoints
+# Pattern of a backbone's name -> kind, tried in order; the last matches all.
 _BY_NAME = (
     (r"torchscript", "torchscript"),
     (r"[\w.]+:\w+", "class"),
@@ -68,7 +68,7 @@ def kind_of(teacher: ResolvedTeacher) -> str:
 def adapter_class(teacher: ResolvedTeacher) -> type[Adapter]:
     """Import the adapter class of ``teacher``."""
     module, name = ADAPTERS[kind_of(teacher)]
-    return getattr(importlib.import_module(f"{_ROOM}.{module}"), name)
+    return getattr(importlib.import_module(f"{_PACKAGE}.{module}"), name)
 
 
 def own_code_hash(teacher: ResolvedTeacher) -> str | None:

@@ -30,7 +30,7 @@ class SamTeacher(TimmTeacher):
         options, kwargs = options_of(teacher, neck=(True, False))
         built = super().build(_with_kwargs(teacher, kwargs))
         built.neck = options["neck"]
-        # Positions are resized to the image in forward; only this check stands in the way.
+        # Positions are resized to the image in forward; only this check prevents other sizes.
         built.target.patch_embed.strict_img_size = False
         built.needs_multiple = True
         return built

@@ -20,7 +20,7 @@ from radioplat.models.weights.read import fit, read_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
 
-# The order is that of the hint; the first is the default.
+# In the order of the hint; the first is the default.
 SUMMARIES = ("native", "class", "mean", "attention", "projection")
 _WORDS = {
     "class": "class token",
@@ -195,5 +195,5 @@ def renamed_by_timm(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # some of these filters print
             return filter_fn(*arguments)
-    except Exception:  # a layout that the filter does not know ends in whatever its lookups raise
+    except Exception:  # for an unknown layout the filter may raise anything
         return None

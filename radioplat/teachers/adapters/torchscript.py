@@ -52,7 +52,7 @@ class TorchScriptTeacher(Adapter):
             raise WeightsError(f"no such file: {path}", where=field)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # torch's; the files are there all the same
+                warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit; such files still exist
                 model = torch.jit.load(str(path), map_location="cpu")
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]

@@ -79,7 +79,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     if "logits" in teacher.wanted and not model.logits_dim:
         where = f"{teacher.where}.mode"
         raise SpecError("this teacher has no classifier", where=where, hint="Take summary or spatial.")
-    # Asked of the model, not computed from the stride: some round up, some round down.
+    # Measured, not computed from the stride: some models round up, some round down.
     device = "meta" if type(model).structure_without_weights else "cpu"
     for bound in teacher.bindings:
         find_module(model.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
@@ -90,7 +90,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         if bound.teacher_module not in outputs:
             where = f"{bound.where}.teacher_module_name"
             raise SpecError(f"the teacher does not run its module {bound.teacher_module!r}", where=where)
-    assert features.spatial is not None and features.summary is not None  # both were asked for
+    assert features.spatial is not None and features.summary is not None  # both were wanted
     rows, columns, width = features.spatial.shape[1:]
     factor, parameters = teacher.upsample_factor, sum(p.numel() for p in model.parameters())
     if teacher.upsampler_checkpoint:
@@ -153,7 +153,7 @@ class FrozenTeacher(nn.Module):
             raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
         model = adapter_class(teacher).build(teacher)
         model.load(teacher)
-        # A folded BatchNorm is gone from the graph, and a module before it gives something else.
+        # Folding removes a BatchNorm from the graph and changes the output of the module before it.
         self.modules_wanted = teacher.modules
         self.model = model.eval() if self.modules_wanted else _folded(model.eval(), teacher.input_size)
         self.dtype = compute_dtype(teacher.service.precision, torch.device(device))
@@ -162,12 +162,12 @@ class FrozenTeacher(nn.Module):
         self.register_buffer("mean", torch.tensor(teacher.norm_mean).view(1, 3, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255)
         self.model.requires_grad_(False).eval().to(self.dtype)
-        self.upsampler = _upsampler(teacher)  # in fp32: it is small beside the backbone
+        self.upsampler = _upsampler(teacher)  # in fp32: it is small compared with the backbone
         self._enlarge = teacher.view_size == teacher.input_size
         self.to(device)
         if torch.device(device).type == "cpu":
             self.to(memory_format=torch.channels_last)
-        compiles = teacher.service.compile and not self.modules_wanted  # hooks are not seen by a compiled graph
+        compiles = teacher.service.compile and not self.modules_wanted  # a compiled graph skips hooks
         self._run = torch.compile(self.model, dynamic=False) if compiles else self.model
 
     def normalise_by(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -234,7 +234,7 @@ def enlarge(images: torch.Tensor, factor: int) -> torch.Tensor:
 def _upsampler(teacher: ResolvedTeacher) -> nn.Module | None:
     if not teacher.upsampler_checkpoint:
         return None
-    describe(teacher)  # raises where the two do not belong together
+    describe(teacher)  # raises if the two do not belong together
     return upsampler_module().load_upsampler(teacher.upsampler_checkpoint, upsampler_field(teacher))
 
 

@@ -92,11 +92,11 @@ class CachedTeacher:
             rows = _rows(fresh)
             for place, row in enumerate(misses):
                 if row in keys and all(_finite(array[place]) for array in rows.values()):
-                    # A copy: a slice would keep the whole answer in memory, or in Ray's object store.
+                    # A copy: a slice would keep the complete result in memory, or in Ray's object store.
                     self._store.put(keys[row], {name: array[place].copy() for name, array in rows.items()})
             return _merge(total, hits, fresh, misses, (len(hits), len(keys) - len(hits)))
 
-        return functools.cache(answer)  # a batch that statistics are taken of is asked for twice
+        return functools.cache(answer)  # a batch used for statistics is fetched twice
 
     def _ask(self, shared: _Seen, rows: list[int], micro_batch: int) -> Pending:
         if len(rows) < len(shared.pixels):

@@ -19,11 +19,11 @@ from radioplat.data.storage.files import HandlePool, RangeFile
 
 SUFFIX = ".features.safetensors"
 KEY_BYTES = 32
-Row = dict[str, np.ndarray]  # what a teacher said of one sample: bf16 bits as uint16, by the name of the output
+Row = dict[str, np.ndarray]  # features of one sample: bf16 bits as uint16, by the name of the output
 
 _FORMAT = {"format": "radioplat features 1"}
 _FEATURE = "feature."
-_HEAD = 1 << 16  # bytes that are read at once: the header, mostly all keys too
+_HEAD = 1 << 16  # bytes of the first read: the header, usually with all keys
 
 
 def layout(row: Row) -> tuple:
@@ -81,7 +81,7 @@ class FeatureFile:
             keys = numbers("key").tobytes()
             self._checksums = numbers("crc32")
             self.keys = [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)]
-            self._outputs: list[tuple[str, int, tuple[int, ...]]] = []  # name, where it starts, shape of a row
+            self._outputs: list[tuple[str, int, tuple[int, ...]]] = []  # name, offset, shape of a row
             for name, tensor in header.items():
                 if name.startswith(_FEATURE):
                     rows, *shape = tensor["shape"]

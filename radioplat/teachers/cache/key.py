@@ -25,8 +25,8 @@ from radioplat.teachers.adapters.registry import adapter_class, own_code_hash
 from radioplat.teachers.cache.file import KEY_BYTES
 from radioplat.teachers.upsamplers.registry import upsampler_field, upsampler_module
 
-# Goes up when what lies between pixels and answer changes: normalisation, folding, what an upsampler computes, the
-# resize to the loss grid.
+# Increased when the computation from pixels to features changes: normalisation, folding, upsampling, the resize to the
+# loss grid.
 _PATH = "1: fold_batch_norm, to_grid averages in fp32, bf16"
 
 
@@ -71,7 +71,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
         "norm": [list(teacher.norm_mean), list(teacher.norm_std)],
         "grid": list(grid),
         "precision": precision,
-        # Where sizes are drawn it enlarges its view itself: the same pixels, another answer.
+        # With drawn sizes it enlarges its view itself: the same pixels, other features.
         "upsampler": upsampler and [upsampler.KIND, upsampler.VERSION, teacher.view_size],
         "wanted": sorted(teacher.wanted),
     }
@@ -123,7 +123,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 def _path_hash(path: Path, where: str) -> str:
     try:
         if path.is_dir():
-            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # its moments are nothing to a teacher
+            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # without moments
             files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
             parts = [(str(p.relative_to(path)), file_hash(p)) for p in files]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

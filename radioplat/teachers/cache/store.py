@@ -25,9 +25,9 @@ from radioplat.spec.resolved.paths import is_remote
 from radioplat.teachers.cache.file import SUFFIX, FeatureFile, Row, encode, layout
 
 WRITE_BYTES = 2**26  # of features are collected before a file is written
-WRITE_SECONDS = 60.0  # after which they are written all the same: a process that is killed loses no more
-LIST_SECONDS = 30.0  # between two looks for what others wrote
-_LEFT_BEHIND_SECONDS = 86_400.0  # after which a file that is still being written has lost its writer
+WRITE_SECONDS = 60.0  # after which they are written anyway: the most that a killed process loses
+LIST_SECONDS = 30.0  # between two listings of the folder
+_LEFT_BEHIND_SECONDS = 86_400.0  # after which a partial file is abandoned
 
 
 class FeatureStore:
@@ -53,15 +53,15 @@ class FeatureStore:
         self._listing = threading.Lock()
         self._pool = HandlePool(256)
         self._files: dict[int, FeatureFile] = {}
-        self._names: set[str] = set()  # of files that were looked at
+        self._names: set[str] = set()  # of files that were read
         self._index: dict[bytes, int] = {}  # key -> number of its file << 32 | row
-        self._fresh: dict[bytes, Row] = {}  # not yet handed to the writer
+        self._fresh: dict[bytes, Row] = {}  # not yet passed to the writer
         self._fresh_bytes, self._fresh_since = 0, 0.0
-        self._leaving: list[dict[bytes, Row]] = []  # handed to the writer
-        self._writes: deque[Future] = deque()  # of what was handed over, the oldest first
+        self._leaving: list[dict[bytes, Row]] = []  # passed to the writer
+        self._writes: deque[Future] = deque()  # of the parts passed over, the oldest first
         self._writer = ThreadPoolExecutor(1, "cache-writer")
         self._readers = ThreadPoolExecutor(8, "cache-reader")
-        self._stopped = ""  # why nothing is written any more
+        self._stopped = ""  # reason why writing has stopped
         self.ignored = self.lost = 0
         try:
             self._open()
@@ -80,9 +80,9 @@ class FeatureStore:
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
         """Return the features of each key, None if missing."""
         if not all(map(self._knows, keys)) and time.monotonic() - self._listed > LIST_SECONDS:
-            with contextlib.suppress(OSError):  # the folder may be back next time
+            with contextlib.suppress(OSError):  # the folder may be readable next time
                 self._list()
-        # Only an object store is worth threads: its answers take long to begin.
+        # Threads only for an object store, whose latency is high.
         each = self._readers.map if is_remote(self._folder) else map
         return list(each(self._get, keys))
 
@@ -132,7 +132,7 @@ class FeatureStore:
         """Return bytes of every file of the cache, by name."""
         try:
             listed = list_files(self._folder, lambda name: name.endswith(SUFFIX))
-        except FileNotFoundError:  # an object store has no empty folders
+        except FileNotFoundError:  # in an object store an empty folder does not exist
             return {}
         return {name: state.size for name, state in listed}
 
@@ -199,7 +199,7 @@ class FeatureStore:
                 self._leaving.append(rows)
                 self._writes.append(self._writer.submit(self._write, rows))
             late = [self._writes.popleft() for _ in range(len(self._writes) - most)]
-        for write in late:  # a slow store: the run waits rather than pile up memory
+        for write in late:  # a slow store: the run waits, to bound memory
             write.result()
 
     def _write(self, rows: dict[bytes, Row]) -> None:
@@ -228,7 +228,7 @@ class FeatureStore:
         room = self._max - sum(self._sizes().values())
         if len(data) <= room:
             write_file(path, data)
-            # Others may have written meanwhile. Whoever comes last sees all, and takes its own away again.
+            # Others may have written meanwhile. The last writer sees all files, and removes its own.
             if sum(self._sizes().values()) <= self._max:
                 self._add(name, self._look(name))
                 return

@@ -41,7 +41,7 @@ class Batcher:
     def __init__(self, forward: Forward, most: int) -> None:
         self._forward, self._most = forward, most
         self._requests: queue.Queue[_Request] = queue.Queue()
-        self._left: list[_Request] = []  # taken from the queue, not yet run
+        self._left: list[_Request] = []  # removed from the queue, not yet run
         self.waiting = 0
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="teacher", daemon=True).start()

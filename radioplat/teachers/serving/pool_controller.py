@@ -15,8 +15,9 @@ import ray
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.serving.replica_health import health_of
 
-_LOOK_S = 1.0  # between two looks at the queues
-_BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30  # requests a replica that are too many; looks before size changes
+_LOOK_S = 1.0  # between two checks of the queues
+# Requests per replica above which the pool grows; checks before it grows or shrinks.
+_BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30
 
 
 @dataclass(frozen=True)

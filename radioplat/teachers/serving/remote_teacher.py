@@ -20,7 +20,7 @@ from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.pool import await_pool_controller, open_pool_controller
 from radioplat.teachers.serving.replica_health import health_of
 
-_LOOK_AGAIN_S = 5.0  # how old the list of an elastic pool's replicas may get
+_LOOK_AGAIN_S = 5.0  # maximum age of the list of an elastic pool's replicas
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
@@ -53,10 +53,10 @@ class RemoteTeacher:
     direct: bool = False
     turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # runs that share a pool have no common ranks
     _replicas: list = field(default_factory=list)
-    _size: int = 0  # replicas when they were last listed, those of other nodes too
+    _size: int = 0  # replicas in the last listing, including other nodes
     _seen: float = 0.0
-    _open: dict = field(default_factory=dict)  # actor id -> requests of ours that it has not answered
-    _restarted: set = field(default_factory=set)  # actor ids whose features come through the object store now
+    _open: dict = field(default_factory=dict)  # actor id -> number of our open requests
+    _restarted: set = field(default_factory=set)  # actor ids whose features use the object store from now on
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
         """Put the view into the object store, once for all teachers that use it."""
@@ -177,7 +177,7 @@ class _Request:
             except ray.exceptions.GetTimeoutError:
                 lost_since = self._look_after(lost_since)
             except ray.exceptions.RayDirectTransportError:
-                # Its replica died with the features. NIXL knows processes by their actor, and refuses the new one.
+                # Its replica died with the features. NIXL identifies processes by their actor, and refuses the new one.
                 self._closed()
                 teacher._restarted.add(self._replica._actor_id)
                 self._send()
@@ -228,7 +228,7 @@ def start_pool(
     """
     service, controller = teacher.service, open_pool_controller(teacher, num_gpus, log)
     gpus, cpus = num_gpus, service.num_cpus
-    if service.pool:  # whoever started it said how large a replica is
+    if service.pool:  # the size of a replica was chosen when the pool was started
         gpus, cpus = ray.get(controller.replica_size.remote())
     return RemoteTeacher(
         teacher.name,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from radioplat.teachers.serving.packed_features import Packed
     from radioplat.teachers.serving.runner import TeacherRunner
 
-AT_ONCE = 64  # requests that a replica holds; more wait at their senders
+AT_ONCE = 64  # requests in a replica; more wait at their senders
 
 
 class Replica:
@@ -40,7 +40,7 @@ class Replica:
         self._runner: TeacherRunner | None = None
         self._batcher: Batcher | None = None
         self._gives_way = False
-        self._since = 0.0  # when what runs now began
+        self._since = 0.0  # start of the current forward
         self._forwards = 0
 
     def ready(self) -> bool:
@@ -87,7 +87,7 @@ class Replica:
     def _loaded(self) -> Batcher:
         with self._loading:
             if self._batcher is None:
-                # Here, because whoever starts a replica imports this file and has no use for torch.
+                # Here, because processes that start a replica import this file and do not need torch.
                 from radioplat.teachers.serving.batcher import Batcher
                 from radioplat.teachers.serving.runner import TeacherRunner
 

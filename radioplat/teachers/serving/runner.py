@@ -50,12 +50,12 @@ class TeacherRunner:
         images = torch.from_numpy(np.ascontiguousarray(pixels)) if pixels.flags.writeable else torch.tensor(pixels)
         features = self.model(images, wanted)
         if features.spatial is not None:
-            own = features.spatial.shape[1:3]  # smaller than the grid where a small view was drawn
+            own = features.spatial.shape[1:3]  # smaller than the grid if a small view was drawn
             inside = (min(own[0], grid[0]), min(own[1], grid[1]))
             features = Features(
                 features.summary, to_grid(features.spatial.float(), inside).to(torch.bfloat16), features.named
             )
         packed = pack(features.map(lambda t: t[:rows]), 0.0)
         if self._on_gpu:
-            torch.cuda.synchronize()  # the time is that of the work, and others may read the features from now on
+            torch.cuda.synchronize()  # to measure the work's time, and to let others read the features
         return packed.taking(time.perf_counter() - begin)

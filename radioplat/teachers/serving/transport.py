@@ -48,7 +48,7 @@ def unpack(packed: Packed) -> Features:
     def tensor(array: Array) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
             return array
-        with warnings.catch_warnings():  # Ray hands out read-only memory; torch has no read-only tensors
+        with warnings.catch_warnings():  # Ray's memory is read-only; torch has no read-only tensors
             warnings.filterwarnings("ignore", message=".*not writable.*")
             return torch.from_numpy(array).view(torch.bfloat16)
 
@@ -63,6 +63,6 @@ def has_nixl() -> bool:
     """Return whether this process can load NIXL, Ray's transport between any two devices."""
     try:
         import nixl  # noqa: F401
-    except ImportError:  # also where it is there for another CUDA
+    except ImportError:  # also if it is installed for another CUDA
         return False
     return True

@@ -192,6 +192,6 @@ def test_without_an_average(tmp_path):
     made = commit(tmp_path, snapshot("model_epoch_001", student, student.state_dict(), {}, RunState(), average={}))
     assert not has_average(made) and read_average(made) == {}
     assert dataclasses.asdict(load_student(made).architecture) == dataclasses.asdict(student.architecture)
-    with pytest.raises(WeightsError, match="holds no EMA") as caught:
+    with pytest.raises(WeightsError, match="has no EMA") as caught:
         load_student(made, "evaluate.checkpoint", ema=True)
     assert caught.value.problems[0].where == "evaluate.checkpoint"

@@ -43,7 +43,7 @@ class JointBilateral(nn.Module):
         resized = F.interpolate(coarse, size=(height, width), mode="bicubic", align_corners=False)
         weights, padded = self.weights(guide), F.pad(resized, [self.radius] * 4)
         out = torch.zeros_like(resized)
-        # Neighbour by neighbour: all at once would hold D * window^2 values a position.
+        # Neighbour by neighbour: all at once would need D * window^2 values a position.
         for k, (y, x) in enumerate(itertools.product(range(2 * self.radius + 1), repeat=2)):
             out = out + weights[:, k : k + 1] * padded[:, :, y : y + height, x : x + width]
         return out

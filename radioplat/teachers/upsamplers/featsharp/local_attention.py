@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 _BLOCK = (
-    8  # queries are taken in squares of this side, with the keys around them: memory grows with H * W, not its square
+    8  # queries are grouped in squares of this side, with the keys around them: memory grows with H * W, not its square
 )
 _NEVER = -1e9  # finite: a padded query, which sees no key, must not make a NaN
 
