@@ -117,7 +117,7 @@ def _require_size(size: tuple[int, int], header: ImageHeader) -> None:
 
 
 def _decode_jpeg(data: bytes, header: ImageHeader, factor: int, fast: bool) -> np.ndarray | None:
-    """RGB at 1/factor of the size, or None where libjpeg-turbo refuses (CMYK, spec_mismatches, damage): Pillow then judges."""
+    """RGB at 1/factor of the size, or None where libjpeg-turbo refuses (CMYK, oddities, damage): Pillow then judges."""
     try:
         _require_size(simplejpeg.decode_jpeg_header(data)[1::-1], header)
         if factor == 1:
