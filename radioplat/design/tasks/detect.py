@@ -8,7 +8,7 @@ from radioplat.design.detector import detect_objective, start_detector
 from radioplat.design.run import Run, has_held_out
 from radioplat.design.student import equip
 from radioplat.design.tasks.task import Validation
-from radioplat.evaluation.detection.judge import judge_checkpoint
+from radioplat.evaluation.detection.checkpoint import measure_checkpoint
 from radioplat.models.model_kind import ModelKind
 from radioplat.objectives.objective import Objective
 
@@ -32,5 +32,5 @@ class Detect:
 
     def validate(self, run: Run, checkpoint: Path) -> Validation:
         """See :class:`radioplat.design.tasks.task.Task`."""
-        result, faults = judge_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
+        result, faults = measure_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
         return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])

@@ -1,4 +1,4 @@
-"""How well a detector finds objects, by COCO's measure: pycocotools' own code, fed from memory."""
+"""COCO's detection measures, computed by pycocotools from arrays in memory."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class CocoResult:
     unusable: int = 0
 
 
-def coco_metrics(truth: Sequence[Boxes], found: Sequence[Detections], num_classes: int) -> CocoResult:
-    """Measure what was ``found`` in each image against its ``truth``; a crowd is neither to be found nor wrong.
+def coco_metrics(truth: Sequence[Boxes], detections: Sequence[Detections], num_classes: int) -> CocoResult:
+    """Compare the ``detections`` of each image with its ``truth``; crowds are ignored.
 
     Args:
-        truth, found: one entry an image, in the same pixels.
+        truth, detections: one entry an image, in the same pixels.
         num_classes: labels are below it.
 
     Raises:
         SpecError: pycocotools is not installed.
-        ValueError: another number of images in one than in the other.
+        ValueError: ``truth`` and ``detections`` have different lengths.
     """
-    kept = [detections.usable(num_classes) for detections in found]
-    unusable = sum(len(d) for d in found) - sum(len(d) for d in kept)
-    precision, recall = _evaluate(_ground_truth(truth, num_classes), _results(truth, kept))
+    usable = [each.usable(num_classes) for each in detections]
+    unusable = sum(map(len, detections)) - sum(map(len, usable))
+    precision, recall = _evaluate(_ground_truth(truth, num_classes), _results(truth, usable))
     of_all = precision[:, :, :, 0]  # thresholds, recalls, classes
     classes = range(num_classes)
     return CocoResult(
@@ -83,12 +83,12 @@ def _ground_truth(truth: Sequence[Boxes], num_classes: int) -> dict:
     return {"images": [{"id": i} for i in range(len(truth))], "annotations": annotations, "categories": categories}
 
 
-def _results(truth: Sequence[Boxes], found: Sequence[Detections]) -> list[dict]:
+def _results(truth: Sequence[Boxes], detections: Sequence[Detections]) -> list[dict]:
     return [
         {"image_id": i, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0], "score": score}
-        for i, (_, detections) in enumerate(zip(truth, found, strict=True))
+        for i, (_, each) in enumerate(zip(truth, detections, strict=True))
         for (x0, y0, x1, y1), label, score in zip(
-            detections.xyxy.tolist(), detections.labels.tolist(), detections.scores.tolist(), strict=True
+            each.xyxy.tolist(), each.labels.tolist(), each.scores.tolist(), strict=True
         )
     ]
 
@@ -114,10 +114,10 @@ def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]
             guesses = COCO()
             guesses.dataset = truth | {"annotations": []}
             guesses.createIndex()
-        judge = COCOeval(known, guesses, "bbox")
-        judge.evaluate()
-        judge.accumulate()
-    return judge.eval["precision"][..., -1], judge.eval["recall"][..., -1]
+        evaluation = COCOeval(known, guesses, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation.eval["precision"][..., -1], evaluation.eval["recall"][..., -1]
 
 
 def _mean(values: np.ndarray) -> float | None:

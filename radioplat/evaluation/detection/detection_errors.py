@@ -1,4 +1,4 @@
-"""Which boxes of a detector are right, and how many are wrong or missing where it must decide."""
+"""Correct, wrong and missed boxes of a detector at a score threshold."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from radioplat.data.detection.boxes import Boxes, Detections
-from radioplat.evaluation.detection.voc import class_verdicts
+from radioplat.evaluation.detection.voc import match_class
 
 IOU = 0.5
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """Of all boxes that were found on a split, by VOC's rules at IoU 0.5; those on crowds are left out.
+class DetectionErrors:
+    """Matches of all boxes detected on a split, by VOC's rules at IoU 0.5; those on crowds are left out.
 
     Attributes:
         scores: ``[N]``.
-        right: bool ``[N]``.
-        objects: how many there are to find.
+        right: bool ``[N]``, whether a box matches an object.
+        objects: number of true objects.
     """
 
     scores: np.ndarray
@@ -28,7 +28,7 @@ class Verdicts:
     objects: int
 
     def best_threshold(self) -> float:
-        """The score from which boxes are taken so that F1, ``2 right / (taken + objects)``, is highest."""
+        """Return the score threshold with the highest F1, ``2 right / (boxes + objects)``."""
         if not self.right.any():
             return 0.5
         order = np.argsort(-self.scores, kind="stable")
@@ -37,27 +37,27 @@ class Verdicts:
         return float(self.scores[order][f1.argmax()])
 
     def counts(self, threshold: float) -> tuple[int, int, int]:
-        """How many boxes with at least this score are right, how many spurious, and how many objects are missed."""
-        taken = self.right[self.scores >= threshold]
-        right = int(taken.sum())
-        return right, len(taken) - right, self.objects - right
+        """Count correct boxes, wrong boxes and missed objects at a score of at least ``threshold``."""
+        above = self.right[self.scores >= threshold]
+        right = int(above.sum())
+        return right, len(above) - right, self.objects - right
 
 
-def verdicts(truth: Sequence[Boxes], found: Sequence[Detections], num_classes: int) -> Verdicts:
-    """Of what was ``found`` in each image, beside its ``truth``."""
-    usable = [detections.usable(num_classes) for detections in found]
-    each = [image_verdicts(boxes, mine) for boxes, mine in zip(truth, usable, strict=True)]
-    scores = np.concatenate([np.empty(0), *(d.scores for d in usable)])
-    verdict = np.concatenate([np.empty(0, np.int64), *each])
+def detection_errors(truth: Sequence[Boxes], detections: Sequence[Detections], num_classes: int) -> DetectionErrors:
+    """Match the ``detections`` of each image with its ``truth``."""
+    usable = [each.usable(num_classes) for each in detections]
+    matches = [match_image(boxes, each) for boxes, each in zip(truth, usable, strict=True)]
+    scores = np.concatenate([np.empty(0), *(each.scores for each in usable)])
+    match = np.concatenate([np.empty(0, np.int64), *matches])
     objects = sum(int((~boxes.crowd).sum()) for boxes in truth)
-    return Verdicts(scores[verdict >= 0], verdict[verdict >= 0] > 0, objects)
+    return DetectionErrors(scores[match >= 0], match[match >= 0] > 0, objects)
 
 
-def image_verdicts(boxes: Boxes, found: Detections) -> np.ndarray:
-    """int ``[N]`` of the detections in one image: 1 right, 0 wrong, -1 on a crowd."""
-    verdict = np.zeros(len(found), np.int64)
-    for label in np.unique(found.labels):
-        mine = found.labels == label
+def match_image(boxes: Boxes, detections: Detections) -> np.ndarray:
+    """Match the detections in one image: int ``[N]``, 1 correct, 0 wrong, -1 on a crowd."""
+    match = np.zeros(len(detections), np.int64)
+    for label in np.unique(detections.labels):
+        of_class = detections.labels == label
         objects = boxes.take(boxes.labels == label)
-        verdict[mine] = class_verdicts(objects, found.xyxy[mine], found.scores[mine], IOU)
-    return verdict
+        match[of_class] = match_class(objects, detections.xyxy[of_class], detections.scores[of_class], IOU)
+    return match

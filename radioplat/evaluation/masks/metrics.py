@@ -27,13 +27,9 @@ class Segmentation(Metric):
     """:class:`SegmentationResult` by model."""
 
     name, figure, score = "segmentation", "miou", "miou"
+    switch = "segmentation.wanted"
     option = ("segmentation", "segmentation.images_dir, masks_dir and num_classes")
     caption: ClassVar[str] = "Classes of pixels"
-
-    @classmethod
-    def requested(cls, config: EvaluateConfig) -> bool:
-        """See :class:`Metric`."""
-        return cls._config(config).wanted
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
@@ -118,6 +114,7 @@ class Change(Segmentation):
     """:class:`ChangeResult` by model: a decoder on the difference of the maps of two images."""
 
     name, figure, score = "change", "change_f1", "change_f1"
+    switch = "change.wanted"
     option = ("change", "change.before_dir, after_dir and masks_dir")
     caption = "What has changed between two images"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Metric, Setup
-from radioplat.spec.schema.evaluate import CorrespondenceConfig, EvaluateConfig
+from radioplat.spec.schema.evaluate import CorrespondenceConfig
 from radioplat.tracking.report.page import Table
 
 
@@ -124,6 +124,7 @@ class Correspondence(Metric):
     """:class:`CorrespondenceResult` by model, on the first held-out images and a warped copy of each."""
 
     name = "correspondence"
+    switch = "correspondence.enable"
     option = ("correspondence", "correspondence.enable")
 
     def __init__(self, setup: Setup) -> None:
@@ -131,11 +132,6 @@ class Correspondence(Metric):
         self._config = setup.spec.evaluate.correspondence
         self._warped = 0
         self._meters = {name: CorrespondenceMeter(self._config.thresholds) for name in setup.at_usual_size}
-
-    @classmethod
-    def requested(cls, config: EvaluateConfig) -> bool:
-        """See :class:`Metric`."""
-        return config.correspondence.enable
 
     def update(self, batch: EncodedBatch) -> None:
         """See :class:`Metric`."""

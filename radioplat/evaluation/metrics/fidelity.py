@@ -55,18 +55,12 @@ class TeacherMean:
         self.count = 0
         self._sum: Tensor | None = None
 
-    def update(self, features: Tensor, valid: Tensor | None = None) -> None:
-        """Add features ``[..., D]``, all of them or those where ``valid`` (bool ``[...]``) is True."""
-        rows = _rows(features, valid)
+    def update(self, features: Tensor) -> None:
+        """Add features ``[..., D]``."""
+        rows = features.detach().flatten(0, -2).double()
         total = rows.sum(dim=0)
         self._sum = total if self._sum is None else self._sum + total
         self.count += len(rows)
-
-    def merge(self, other: TeacherMean) -> None:
-        """Add what another accumulator has seen."""
-        if other._sum is not None:
-            self._sum = other._sum if self._sum is None else self._sum + other._sum
-            self.count += other.count
 
     @property
     def mean(self) -> Tensor:
@@ -85,7 +79,7 @@ class FidelityMeter:
 
     Args:
         mean: ``[D]``, the teacher's mean over training images (:class:`TeacherMean`).
-        sample: keeps the vectors for CKA, of features without ``valid``; None for no CKA.
+        sample: keeps vectors for CKA; None for no CKA.
     """
 
     def __init__(self, mean: Tensor, sample: RowSample | None = None) -> None:
@@ -95,24 +89,21 @@ class FidelityMeter:
         self._plain = 0.0
         self._count = 0
 
-    def update(self, student: Tensor, teacher: Tensor, valid: Tensor | None = None) -> None:
+    def update(self, student: Tensor, teacher: Tensor) -> None:
         """Compare the student's head output with the teacher's features.
 
         Args:
             student: ``[N, D]`` or ``[N, H, W, D]`` in the teacher's raw space, any float dtype.
             teacher: the same shape.
-            valid: bool of that shape without D; where False a vector is left out.
 
         Raises:
-            ValueError: shapes differ, or CKA was asked for of features with holes.
+            ValueError: shapes differ.
             RadioplatError: a feature is not finite.
         """
-        if valid is not None and self._sample is not None:
-            raise ValueError("CKA takes whole maps")
         if student.shape != teacher.shape or student.shape[-1] != len(self._mean):
             shapes = [list(each.shape) for each in (student, teacher, self._mean)]
             raise ValueError("student {}, teacher {} and mean {} do not fit".format(*shapes))
-        ours, theirs = _rows(student, valid), _rows(teacher, valid)
+        ours, theirs = (each.detach().flatten(0, -2).double() for each in (student, teacher))
         for name, rows in (("student", ours), ("teacher", theirs)):
             if not rows.isfinite().all():
                 raise RadioplatError(f"the {name}'s features are not finite")
@@ -134,19 +125,6 @@ class FidelityMeter:
             raise RadioplatError("no held-out image to measure fidelity on", where="dataset.val_dataset")
         cka = None if self._sample is None else self._sample.cka()
         return FidelityResult(self._centered / self._count, self._plain / self._count, self._count, cka)
-
-
-def fidelity(student: Tensor, teacher: Tensor, mean: Tensor, valid: Tensor | None = None) -> FidelityResult:
-    """:class:`FidelityMeter` for features that are in memory at once; shapes as there."""
-    meter = FidelityMeter(mean)
-    meter.update(student, teacher, valid)
-    return meter.result()
-
-
-def _rows(features: Tensor, valid: Tensor | None) -> Tensor:
-    """``[..., D]`` as float64 ``[R, D]``, only where valid."""
-    features = features.detach()
-    return (features.flatten(0, -2) if valid is None else features[valid]).double()
 
 
 def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:

@@ -3,8 +3,8 @@
 Source: Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3.4;
 the same protocol as DINO's eval_knn.py (k = 20, T = 0.07).
 
-The bank may lie in pieces: in blocks, so that no temporary outgrows memory, and over the ranks of a process group. Each
-piece names its own k nearest; the k nearest of all are among them, so that merging is exact.
+The bank is searched in blocks, so that no temporary tensor exceeds memory, or in pieces by several processes. The k
+nearest of all are among the k nearest of each piece, so merging is exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -76,17 +75,17 @@ def nearest(bank: Tensor, labels: Tensor, queries: Tensor, k: int, first_row: in
     Args:
         first_row: place of ``bank[0]`` in the whole bank.
     """
-    found: Nearest | None = None
+    merged: Nearest | None = None
     for start in range(0, len(bank), block):
         similarity = queries @ bank[start : start + block].T
         column = _nearest_columns(similarity, k)
         row = column + start
         part = Nearest(similarity.gather(1, column), row + first_row, labels[row])
-        found = part if found is None else found.merged(part, k)
-    if found is None:
+        merged = part if merged is None else merged.merged(part, k)
+    if merged is None:
         empty = queries.new_zeros(len(queries), 0)
         return Nearest(empty, empty.long(), empty.long())
-    return found
+    return merged
 
 
 def _nearest_columns(similarity: Tensor, k: int) -> Tensor:
@@ -114,7 +113,6 @@ def knn_accuracy(
     k: int = 20,
     temperature: float = 0.07,
     classes: int | None = None,
-    group: dist.ProcessGroup | None = None,
     search: Callable[[Tensor, Tensor], Callable[[Tensor, int], Nearest]] | None = None,
 ) -> KnnResult:
     """Classify each query by its k nearest bank samples; a neighbour votes with exp(cos / temperature).
@@ -122,17 +120,14 @@ def knn_accuracy(
     Exact: every query is compared with the whole bank, in chunks of bounded memory, in fp32.
 
     Args:
-        bank: ``[N, D]`` any float dtype; L2-normalised here. With ``group``, this rank's part: the whole bank is that
-            of rank 0, then that of rank 1, and so on.
+        bank: ``[N, D]`` any float dtype; L2-normalised here.
         bank_labels: int ``[N]``; a negative label means none, and the sample is left out.
-        queries: ``[M, D]`` on the same device; the same on every rank.
+        queries: ``[M, D]`` on the same device.
         query_labels: int ``[M]``, negative likewise.
         k: neighbours; all of the bank if it is smaller.
         temperature: of the vote; must be positive.
         classes: number of classes; default the largest label plus one.
-        group: ranks over which the bank is spread (``torch.distributed.group.WORLD``); every rank gets the result.
-        search: takes the bank and its labels, of this rank, and gives what :func:`nearest` would find for queries and
-            k; default: :func:`nearest` itself.
+        search: takes the bank and its labels, and returns a function of queries and k in place of :func:`nearest`.
 
     Raises:
         RadioplatError: nothing labelled on one of the sides, a label not below ``classes``, features not finite.
@@ -141,62 +136,35 @@ def knn_accuracy(
     if k < 1 or temperature <= 0:
         raise ValueError(f"k and temperature must be positive, not {k} and {temperature}")
     bank, bank_labels, bad = _labelled(bank, bank_labels)
-    size, first_row, bad, highest = _over_ranks(len(bank), bad, int(bank_labels.max()) if len(bank) else -1, group)
-    _require(size, bad, "training")
+    _require(len(bank), bad, "training")
     queries, query_labels, bad = _labelled(queries, query_labels)
     _require(len(queries), bad, "validation")
     if bank.shape[1] != queries.shape[1]:
         raise ValueError(f"bank features have {bank.shape[1]} dimensions, query features {queries.shape[1]}")
-    highest = max(highest, int(query_labels.max()))
+    highest = max(int(bank_labels.max()), int(query_labels.max()))
     classes = highest + 1 if classes is None else classes
     if highest >= classes:
         raise RadioplatError(f"a label is {highest} but there are {classes} classes", hint="Labels count from 0.")
-    k = min(k, size)
+    k = min(k, len(bank))
     correct1 = correct5 = 0
     block = max(k, min(len(bank), 2**15))
     chunk = max(1, _TEMPORARY // max(block, classes))
 
     def here(part: Tensor, k: int) -> Nearest:
-        """The nearest of this rank's bank."""
-        return nearest(bank, bank_labels, part, k, first_row, block)
+        """Search in this process."""
+        return nearest(bank, bank_labels, part, k, block=block)
 
     find = search(bank, bank_labels) if search else here
     for part, labels in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-        found = find(part, k)
-        found = found if group is None else _gathered(found, k, group)
+        neighbours = find(part, k)
         # The largest exponent is made 0, which scales a query's votes alike and cannot overflow at a small T.
-        weight = ((found.similarity - found.similarity[:, :1]) / temperature).exp()
-        votes = weight.new_zeros(len(part), classes).scatter_add_(1, found.label, weight)
+        weight = ((neighbours.similarity - neighbours.similarity[:, :1]) / temperature).exp()
+        votes = weight.new_zeros(len(part), classes).scatter_add_(1, neighbours.label, weight)
         hit = votes.topk(min(5, classes), dim=1).indices == labels[:, None]
         correct1 += int(hit[:, 0].sum())
         correct5 += int(hit.any(dim=1).sum())
     count = len(queries)
-    return KnnResult(correct1 / count, correct5 / count, count, size, k, classes)
-
-
-def _over_ranks(size: int, bad: int, highest: int, group: dist.ProcessGroup | None) -> tuple[int, int, int, int]:
-    """Size of the whole bank, where this rank's part begins, and over all parts the bad samples and highest label."""
-    if group is None:
-        return size, 0, bad, highest
-    parts: list = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, (size, bad, highest), group=group)
-    before = sum(part[0] for part in parts[: dist.get_rank(group)])
-    return sum(p[0] for p in parts), before, sum(p[1] for p in parts), max(p[2] for p in parts)
-
-
-def _gathered(found: Nearest, k: int, group: dist.ProcessGroup) -> Nearest:
-    """The nearest of all ranks' parts, merged in the order of the ranks."""
-    ranks, short = dist.get_world_size(group), k - found.similarity.shape[1]
-    padded = [F.pad(each, (0, short), value=value) for each, value in zip(found, (-torch.inf, 0, 0), strict=True)]
-    whole = Nearest(*(each[:, :0] for each in padded))
-    pieces = []
-    for each in padded:
-        parts = [torch.empty_like(each) for _ in range(ranks)]
-        dist.all_gather(parts, each.contiguous(), group=group)
-        pieces.append(parts)
-    for part in zip(*pieces, strict=True):
-        whole = whole.merged(Nearest(*part), k)
-    return whole
+    return KnnResult(correct1 / count, correct5 / count, count, len(bank), k, classes)
 
 
 def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:

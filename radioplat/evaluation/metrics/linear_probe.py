@@ -16,7 +16,7 @@ from torch import Tensor
 from radioplat.errors import Problem, RadioplatError
 from radioplat.evaluation.metrics.metric import Inputs, Metric, percentage
 from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
-from radioplat.spec.schema.evaluate import EvaluateConfig, LinearProbeConfig
+from radioplat.spec.schema.evaluate import LinearProbeConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.report.page import Table
 
@@ -209,12 +209,8 @@ class LinearProbe(Metric):
     name, score = "linear", "top1"
     figure = row = "linear_probe"
     column = "linear probe, %"
+    switch = "linear_probe.enable"
     option = ("linear probe", "linear_probe.enable")
-
-    @classmethod
-    def requested(cls, config: EvaluateConfig) -> bool:
-        """See :class:`Metric`."""
-        return config.linear_probe.enable
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:

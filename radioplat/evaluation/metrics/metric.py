@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Any, ClassVar, Protocol
 
@@ -64,7 +65,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is known before anything is encoded; None where it is not known.
+    """Inputs of an evaluation before anything is encoded; None where unknown.
 
     Attributes:
         architecture: of the student, or the first of several.
@@ -103,7 +104,9 @@ class Metric(ABC):
         column: heading of that figure as a percentage, in the table of models side by side; empty for no column.
         objective: name for gates and for objectives of ``tune``; empty where it cannot be one.
         requires: what the figure needs, for the message that it is missing.
-        option: what the metric is called, and the field of ``evaluate`` that requests it; None where it is always on.
+        switch: attribute of the section ``evaluate`` that is true where the metric is requested; empty: it always is.
+        option: what the metric is called, and the fields of ``evaluate`` that request it, for the list of what is not
+            requested.
         setup: see :class:`Setup`.
         notes: lines about the result: what was left out, and why.
         pictures: for the report.
@@ -116,6 +119,7 @@ class Metric(ABC):
     column: ClassVar[str] = ""
     objective: ClassVar[str] = ""
     requires: ClassVar[str] = ""
+    switch: ClassVar[str] = ""
     option: ClassVar[tuple[str, str] | None] = None
 
     def __init__(self, setup: Setup) -> None:
@@ -125,8 +129,8 @@ class Metric(ABC):
 
     @classmethod
     def requested(cls, config: EvaluateConfig) -> bool:
-        """Return whether the spec asks for the metric."""
-        return True
+        """Return whether the spec requests the metric."""
+        return not cls.switch or bool(attrgetter(cls.switch)(config))
 
     @classmethod
     def unused_options(cls, config: EvaluateConfig) -> Iterator[tuple[str, str]]:

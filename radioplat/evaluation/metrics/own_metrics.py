@@ -65,15 +65,11 @@ class OwnMetrics(Metric):
     """A number by model and own metric: ``{model: {metric: value}}``."""
 
     name = row = "metrics"
+    switch = "metrics"
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._metrics = own_metrics(setup.spec.evaluate)
-
-    @classmethod
-    def requested(cls, config: EvaluateConfig) -> bool:
-        """See :class:`Metric`."""
-        return bool(config.metrics)
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:

@@ -23,7 +23,6 @@ from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.fidelity import FidelityMeter, TeacherMean
 from radioplat.evaluation.metrics.metric import Metric, Setup
 from radioplat.losses.base.reduce import on_coarser_grid
-from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.tracking.report.page import Table
 
 BACKBONE = "backbone"
@@ -123,6 +122,7 @@ class ResolutionAgreement(Metric):
     """:class:`Agreement` of the trained student, by ``backbone`` and by each teacher's name for its head."""
 
     name = "agreement"
+    switch = "resolutions"
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -131,11 +131,6 @@ class ResolutionAgreement(Metric):
         self._means = {key: TeacherMean() for key in keys} if self._base is not None else {}
         self._names = {m.size: n for n, m in setup.models.items() if self._base in (n, m.resolution_of)}
         self._meters: dict[str, AgreementMeter] = {}
-
-    @classmethod
-    def requested(cls, config: EvaluateConfig) -> bool:
-        """See :class:`Metric`."""
-        return bool(config.resolutions)
 
     def learn(self, batch: EncodedBatch) -> None:
         """See :class:`Metric`."""

@@ -21,7 +21,6 @@ from radioplat.errors import Problem, RadioplatError, SpecError, WeightsError
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Inputs, Metric, Setup, percentage
 from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
-from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.report.page import Table
 
@@ -200,6 +199,7 @@ class ZeroShot(Metric):
 
     name = figure = "zero_shot"
     score = "top1"
+    switch = "zero_shot.text_tower"
     option = ("zero-shot classification", "zero_shot.text_tower and teacher")
 
     def __init__(self, setup: Setup) -> None:
@@ -210,11 +210,6 @@ class ZeroShot(Metric):
         self._teacher = config.teacher
         self._classes = text_embeddings(config.text_tower, names, config.templates, setup.device)
         self._images: dict[str, list[Tensor]] = defaultdict(list)
-
-    @classmethod
-    def requested(cls, config: EvaluateConfig) -> bool:
-        """See :class:`Metric`."""
-        return bool(config.zero_shot.text_tower)
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import onnx
 import torch
 
 from radioplat.errors import Problem, RadioplatError, SpecError
-from radioplat.evaluation.detection.find import Detect
+from radioplat.evaluation.detection.measure import Detect
 from radioplat.evaluation.models.engine import EngineModel
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.engines.record import record_path

@@ -9,8 +9,8 @@ from PIL import Image, ImageDraw
 
 from radioplat.data.detection.boxes import Boxes, Detections
 from radioplat.data.detection.images import Picture
-from radioplat.evaluation.detection.detection_errors import image_verdicts
-from radioplat.evaluation.detection.find import look_at
+from radioplat.evaluation.detection.detection_errors import match_image
+from radioplat.evaluation.detection.measure import look_at
 from radioplat.evaluation.pictures.pca import panel
 
 SIDE = 288  # pixels of an image in the picture
@@ -54,7 +54,7 @@ def _with_found(
 ) -> np.ndarray:
     usable = found.usable(len(classes))
     sure = usable.scores >= threshold
-    verdict = image_verdicts(picture.boxes, usable)[sure]
+    verdict = match_image(picture.boxes, usable)[sure]
     colours = [{1: _RIGHT, 0: _WRONG, -1: _CROWD}[int(v)] for v in verdict]
     told = zip(usable.labels[sure], usable.scores[sure], strict=True)
     return _drawn(pixels, picture, usable.xyxy[sure], [f"{classes[c]} {100 * s:.0f}" for c, s in told], colours)

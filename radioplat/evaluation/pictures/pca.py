@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,20 +62,6 @@ class PcaBasis:
         span = self.high - self.low
         unit = torch.where(span > 0, (along - self.low) / span.clamp_min(1e-30), 0.5).clamp(0, 1)
         return (unit * 255).round().to(torch.uint8).reshape(*maps.shape[:-1], 3).numpy()
-
-
-def pca_rgb(maps: Sequence[Tensor], size: int | None = None) -> list[np.ndarray]:
-    """Colour the spatial features of several models, each by its own basis fitted over all its images.
-
-    Args:
-        maps: one ``[N, H, W, D]`` a model, any float dtype; grids and widths may differ.
-        size: upscale (nearest, so that one position stays one square) to about this many pixels on the longer side.
-
-    Returns:
-        uint8 ``[N, h, w, 3]`` a model.
-    """
-    coloured = [PcaBasis.fit(each).colours(each) for each in maps]
-    return coloured if size is None else [_enlarge(each, size) for each in coloured]
 
 
 def pca_panel(
@@ -169,11 +155,6 @@ def _span(along: Tensor) -> tuple[Tensor, Tensor]:
 def _float_rows(maps: Tensor) -> Tensor:
     """``[..., D]`` as float32 ``[R, D]`` on the CPU; what is not finite becomes 0, which shows as a flat patch."""
     return maps.detach().to("cpu", torch.float32).flatten(0, -2).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _enlarge(pictures: np.ndarray, size: int) -> np.ndarray:
-    factor = max(1, round(size / max(pictures.shape[1:3])))
-    return pictures.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
 def _wrapped(title: str, width: int = 24) -> str:

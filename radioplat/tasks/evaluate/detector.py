@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from radioplat.evaluation.detection.find import DetectionResult
-from radioplat.evaluation.detection.judge import judge_checkpoint
+from radioplat.evaluation.detection.checkpoint import measure_checkpoint
+from radioplat.evaluation.detection.measure import DetectionResult
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
@@ -76,7 +76,7 @@ def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
 
     def action() -> DetectorReport:
         """Measure and write down."""
-        result, faults = judge_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
+        result, faults = measure_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
         made = DetectorReport(checkpoint, result, folder.report_path, faults)
         _write(spec, folder, made)
         return made

@@ -14,8 +14,8 @@ import torch
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.split import read_split
 from radioplat.errors import SpecError
-from radioplat.evaluation.detection.detection_errors import Verdicts, verdicts
-from radioplat.evaluation.detection.find import DetectionResult, judge
+from radioplat.evaluation.detection.detection_errors import DetectionErrors, detection_errors
+from radioplat.evaluation.detection.measure import DetectionResult, measure_detector
 from radioplat.evaluation.metrics.metric import cell
 from radioplat.evaluation.models.detectors import DetectorModel, open_detectors
 from radioplat.evaluation.pictures.boxes import boxes_panel
@@ -188,8 +188,8 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
     with limit_torch_threads(threads):
         for model in models:
             detect = model.detect
-            results.append(detect and judge(detect, split, model.size, batch, threads, dataset.max_pixels))
-    errors = [verdicts(r.truth, r.found, len(split.classes)) if r else None for r in results]
+            results.append(detect and measure_detector(detect, split, model.size, batch, threads, dataset.max_pixels))
+    errors = [detection_errors(r.truth, r.found, len(split.classes)) if r else None for r in results]
     threshold = next(each for each in errors if each).best_threshold()
     rows = [_row(*each, threshold) for each in zip(models, results, errors, strict=True)]
     set_differences(rows)
@@ -201,7 +201,7 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
 
 
 def _row(
-    model: DetectorModel, result: DetectionResult | None, errors: Verdicts | None, threshold: float
+    model: DetectorModel, result: DetectionResult | None, errors: DetectionErrors | None, threshold: float
 ) -> DetectorRow:
     row = DetectorRow(model.name, model.kind, str(model.path), model.bytes, model.size, absent=model.absent)
     if model.engine:

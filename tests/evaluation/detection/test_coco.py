@@ -126,7 +126,6 @@ def test_voc_by_hand():
     truth = [Boxes.of([(0, 0, 10, 10), (20, 0, 30, 10)], [0, 0])]
     found = [Detections.of([(0, 0, 10, 10), (60, 0, 70, 10), (20, 0, 30, 8)], [0, 0, 0], [0.9, 0.8, 0.7])]
     assert voc_ap(truth, found, 1) == (pytest.approx(5 / 6),)
-    assert voc_ap(truth, found, 1, eleven_points=True) == (pytest.approx((6 * 1 + 5 * 2 / 3) / 11),)
     assert voc_ap(truth, found, 1, iou=0.85) == (pytest.approx(1 / 2),)  # the third has IoU 0.8
     # The same object twice: the second time it is wrong.
     twice = [Detections.of([(0, 0, 10, 10), (0, 0, 10, 9), (20, 0, 30, 10)], [0, 0, 0], [0.9, 0.8, 0.7])]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radioplat.data.detection.boxes import Boxes, Detections
-from radioplat.evaluation.detection.detection_errors import Verdicts, image_verdicts, verdicts
+from radioplat.evaluation.detection.detection_errors import DetectionErrors, detection_errors, match_image
 
 TRUTH = Boxes.of([[0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 60, 60]], [0, 1, 0], [False, False, True])
 FOUND = Detections.of(
@@ -19,8 +19,8 @@ FOUND = Detections.of(
 
 def test_each_box_by_hand():
     # A second box on one object, and one of another class, are wrong; one on a crowd is neither.
-    assert image_verdicts(TRUTH, FOUND).tolist() == [1, 0, 0, 1, -1]
-    said = verdicts([TRUTH, Boxes.none()], [FOUND, Detections.of([[0, 0, 1, 1]], [1], [0.1])], 2)
+    assert match_image(TRUTH, FOUND).tolist() == [1, 0, 0, 1, -1]
+    said = detection_errors([TRUTH, Boxes.none()], [FOUND, Detections.of([[0, 0, 1, 1]], [1], [0.1])], 2)
     assert said.objects == 2 and len(said.scores) == 5
     assert said.counts(0.85) == (1, 0, 1)
     assert said.counts(0.0) == (2, 3, 0)
@@ -32,7 +32,7 @@ def test_each_box_by_hand():
 def test_no_other_threshold_has_a_higher_f1(pairs, missing):
     scores = np.array([score for score, _ in pairs])
     right = np.array([r for _, r in pairs])
-    said = Verdicts(scores, right, int(right.sum()) + missing)
+    said = DetectionErrors(scores, right, int(right.sum()) + missing)
     best = said.best_threshold()
 
     def f1(threshold: float) -> float:

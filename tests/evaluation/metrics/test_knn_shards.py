@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from forked import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -76,23 +72,3 @@ def test_equally_near_samples_come_in_the_order_of_the_bank():
     assert found.row.tolist() == [[0, 1, 2]]
     late = nearest(bank[:5], torch.arange(5), torch.tensor([[1.0, 0.0]]), 3, first_row=50)
     assert late.merged(Nearest(*found), 4).row.shape == (1, 4)
-
-
-def work(folder: Path) -> None:
-    """Write the figure that a rank finds."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    bank, labels, queries, query_labels = torch.load(folder / "data.pt")
-    cuts = [0, 1490, 1500]  # uneven parts; the last holds fewer samples than k
-    mine = slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
-    result = knn_accuracy(bank[mine], labels[mine], queries, query_labels, k=20, group=dist.group.WORLD)
-    (folder / f"result.{dist.get_rank()}").write_text(repr(result))
-    dist.destroy_process_group()
-
-
-def test_two_ranks_as_one(tmp_path):
-    torch.save(digits(), tmp_path / "data.pt")
-    run_ranks(work, tmp_path, seconds=100)
-    bank, labels, queries, query_labels = digits()
-    expected = repr(knn_accuracy(bank, labels, queries, query_labels, k=20))
-    assert {(tmp_path / f"result.{i}").read_text() for i in range(2)} == {expected}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.decomposition import PCA
 
-from radioplat.evaluation.pictures.pca import PcaBasis, pca_panel, pca_rgb
+from radioplat.evaluation.pictures.pca import PcaBasis, pca_panel
 
 
 def maps(seed, n=3, h=6, w=5, d=12):
@@ -61,19 +61,14 @@ def test_a_low_voice_is_stretched_and_keeps_its_colours():
 
 @pytest.mark.parametrize("features", [torch.ones(2, 3, 3, 8), torch.zeros(2, 3, 3, 8), torch.full((1, 1, 1, 4), 7.0)])
 def test_constant_features_are_grey(features):
-    (picture,) = pca_rgb([features])
+    picture = PcaBasis.fit(features).colours(features)
     assert picture.dtype == np.uint8 and (picture == 128).all()
 
 
 def test_features_of_fewer_than_three_directions():
-    (picture,) = pca_rgb([maps(0)[..., :2]])
+    features = maps(0)[..., :2]
+    picture = PcaBasis.fit(features).colours(features)
     assert picture[..., 0].std() > 0 and (picture[..., 2] == 128).all()
-
-
-def test_enlarging_repeats_positions():
-    small, large = pca_rgb([maps(3)])[0], pca_rgb([maps(3)], size=60)[0]
-    assert large.shape == (3, 60, 50, 3)
-    assert (large[:, ::10, ::10] == small).all() and (large[:, 9::10, 9::10] == small).all()
 
 
 def test_many_rows_are_thinned_without_changing_the_axes():

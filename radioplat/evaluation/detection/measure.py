@@ -1,4 +1,4 @@
-"""A detector over the images of a split, in their own pixels, and what its boxes are worth."""
+"""Evaluation of a detector on the images of a split, in their own pixels."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Detect = Callable[[torch.Tensor], list[Found]]  # uint8 [B, 3, H, W] to boxes in
 
 @dataclass(frozen=True)
 class DetectionResult:
-    """What a detector is worth on a split.
+    """Measures of a detector on a split.
 
     Attributes:
         coco: see :class:`CocoResult`.
         voc: average precision of each class by VOC's rules at IoU 0.5.
         classes: their names.
-        images: how many were judged.
-        unreadable: how many were left out, by reason.
-        truth, found: of each image, in its pixels.
+        images: number of images that were evaluated.
+        unreadable: number of images that could not be decoded, by reason.
+        truth, found: true and detected boxes of each image, in its pixels.
         pictures: the images.
     """
 
@@ -47,7 +47,7 @@ class DetectionResult:
     pictures: list[Picture] = field(default_factory=list, repr=False)
 
     def kpi(self) -> dict[str, float]:
-        """By name: mAP, mAP50, mAP75, VOC's mean, and mAP of each class; what has no object is left out."""
+        """Return mAP, mAP50, mAP75, VOC's mean, and both of each class, by name; classes without objects are absent."""
         values = {
             "mAP": self.coco.map,
             "mAP50": self.coco.map50,
@@ -59,7 +59,7 @@ class DetectionResult:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def judge(
+def measure_detector(
     detect: Detect,
     split: DetectionSet,
     size: int,
@@ -67,27 +67,26 @@ def judge(
     threads: int = 1,
     max_pixels: int = MAX_PIXELS,
 ) -> DetectionResult:
-    """Show ``detect`` every picture, whole and stretched to ``size`` pixels a side, and measure what it finds.
+    """Run ``detect`` on every picture, stretched to ``size`` pixels a side, and compare its boxes with the true ones.
 
-    An image that proves unreadable is left out and counted.
+    Images that cannot be decoded are left out and counted.
     """
-    truth, found, judged = [], [], list[Picture]()
+    truth, detections, pictures = [], [], list[Picture]()
     unreadable: Counter[str] = Counter()
-    for pictures, pixels in _batches(split.pictures, size, batch_size, threads, max_pixels, unreadable):
-        for picture, boxes in zip(pictures, detect(torch.from_numpy(pixels)), strict=True):
-            back = np.array([picture.width, picture.height] * 2) / size
-            found.append(
-                Detections.of(boxes.xyxy.cpu().numpy() * back, boxes.labels.cpu().numpy(), boxes.scores.cpu().numpy())
-            )
+    for batch, pixels in _batches(split.pictures, size, batch_size, threads, max_pixels, unreadable):
+        for picture, boxes in zip(batch, detect(torch.from_numpy(pixels)), strict=True):
+            scale = np.array([picture.width, picture.height] * 2) / size
+            arrays = (each.cpu().numpy() for each in (boxes.xyxy, boxes.labels, boxes.scores))
+            detections.append(Detections.of(next(arrays) * scale, *arrays))
             truth.append(picture.boxes)
-            judged.append(picture)
+            pictures.append(picture)
     count = len(split.classes)
-    coco, voc = coco_metrics(truth, found, count), voc_ap(truth, found, count)
-    return DetectionResult(coco, voc, split.classes, len(truth), dict(unreadable), truth, found, judged)
+    coco, voc = coco_metrics(truth, detections, count), voc_ap(truth, detections, count)
+    return DetectionResult(coco, voc, split.classes, len(truth), dict(unreadable), truth, detections, pictures)
 
 
 def look_at(picture: Picture, size: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """A picture as a detector sees it: uint8 ``[3, size, size]``.
+    """Decode a picture and stretch it to a detector's input: uint8 ``[3, size, size]``.
 
     Raises:
         BadSample: it cannot be decoded.
@@ -109,7 +108,7 @@ def _batches(
     unreadable: Counter[str],
 ) -> Iterator[tuple[list[Picture], np.ndarray]]:
     def read(picture: Picture) -> np.ndarray | str:
-        """Its pixels, or why there are none."""
+        """Return its pixels, or why it cannot be decoded."""
         try:
             return look_at(picture, size, max_pixels)
         except BadSample as bad:
@@ -117,9 +116,9 @@ def _batches(
 
     with ThreadPoolExecutor(max(1, threads)) as pool:
         rest = iter(pictures)
-        while mine := list(islice(rest, batch_size)):
-            seen = list(zip(mine, pool.map(read, mine), strict=True))
-            unreadable.update(pixels for _, pixels in seen if isinstance(pixels, str))
-            kept = [(picture, pixels) for picture, pixels in seen if not isinstance(pixels, str)]
-            if kept:
-                yield [picture for picture, _ in kept], np.stack([pixels for _, pixels in kept])
+        while batch := list(islice(rest, batch_size)):
+            results = list(zip(batch, pool.map(read, batch), strict=True))
+            unreadable.update(pixels for _, pixels in results if isinstance(pixels, str))
+            readable = [(picture, pixels) for picture, pixels in results if not isinstance(pixels, str)]
+            if readable:
+                yield [picture for picture, _ in readable], np.stack([pixels for _, pixels in readable])

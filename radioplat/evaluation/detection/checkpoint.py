@@ -7,15 +7,15 @@ from pathlib import Path
 
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.split import read_split
-from radioplat.evaluation.detection.find import DetectionResult, judge
+from radioplat.evaluation.detection.measure import DetectionResult, measure_detector
 from radioplat.models.detectors.checkpoint import load_detector
 from radioplat.spec.schema.root import Spec
 
 
-def judge_checkpoint(
+def measure_checkpoint(
     spec: Spec, checkpoint: Path, ema: bool | None = None, device: str = "cpu"
 ) -> tuple[DetectionResult, str]:
-    """The detector of ``checkpoint`` on ``dataset.val_dataset``, and the faults of its annotations.
+    """Evaluate the detector of ``checkpoint`` on ``dataset.val_dataset``; return also the faults of its annotations.
 
     Raises:
         DataError: the split cannot be read, or has other classes than the detector.
@@ -31,7 +31,7 @@ def judge_checkpoint(
     batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
     threads = decode_threads(dataset.workers)
     with limit_torch_threads(threads):
-        found = judge(
+        result = measure_detector(
             lambda images: detector.detect(images.to(device)), split, size, batch, threads, dataset.max_pixels
         )
-    return found, str(split.faults)
+    return result, str(split.faults)
