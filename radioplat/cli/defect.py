@@ -1,4 +1,4 @@
-"""What the command line does with an exception that nobody expected: a short message, and a file with the traceback."""
+"""Unexpected exceptions on the command line: a short message, and a file with the traceback."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MESSAGE = 300  # characters
 
 
 def show_defect(error: Exception) -> int:
-    """Say what happened and where the traceback is; returns the exit status, 70 (``EX_SOFTWARE`` of sysexits.h)."""
+    """Print the error and the path of the traceback file; return the exit status 70 (``EX_SOFTWARE``)."""
     text = redact(f"{_about()}\n{''.join(traceback.format_exception(error))}")
     file = _write(text)
     if file is None or os.environ.get(SHOW, "0") not in ("", "0"):
         terminal.note(text)
-    kept = f"The traceback is in {file} ({SHOW}=1 shows it here)" if file else "The traceback is above"
-    said = " ".join(str(error).split())[:_MESSAGE]
+    location = f"The traceback is in {file} ({SHOW}=1 shows it here)" if file else "The traceback is above"
+    message = " ".join(str(error).split())[:_MESSAGE]
     terminal.show_error(
         RadioplatError(
-            f"unexpected {type(error).__name__}{f': {said}' if said else ''}",
-            hint=f"This is a defect of radioplat, or of code that the spec names, not of your input. {kept}; "
+            f"unexpected {type(error).__name__}{f': {message}' if message else ''}",
+            hint=f"This is a defect of radioplat, or of code that the spec names, not of your input. {location}; "
             "please report it to the maintainers with that text.",
         )
     )
@@ -43,7 +43,7 @@ def _about() -> str:
 
 
 def _write(text: str) -> Path | None:
-    """A new file in the folder for temporary files, for its owner alone; None where it cannot be written."""
+    """Write ``text`` to a new temporary file that only its owner can read; return None if that fails."""
     try:
         handle, name = tempfile.mkstemp(prefix="radioplat-defect-", suffix=".log")
         with open(handle, "w", encoding="utf-8") as file:

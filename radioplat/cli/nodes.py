@@ -1,4 +1,4 @@
-"""The commands ``radioplat nodes ...`` and ``radioplat doctor``: their arguments, and what they say."""
+"""The commands ``radioplat nodes ...`` and ``radioplat doctor``: arguments and output."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from radioplat.common.terminal import note
 
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``radioplat nodes watch``."""
-    parser.add_argument("--cloud", choices=("auto", "aws", "gcp"), default="auto", help="default: the one that answers")
-    parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks (5)")
+    """Add the arguments of ``radioplat nodes watch``."""
+    parser.add_argument("--cloud", choices=("auto", "aws", "gcp"), default="auto", help="default: detected")
+    parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="time between two requests (5)")
     parser.add_argument(
         "--process", type=int, metavar="PID", help="send SIGTERM to this run instead of draining Ray's node"
     )
 
 
 def watch(args: argparse.Namespace) -> None:
-    """Ask the cloud for the notice that this machine is to go, and drain Ray's node on it."""
+    """Poll the cloud for a preemption notice of this machine, then drain its Ray node."""
     from radioplat.cluster.preemption.watch import drain_this_node, end_process
     from radioplat.cluster.preemption.watch import watch as run
     from radioplat.errors import PlacementError
 
     act = end_process(args.process) if args.process else drain_this_node
     if run(args.cloud, act, note, args.every) is None:
-        raise PlacementError("the notice ran out before the cluster could be told")
+        raise PlacementError("the machine's deadline passed before its node could be drained")
 
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``radioplat nodes drain``."""
-    parser.add_argument("--seconds", type=float, default=110.0, help="until the node goes (110)")
-    parser.add_argument("--reason", default="radioplat nodes drain", help="for people")
-    parser.add_argument("--node-id", help="Ray's, in hex; default: the node on this machine")
-    parser.add_argument("--wait", action="store_true", help="return when no worker on this machine trains any more")
+    """Add the arguments of ``radioplat nodes drain``."""
+    parser.add_argument("--seconds", type=float, default=110.0, help="time until the node is terminated (110)")
+    parser.add_argument("--reason", default="radioplat nodes drain", help="text shown by Ray")
+    parser.add_argument("--node-id", help="Ray node id, in hex; default: the node on this machine")
+    parser.add_argument("--wait", action="store_true", help="wait until no worker on this machine trains any more")
 
 
 def drain(args: argparse.Namespace) -> None:
-    """Give notice that a node of the cluster is to go: what runs there saves and leaves."""
+    """Announce that a cluster node will be terminated: runs on it save and move away."""
     import time
 
     from radioplat.cluster.preemption.drain import await_workers
@@ -44,40 +44,45 @@ def drain(args: argparse.Namespace) -> None:
 
     begin = time.monotonic()
     run(args.seconds, args.reason, args.node_id)
-    note(f"the cluster knows: this node goes in {args.seconds:g} s")
+    note(f"the node is draining; it will be terminated in {args.seconds:g} s")
     if args.wait:
-        left = args.seconds - (time.monotonic() - begin)
-        note("no worker trains here any more" if await_workers(left) else "time is up; workers still train here")
+        remaining = args.seconds - (time.monotonic() - begin)
+        done = await_workers(remaining)
+        note("no worker trains here any more" if done else "the time is over; workers still train here")
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``radioplat nodes stop``."""
-    parser.add_argument("folder", help="a results_dir, or a folder of them")
-    parser.add_argument("--seconds", type=float, default=110.0, help="how long to wait for their end (110)")
+    """Add the arguments of ``radioplat nodes stop``."""
+    parser.add_argument("folder", help="a results_dir, or a folder of several")
+    parser.add_argument("--seconds", type=float, default=110.0, help="time to wait for their exit (110)")
 
 
 def stop(args: argparse.Namespace) -> None:
-    """Ask the runs below a folder whose commands live on this machine to save and leave, and wait for it."""
+    """Stop the runs below a folder whose commands run on this machine: save a checkpoint, exit, wait for it."""
     from pathlib import Path
 
     from radioplat.cluster.preemption.stop import stop as run
     from radioplat.errors import TrainingError
 
-    asked, left = run(Path(args.folder), args.seconds)
-    note(f"asked to save and leave: {', '.join(f'process {holder.pid}' for holder in asked) or 'no run is here'}")
-    if left:
-        raise TrainingError(f"process {left[0].pid} is still there after {args.seconds:g} s", where=args.folder)
+    stopped, remaining = run(Path(args.folder), args.seconds)
+    processes = ", ".join(f"process {holder.pid}" for holder in stopped)
+    note(f"asked to save and exit: {processes or 'no run of this machine'}")
+    if remaining:
+        raise TrainingError(f"process {remaining[0].pid} still runs after {args.seconds:g} s", where=args.folder)
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``radioplat doctor``."""
-    parser.add_argument("--results", default=".", metavar="DIR", help="the results_dir of runs (default: here)")
-    parser.add_argument("--json", action="store_true", help="one JSON object for a program to read")
+    """Add the arguments of ``radioplat doctor``."""
+    parser.add_argument(
+        "--results", default=".", metavar="DIR", help="results_dir of the runs (default: current folder)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def doctor(args: argparse.Namespace) -> int:
-    """Check driver, NCCL, shared memory, limits, ports, token, clock, disks and versions; returns the exit status."""
+def doctor(args: argparse.Namespace) -> None:
+    """Check driver, NCCL, shared memory, limits, ports, token, clock, disks and versions of this machine."""
     import json
+    import sys
     from dataclasses import asdict
     from pathlib import Path
 
@@ -85,17 +90,15 @@ def doctor(args: argparse.Namespace) -> int:
     from radioplat.cluster.doctor.finding import Level
     from radioplat.common import terminal
 
-    found = run(Path(args.results))
-    failed = sum(finding.level is Level.fail for finding in found)
+    findings = run(Path(args.results))
+    failed = sum(finding.level is Level.fail for finding in findings)
     if args.json:
-        print(json.dumps({"fit": not failed, "findings": [asdict(finding) for finding in found]}, indent=1))
+        print(json.dumps({"fit": not failed, "findings": [asdict(finding) for finding in findings]}, indent=1))
     else:
-        rows = [[finding.what, finding.level.value, finding.said, finding.hint] for finding in found]
-        warned = sum(finding.level is Level.warn for finding in found)
+        rows = [[finding.what, finding.level.value, finding.said, finding.hint] for finding in findings]
+        warned = sum(finding.level is Level.warn for finding in findings)
         terminal.show_table(
             "radioplat doctor", ["", "", "found", "what to do"], rows, f"{failed} to repair, {warned} to look at"
         )
-    return 1 if failed else 0
-
-
-ARGUMENTS = {"watch": add_watch, "drain": add_drain, "stop": add_stop}
+    if failed:
+        sys.exit(1)

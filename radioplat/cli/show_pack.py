@@ -8,17 +8,17 @@ from radioplat.tracking.progress import StepProgress
 
 
 class PackProgress:
-    """A bar for each part of the work, on stderr. Use as a context manager and call it with the figures."""
+    """Progress bars on stderr, one per phase. A context manager; call it with phase, done and total."""
 
     def __init__(self) -> None:
-        self._what = ""
+        self._phase = ""
         self._bar: StepProgress | None = None
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what != self._what:
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        if phase != self._phase:
             self.__exit__()
-            self._what = what
-            self._bar = StepProgress(total, label=what, unit="image").__enter__()
+            self._phase = phase
+            self._bar = StepProgress(total, label=phase, unit="image").__enter__()
         if self._bar is not None:
             self._bar.update(done)
 
@@ -32,7 +32,7 @@ class PackProgress:
 
 
 def show(packed: Packed) -> None:
-    """Print what was packed."""
+    """Print a summary of packed shards."""
     terminal.show_table(
         str(packed.folder),
         ["split", "images", "shards", "bytes"],
@@ -43,7 +43,7 @@ def show(packed: Packed) -> None:
     )
     terminal.say(f"classes: {len(packed.classes)}; duplicates, each on one side of the split: {packed.duplicates}")
     if packed.kept:
-        terminal.say(f"{packed.kept} shards were there already")
+        terminal.say(f"{packed.kept} shards existed already")
     if packed.bad:
         counts = ", ".join(f"{count} {reason}" for reason, count in packed.bad.items())
         terminal.say(f"left out: {counts}; see {packed.folder / 'rejected.csv'}")

@@ -1,4 +1,4 @@
-"""A job on a cluster, submitted and followed to its end through the dashboard: what jobs/submit.py runs."""
+"""Submit a job to a cluster's dashboard and follow it to its end; used by jobs/submit.py."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _ANSWER_S, _PAUSE_S = 10.0, 2.0
 def submit(
     command: Sequence[str], address: str | None, name: str = "", runtime_env: Path | None = None, wait_s: float = 0.0
 ) -> int:
-    """Submit ``command`` and print its output until it has ended; SIGTERM is passed on to it.
+    """Submit ``command`` and print its output until it ends; forward SIGTERM to it.
 
     Args:
-        address: of the dashboard; RAY_API_SERVER_ADDRESS and RAY_ADDRESS go before it, as for all of Ray's commands.
-        name: where a job of that name runs, that one is followed.
+        address: URL of the dashboard; RAY_API_SERVER_ADDRESS and RAY_ADDRESS take precedence, as in Ray's own commands.
+        name: if a job of this name runs already, follow that one.
         runtime_env: a YAML file.
-        wait_s: for a cluster that does not answer yet.
+        wait_s: time to wait for a cluster that does not answer yet.
 
     Returns:
-        The exit status of the command; 75 where it was stopped, or the cluster was lost after it had answered.
+        The exit status of the command; 75 if it was stopped, or the connection to the cluster was lost.
 
     Raises:
-        ClusterError: the cluster never answered within ``wait_s``, or refuses.
+        ClusterError: the cluster did not answer within ``wait_s``, or rejects the request.
         SpecError: ``runtime_env`` cannot be read.
     """
     environment = _read(runtime_env) if runtime_env else None
@@ -47,7 +47,7 @@ def submit(
     try:
         job = _running_or_new(client, command, name, environment)
         return asyncio.run(_follow(client, job))
-    except (OSError, ClientError, RuntimeError) as error:  # RuntimeError: a head that began anew knows no such job
+    except (OSError, ClientError, RuntimeError) as error:  # RuntimeError: a restarted head does not know the job
         terminal.note(f"exit status {os.EX_TEMPFAIL}: the cluster was lost: {error}")
         return os.EX_TEMPFAIL
 
@@ -56,7 +56,7 @@ def _read(file: Path) -> Any:
     try:
         return yaml.safe_load(file.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SpecError(" ".join(str(error).split()), where="--runtime-env", hint="Name a YAML file.") from None
+        raise SpecError(" ".join(str(error).split()), where="--runtime-env", hint="Give a YAML file.") from None
 
 
 def _running_or_new(client: JobSubmissionClient, command: Sequence[str], name: str, environment: Any) -> str:
@@ -67,8 +67,8 @@ def _running_or_new(client: JobSubmissionClient, command: Sequence[str], name: s
                 return job.submission_id
         return client.submit_job(entrypoint=shlex.join(command), metadata=mine, runtime_env=environment)
     except (RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[-1]
-        raise ClusterError(f"the cluster does not take the job: {said}", where="--runtime-env") from None
+        reason = str(error).strip().splitlines()[-1]
+        raise ClusterError(f"the cluster rejects the job: {reason}", where="--runtime-env") from None
 
 
 async def _follow(client: JobSubmissionClient, job: str) -> int:
@@ -86,40 +86,40 @@ async def _follow(client: JobSubmissionClient, job: str) -> int:
 
 
 def _client(address: str | None, wait_s: float) -> JobSubmissionClient:
-    """Connected; what cannot be reached is tried again for ``wait_s``, what refuses is not."""
+    """Return a connected client; retry for ``wait_s`` seconds if the cluster cannot be reached, not if it refuses."""
     until = time.monotonic() + wait_s
     named = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or address or ""
-    told = False
+    noted = False
     while True:
         try:
             if "://" not in named:
                 check_can_join(named or "auto", "RAY_ADDRESS")
-            else:  # Ray's client would wait for ever
+            else:  # Ray's client would wait forever
                 requests.get(f"{named.rstrip('/')}/api/version", timeout=_ANSWER_S)
             return JobSubmissionClient(address)
         except (OSError, ClusterError) as error:
             if time.monotonic() >= until:
                 raise _unreachable(named, error) from None
         except (RayError, RuntimeError, ValueError) as error:
-            said = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0]
             raise ClusterError(
-                f"{named} refuses: {said}",
+                f"{named} refuses the connection: {reason}",
                 where="RAY_ADDRESS",
-                hint="Name the dashboard of a Ray cluster, http://HEAD:8265; where it wants a token, export "
+                hint="Give the dashboard of a Ray cluster, http://HEAD:8265; if it requires a token, export "
                 "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.",
             ) from None
-        if not told:
+        if not noted:
             terminal.note(f"waiting up to {wait_s:g} s for the cluster at {named or 'this machine'}")
-            told = True
+            noted = True
         time.sleep(_PAUSE_S)
 
 
 def _unreachable(named: str, error: Exception) -> ClusterError:
     if isinstance(error, ClusterError):
         return error
-    said = str(error).rpartition(": ")[2].strip("\"')")
+    reason = str(error).rpartition(": ")[2].strip("\"')")
     return ClusterError(
-        f"the dashboard at {named} does not answer: {said}",
+        f"the dashboard at {named} does not answer: {reason}",
         where="RAY_ADDRESS",
-        hint="Start the cluster, or name its dashboard: --address http://HEAD:8265, or RAY_ADDRESS.",
+        hint="Start the cluster, or give its dashboard: --address http://HEAD:8265, or RAY_ADDRESS.",
     )

@@ -120,7 +120,8 @@ def _run_alone(
     except Stopped:
         attempts.end("stopped", "SIGTERM")
         kept = [path.name for path in folder.checkpoints()]
-        line = f"{task} was told to stop and leaves {kept[-1] if kept else 'no checkpoint'}; the same command goes on"
+        saved = f"the last checkpoint is {kept[-1]}" if kept else "there is no checkpoint"
+        line = f"{task} was stopped by SIGTERM; {saved}; the same command continues the run"
         status.write(line, verbosity="WARNING")
         say(line)
         raise

@@ -126,9 +126,9 @@ def test_every_pod_leaves_in_order_and_keeps_its_results(cluster):
 
 def test_the_commands_are_ours(cluster):
     """preStop hooks are parsed by the real command line."""
-    from radioplat.cli.main import _TASKS, _parser
+    from radioplat.cli.parser import build_parser
 
-    parser = _parser("radioplat", _TASKS)
+    parser = build_parser("radioplat")
     for pod in groups(cluster).values():
         command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
         assert command[0] == "radioplat" and vars(parser.parse_args(command[1:])), "or it exits with status 2"

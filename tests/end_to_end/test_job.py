@@ -255,7 +255,7 @@ def test_a_scheduler_sees_the_jobs_own_exit_status(head, environment, student, t
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == os.EX_TEMPFAIL, (tmp_path / "said").read_text()
     (checkpoint,) = (tmp_path / "distill").glob("model_epoch_*")
-    assert "told to stop" in (tmp_path / "said").read_text()
+    assert "stopped by SIGTERM" in (tmp_path / "said").read_text()
     done = newest(checkpoint.parent)[1].global_step
     again = subprocess.run(
         [*long, f"train.max_steps={done + 1}"], cwd=ROOT, env=environment, capture_output=True, text=True

@@ -96,7 +96,7 @@ def test_local(start, tmp_path):
     assert run.wait(30) == os.EX_TEMPFAIL, said.read_text()
     (checkpoint,) = folder.glob("model_epoch_*")
     done = int(checkpoint.name.rpartition("_")[2])
-    assert "told to stop" in said.read_text() and "Traceback" not in said.read_text()
+    assert "stopped by SIGTERM" in said.read_text() and "Traceback" not in said.read_text()
     assert ends(folder) == ["stopped"] and done == max(read_consumed(folder / "ledger")["step"].to_pylist()) + 1
     assert "stopped" in diagnose(folder).cause
 
@@ -181,7 +181,7 @@ def test_a_stage_of_a_chain(inputs, tmp_path):
     (checkpoint,) = folder.glob("model_epoch_*")
     done = int(checkpoint.name.rpartition("_")[2])
     last = read_status(chain / "status.json")[-1]
-    assert "told to stop" in last["message"] and last["status"] == "RUNNING"
+    assert "stopped by SIGTERM" in last["message"] and last["status"] == "RUNNING"
     again = [*command, f"train.max_steps={done + 2}"]
     ended = subprocess.run(again, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -104,7 +104,7 @@ def test_sigterm(start, tmp_path):
     assert [r.state for r in records] == [State.running] * 2, "the third has not begun"
     assert not list(home.glob(".stop.*"))
     last = read_status(home / "status.json")[-1]
-    assert "told to stop" in last["message"] and last["status"] == "RUNNING"
+    assert "stopped by SIGTERM" in last["message"] and last["status"] == "RUNNING"
 
     again = start(max(done) + 2)
     assert again.wait(240) == 0, (tmp_path / "said").read_text()

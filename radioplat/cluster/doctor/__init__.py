@@ -1,1 +1,1 @@
-"""``radioplat doctor``: is this machine fit for a run?"""
+"""``radioplat doctor``: check that this machine can run radioplat."""

@@ -1,4 +1,4 @@
-"""``radioplat doctor``: whether this machine is fit for a run, before a run finds out."""
+"""Run all checks of ``radioplat doctor``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from radioplat.cluster.doctor.versions import constraints_file, versions
 
 
 def doctor(results: Path) -> list[Finding]:
-    """Look at everything; nothing is changed.
+    """Return the findings of all checks; nothing is changed.
 
     Args:
-        results: where runs are to write.
+        results: results folder of runs.
     """
-    found = driver()
+    installed_driver = driver()
     checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: versions(constraints_file()),
-        lambda: gpu(found),
-        lambda: limits(has_gpu=found is not None),
+        lambda: gpu(installed_driver),
+        lambda: limits(has_gpu=installed_driver is not None),
         lambda: storage(results),
         ports,
     ]
@@ -31,8 +31,8 @@ def doctor(results: Path) -> list[Finding]:
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """A machine on which a check itself fails is what a doctor is called for."""
+    """Run a check; an exception becomes a warning, so that the other checks run."""
     try:
         yield from check()
     except Exception as error:
-        yield warn("a check", f"did not come to an end: {type(error).__name__}: {error}", "Please report it.")
+        yield warn("a check", f"failed: {type(error).__name__}: {error}", "Please report it.")

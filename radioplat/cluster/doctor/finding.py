@@ -1,4 +1,4 @@
-"""One line of ``radioplat doctor``."""
+"""The result of one check of ``radioplat doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Level(str, Enum):
-    """``warn``: runs, but slowly or at a risk; ``fail``: a run will not work."""
+    """``warn``: runs work, but slowly or at a risk; ``fail``: runs will not work."""
 
     ok = "ok"
     warn = "warn"
@@ -16,12 +16,12 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        what: what was looked at.
-        said: what is there.
-        hint: what to do; empty where nothing is.
+        what: the checked item (key of the JSON output).
+        said: the observed state (key of the JSON output).
+        hint: advice; empty if nothing is to be done.
     """
 
     what: str
@@ -31,15 +31,15 @@ class Finding:
 
 
 def ok(what: str, said: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(what, Level.ok, said)
 
 
 def warn(what: str, said: str, hint: str) -> Finding:
-    """It runs, but."""
+    """Return a finding that does not prevent runs."""
     return Finding(what, Level.warn, said, hint)
 
 
 def fail(what: str, said: str, hint: str) -> Finding:
-    """It will not run."""
+    """Return a finding that prevents runs."""
     return Finding(what, Level.fail, said, hint)

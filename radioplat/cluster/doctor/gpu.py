@@ -1,4 +1,4 @@
-"""Driver, CUDA and NCCL, as far as this machine has GPUs."""
+"""Checks of driver, CUDA and NCCL, if this machine has GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Driver:
 
     Attributes:
         version: ``580.65.06``.
-        cuda: the newest CUDA that it runs, ``13.0``.
+        cuda: newest supported CUDA version, ``13.0``.
         gpus: names of the cards.
     """
 
@@ -30,7 +30,7 @@ class Driver:
 
 
 def driver() -> Driver | None:
-    """What NVML says; None where no driver answers."""
+    """Return driver and GPUs from NVML; None if no driver answers."""
     try:
         import pynvml
 
@@ -47,7 +47,7 @@ def driver() -> Driver | None:
 
 
 def has_cards() -> bool:
-    """Whether an NVIDIA card is in the machine, with or without a driver."""
+    """Return True if the machine has an NVIDIA card, with or without a driver."""
     for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
         try:
             kind = (vendor.parent / "class").read_text().strip()
@@ -58,23 +58,23 @@ def has_cards() -> bool:
     return False
 
 
-def gpu(found: Driver | None) -> Iterator[Finding]:
-    """Whether what is there fits together."""
-    if found is None:
+def gpu(installed: Driver | None) -> Iterator[Finding]:
+    """Check that GPUs, driver, torch and NCCL fit together."""
+    if installed is None:
         if has_cards():
             hint = "Install NVIDIA's driver; in a container, its toolkit and `--gpus all`."
-            yield fail("GPU", "a card is there, and no driver answers", hint)
+            yield fail("GPU", "there is a card, but no driver answers", hint)
         else:
             yield ok("GPU", "none: runs compute on the CPU")
         return
-    yield ok("GPU", f"{len(found.gpus)} x {', '.join(dict.fromkeys(found.gpus))}")
+    yield ok("GPU", f"{len(installed.gpus)} x {', '.join(dict.fromkeys(installed.gpus))}")
     import torch
 
     if torch.version.cuda is None:
         hint = "pip install torch from the ordinary registry instead of its CPU index."
-        yield fail("driver", f"{found.version}, and torch {torch.__version__} is built for the CPU alone", hint)
+        yield fail("driver", f"{installed.version}, but torch {torch.__version__} is built without CUDA", hint)
         return
-    yield driver_fits(found, torch.version.cuda)
+    yield driver_fits(installed, torch.version.cuda)
     if not torch.cuda.is_available():
         yield fail("CUDA", "torch sees no GPU", f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}")
     if torch.distributed.is_nccl_available():
@@ -84,20 +84,25 @@ def gpu(found: Driver | None) -> Iterator[Finding]:
     yield from nccl_interface(os.environ.get("NCCL_SOCKET_IFNAME", ""))
 
 
-def driver_fits(found: Driver, cuda: str) -> Finding:
-    """Whether the driver runs the CUDA that torch was built with."""
-    said = f"{found.version} (CUDA {found.cuda}); torch has CUDA {cuda}"
+def driver_fits(installed: Driver, cuda: str) -> Finding:
+    """Check that the driver supports the CUDA version that torch was built with."""
+    versions = f"{installed.version} (CUDA {installed.cuda}); torch has CUDA {cuda}"
     least = DRIVERS.get(int(cuda.split(".")[0]))
-    if least is not None and int(found.version.split(".")[0]) < least:
-        return fail("driver", said, f"Update it to {least} or newer, or install a torch for CUDA {found.cuda}.")
-    return ok("driver", said)
+    if least is not None and int(installed.version.split(".")[0]) < least:
+        hint = f"Update it to {least} or newer, or install a torch for CUDA {installed.cuda}."
+        return fail("driver", versions, hint)
+    return ok("driver", versions)
 
 
-def nccl_interface(asked: str) -> Iterator[Finding]:
-    """Whether the interface that NCCL_SOCKET_IFNAME names is there: prefixes, ``=`` exact names, ``^`` others."""
+def nccl_interface(variable: str) -> Iterator[Finding]:
+    """Check that the interface of NCCL_SOCKET_IFNAME exists.
+
+    Args:
+        variable: its value: prefixes of names, ``=`` and exact names, or ``^`` and names to exclude.
+    """
     names = {name for _, name in socket.if_nameindex()}
-    if asked and not asked.startswith("^"):
-        exact, wanted = asked.startswith("="), asked.lstrip("=").split(",")
+    if variable and not variable.startswith("^"):
+        exact, wanted = variable.startswith("="), variable.lstrip("=").split(",")
         if not any(name == w if exact else name.startswith(w) for name in names for w in wanted):
             hint = f"Interfaces here: {', '.join(sorted(names))}."
-            yield fail("NCCL_SOCKET_IFNAME", f"{asked}: no such interface", hint)
+            yield fail("NCCL_SOCKET_IFNAME", f"{variable}: no such interface", hint)

@@ -1,4 +1,4 @@
-"""What the kernel and the container allow a process: descriptors, locked memory, shared memory."""
+"""Checks of process limits: file descriptors, processes, locked memory, shared memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from radioplat.cluster.doctor.finding import Finding, fail, ok, warn
 
 _GB = 1e9
-FILES_LEAST, FILES = 4096, 65536  # Ray's processes hold a socket to each other one
+FILES_LEAST, FILES = 4096, 65536  # each of Ray's processes has a socket to each other
 _PROCESSES = 8192
 SHARED_LEAST = 1 * _GB
-STORE_SHARE = 0.3  # of the memory: Ray's default for its object store, which lies in /dev/shm
+STORE_SHARE = 0.3  # of the memory: Ray's default size of its object store in /dev/shm
 
 
 def limits(has_gpu: bool) -> Iterator[Finding]:
-    """``ulimit``, and memory that can be shared."""
+    """Check ``ulimit`` and shared memory."""
     yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE))
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and soft < _PROCESSES:
@@ -35,29 +35,29 @@ def limits(has_gpu: bool) -> Iterator[Finding]:
 
 
 def descriptors(limit: tuple[int, int]) -> Finding:
-    """Open files: soft and hard limit."""
+    """Check the soft and hard limit of open files."""
     soft, hard = limit
-    what, said = "open files (ulimit -n)", _limit(soft)
+    name, value = "open files (ulimit -n)", _limit(soft)
     hint = f"ulimit -n {FILES} (Docker: --ulimit nofile={FILES}:{FILES}) before `ray start`."
     if soft != resource.RLIM_INFINITY and soft < FILES_LEAST:
-        return fail(what, said, hint)
-    return warn(what, said, hint) if soft != resource.RLIM_INFINITY and soft < FILES else ok(what, said)
+        return fail(name, value, hint)
+    return warn(name, value, hint) if soft != resource.RLIM_INFINITY and soft < FILES else ok(name, value)
 
 
 def shared_memory(size: float, whole: float) -> Finding:
-    """Bytes of /dev/shm, and of the machine's or container's memory."""
-    what, said = "shared memory (/dev/shm)", f"{size / _GB:.1f} GB of {whole / _GB:.0f} GB memory"
+    """Check the size of /dev/shm (bytes) against the machine's or container's memory (bytes)."""
+    name, value = "shared memory (/dev/shm)", f"{size / _GB:.1f} GB of {whole / _GB:.0f} GB memory"
     need = STORE_SHARE * whole
     hint = f"Docker: --shm-size={need / _GB:.0f}g; Kubernetes: an emptyDir with medium: Memory at /dev/shm."
     if size < SHARED_LEAST:
-        return fail(what, said, hint)
+        return fail(name, value, hint)
     if size < need:
-        return warn(what, said, f"Ray's object store goes to slow disk beyond it. {hint}")
-    return ok(what, said)
+        return warn(name, value, f"Ray's object store goes to slow disk beyond it. {hint}")
+    return ok(name, value)
 
 
 def memory() -> float:
-    """Bytes that this container, or the machine, may use."""
+    """Return the memory of this container or machine, in bytes."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -1,4 +1,4 @@
-"""Ray's ports on this machine: free, or Ray's, and closed to strangers."""
+"""Checks of Ray's ports, token and dashboard, and of this host's name."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ANSWERS_S = 3.0
 
 
-def ports(environ: Mapping[str, str] = os.environ, dashboard: int = DASHBOARD) -> Iterator[Finding]:
-    """Ports, the token, and this host's name.
-
-    Args:
-        dashboard: its port.
-    """
+def ports() -> Iterator[Finding]:
+    """Check ports, token, dashboard and host name."""
     used = listeners()
     taken = sorted(port for port in PORTS if port in used)
     if taken:
-        said = ", ".join(f"{port} ({PORTS[port]})" for port in taken)
-        hint = "Where that is no Ray of yours, `ray start` needs other ports: --port, --dashboard-port and their kin."
-        yield warn("Ray's ports", f"in use: {said}", hint)
+        used_ports = ", ".join(f"{port} ({PORTS[port]})" for port in taken)
+        hint = "If another program uses them, give `ray start` other ports: --port, --dashboard-port and so on."
+        yield warn("Ray's ports", f"in use: {used_ports}", hint)
     else:
         yield ok("Ray's ports", f"free: {', '.join(map(str, PORTS))}")
-    yield token(environ)
-    yield from open_dashboard(dashboard, used.get(dashboard))
+    yield token(os.environ)
+    yield from open_dashboard(DASHBOARD, used.get(DASHBOARD))
     yield host_name()
 
 
 def listeners() -> dict[int, bool]:
-    """Every TCP port that is listened on: whether from other machines, too."""
-    found: dict[int, bool] = {}
+    """Return every listening TCP port, with True if other machines can reach it."""
+    reachable: dict[int, bool] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(path).read_text().splitlines()[1:]
@@ -50,21 +46,21 @@ def listeners() -> dict[int, bool]:
             if fields[3] == "0A":  # LISTEN
                 address, _, port = fields[1].partition(":")
                 number = int(port, 16)
-                found[number] = found.get(number, False) or not _address(address).is_loopback
-    return found
+                reachable[number] = reachable.get(number, False) or not _address(address).is_loopback
+    return reachable
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """As /proc has it: words of four bytes in the host's order."""
+    """Parse an address of /proc/net/tcp: words of four bytes in host byte order."""
     words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(words))
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def token(environ: Mapping[str, str]) -> Finding:
-    """Whether Ray's ports ask for a token, and nobody else reads it."""
+    """Check that Ray requires a token, and that only this user can read it."""
     if environ.get("RAY_AUTH_MODE", "").lower() != "token":
-        hint = "Who reaches Ray's ports runs code here: RAY_AUTH_MODE=token, `ray get-auth-token --generate`."
+        hint = "Anyone who reaches Ray's ports can run code here: RAY_AUTH_MODE=token, `ray get-auth-token --generate`."
         return warn("token", "RAY_AUTH_MODE is not token", hint)
     if environ.get("RAY_AUTH_TOKEN"):
         return ok("token", "from RAY_AUTH_TOKEN")
@@ -82,10 +78,10 @@ def token(environ: Mapping[str, str]) -> Finding:
 
 
 def open_dashboard(port: int, from_outside: bool | None) -> Iterator[Finding]:
-    """Whether the dashboard that runs here lets a stranger start jobs.
+    """Check whether a dashboard on this machine accepts jobs without a token.
 
     Args:
-        from_outside: whether other machines reach the port; None where nobody listens.
+        from_outside: True if other machines reach the port; None if nothing listens on it.
     """
     if from_outside is None:
         return
@@ -95,25 +91,25 @@ def open_dashboard(port: int, from_outside: bool | None) -> Iterator[Finding]:
     except urllib.error.HTTPError as error:
         status = error.code
     except OSError:
-        return  # it speaks no HTTP: another program's
+        return  # no HTTP server: another program's port
     if status in (401, 403):
-        yield ok("dashboard", f"port {port} asks for the token")
+        yield ok("dashboard", f"port {port} requires the token")
     elif status == 200 and from_outside:
-        hint = "Anyone who reaches the port runs code here: --dashboard-host=127.0.0.1, and RAY_AUTH_MODE=token."
+        hint = "Anyone who reaches the port can run code here: --dashboard-host=127.0.0.1, and RAY_AUTH_MODE=token."
         yield fail("dashboard", f"port {port} is open to other machines, without a token", hint)
     elif status == 200:
-        hint = "Every user of this machine may start jobs: RAY_AUTH_MODE=token."
-        yield warn("dashboard", f"port {port} asks for no token", hint)
+        hint = "Every user of this machine can start jobs: RAY_AUTH_MODE=token."
+        yield warn("dashboard", f"port {port} requires no token", hint)
 
 
 def host_name() -> Finding:
-    """Whether other machines can find this one by the address that its name has here."""
+    """Check that the address of this host's name is one that other machines can reach."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
     except OSError:
         return warn("host name", f"{name} has no address", "Add it to /etc/hosts: gloo and NCCL look it up.")
     if ipaddress.ip_address(address).is_loopback:
-        hint = "Fine on one machine; among several it needs its real address in /etc/hosts, which gloo tells others."
+        hint = "Fine on one machine; with several, /etc/hosts needs its real address, which gloo sends to the others."
         return warn("host name", f"{name} is {address}", hint)
     return ok("host name", f"{name} is {address}")

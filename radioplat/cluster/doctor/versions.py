@@ -1,4 +1,4 @@
-"""Python and the libraries: those that radioplat needs, and those that it is tested with."""
+"""Checks of Python and library versions against radioplat's requirements and tested versions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAMED = 5
 
 
 def versions(constraints: Path | None) -> Iterator[Finding]:
-    """Compare what is installed.
+    """Check the installed versions.
 
     Args:
-        constraints: the versions that a checkout is tested with; None where there is no file.
+        constraints: file of the tested versions; None if there is none.
     """
     try:
         about = metadata.metadata("radioplat")
@@ -31,14 +31,14 @@ def versions(constraints: Path | None) -> Iterator[Finding]:
     if SpecifierSet(wanted).contains(here, prereleases=True):
         yield ok("Python", here)
     else:
-        yield fail("Python", f"{here}; {wanted} is needed", "Make the environment with such a Python.")
+        yield fail("Python", f"{here}; {wanted} is needed", "Create the environment with that Python.")
     yield requirements(metadata.requires("radioplat") or [])
     if constraints is not None:
         yield pins(constraints.read_text())
 
 
 def requirements(lines: list[str]) -> Finding:
-    """Whether every requirement without an extra is met."""
+    """Check every requirement outside extras."""
     wrong = []
     for requirement in map(Requirement, lines):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -54,7 +54,7 @@ def requirements(lines: list[str]) -> Finding:
 
 
 def pins(text: str) -> Finding:
-    """Whether the versions are those of a constraints file; what it names and is not installed does not count."""
+    """Compare the installed versions with a constraints file; packages that are not installed are skipped."""
     other = []
     for line in text.splitlines():
         name, equal, pinned = line.partition("==")
@@ -65,13 +65,13 @@ def pins(text: str) -> Finding:
         if version is not None and version.partition("+")[0] != pinned.strip():
             other.append(f"{name} {version} instead of {pinned.strip()}")
     if other:
-        hint = "pip install -c constraints.txt . takes the tested ones."
+        hint = "pip install -c constraints.txt . installs the tested ones."
         return warn("tested versions", f"{len(other)} differ: {_listed(other)}", hint)
     return ok("tested versions", "as in constraints.txt")
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, if it is there."""
+    """Return the installed version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -79,7 +79,7 @@ def installed(name: str) -> str | None:
 
 
 def constraints_file() -> Path | None:
-    """``constraints.txt`` of the checkout that this code is from, or of the folder at hand, as in the images."""
+    """Return ``constraints.txt`` of this code's checkout, or of the working directory as in the images, or None."""
     for folder in (Path(__file__).parents[2], Path.cwd()):
         path = folder / "constraints.txt"
         if path.is_file() and re.search(r"^ray==", path.read_text(), re.MULTILINE):

@@ -1,1 +1,1 @@
-"""Notices that a machine is to go, and how it is drained."""
+"""Preemption notices of cloud machines, and draining of their Ray nodes."""

@@ -1,4 +1,4 @@
-"""Telling Ray that a node is to go, so that what runs there saves and leaves: ``ray drain-node``."""
+"""Drain a Ray node that will be terminated, so that runs on it save and move away: ``ray drain-node``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ANSWER_S = 30.0  # Ray's command takes some seconds to start on a busy machine
 
 
 def drain(seconds: float, reason: str, node_id: str | None = None) -> None:
-    """Give notice for a node of the cluster that runs here (``RAY_ADDRESS``, else the raylet's on this machine).
+    """Drain a node of the cluster at ``RAY_ADDRESS``, else of the cluster on this machine.
 
     Args:
-        seconds: until it goes.
-        reason: for people; it stands in the run's ``attempts.jsonl`` and in Ray's logs.
-        node_id: Ray's, in hex; default: the node on this machine.
+        seconds: time until the node is terminated.
+        reason: text for the run's ``attempts.jsonl`` and Ray's logs.
+        node_id: Ray node id, in hex; default: the node on this machine.
 
     Raises:
         PlacementError: no cluster runs here, it does not answer, or it refused.
@@ -37,18 +37,18 @@ def drain(seconds: float, reason: str, node_id: str | None = None) -> None:
     hint = "Run it on a node of the cluster, with the cluster's RAY_AUTH_MODE and token."
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
-    except subprocess.TimeoutExpired:  # it waits for minutes; a machine that is to go has two
+    except subprocess.TimeoutExpired:  # Ray would wait minutes; the machine has two at most
         raise PlacementError(f"the cluster does not answer within {_ANSWER_S:g} seconds", hint=hint) from None
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise PlacementError(
-            f"ray drain-node failed: {said[-1].strip() if said else f'exit status {done.returncode}'}",
+            f"ray drain-node failed: {lines[-1].strip() if lines else f'exit status {done.returncode}'}",
             hint=hint,
         )
 
 
 def await_workers(seconds: float) -> bool:
-    """Wait until no worker on this machine trains; False where one still does after ``seconds``."""
+    """Wait until no worker on this machine trains; return False if one still does after ``seconds``."""
     until = time.monotonic() + seconds
     while training_workers():
         if time.monotonic() >= until:

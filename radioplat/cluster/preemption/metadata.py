@@ -1,10 +1,10 @@
-"""What a cloud's metadata service says of this machine: whether it is about to be taken away.
+"""Preemption notices of this machine from a cloud's metadata service.
 
-- AWS: ``spot/instance-action`` of the instance metadata service, version 2, two minutes ahead (EC2 User Guide, "Spot
-  Instance interruption notices"). No notice is a 404.
-- Google Cloud: ``instance/preempted``, ``TRUE`` about 30 seconds ahead (Compute Engine, "Spot VMs").
+- AWS: ``spot/instance-action`` of the instance metadata service, version 2, two minutes in advance (EC2 User Guide,
+  "Spot Instance interruption notices"). No notice is a 404.
+- Google Cloud: ``instance/preempted``, ``TRUE`` about 30 seconds in advance (Compute Engine, "Spot VMs").
 
-Both addresses are link-local and go past any proxy. The SDKs' own variables name others.
+Both addresses are link-local and bypass any proxy. The SDKs' environment variables can change them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True)
 class Notice:
-    """This machine is to go.
+    """This machine will be terminated.
 
     Attributes:
-        at: when, seconds since the epoch.
-        detail: for people.
+        at: time of termination, seconds since the epoch.
+        detail: description for messages.
     """
 
     at: float
@@ -38,7 +38,7 @@ class Notice:
 
     @property
     def seconds(self) -> float:
-        """What is left, at least 0."""
+        """Remaining seconds, at least 0."""
         return max(0.0, self.at - time.time())
 
 
@@ -50,7 +50,7 @@ class Aws:
         self._token = ""
 
     def notice(self) -> Notice | None:
-        """The notice, if there is one.
+        """Return the notice, or None if there is none.
 
         Raises:
             OSError: the service does not answer.
@@ -69,20 +69,20 @@ class Aws:
             self._token = _get(f"{self._base}/latest/api/token", ttl, "PUT")
         token = {"X-aws-ec2-metadata-token": self._token}
         try:
-            said = _get(f"{self._base}/latest/meta-data/spot/instance-action", token)
+            answer = _get(f"{self._base}/latest/meta-data/spot/instance-action", token)
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
             raise
         try:
-            told = json.loads(said)
-            at = datetime.datetime.fromisoformat(told["time"])
-            action = str(told["action"])
+            fields = json.loads(answer)
+            at = datetime.datetime.fromisoformat(fields["time"])
+            action = str(fields["action"])
         except (ValueError, KeyError, TypeError):
-            raise OSError(f"the metadata service answered {said[:200]!r} for spot/instance-action") from None
+            raise OSError(f"the metadata service answered {answer[:200]!r} for spot/instance-action") from None
         if at.tzinfo is None:
             at = at.replace(tzinfo=datetime.UTC)
-        return Notice(at.timestamp(), f"EC2 is to {action} this spot instance at {at.isoformat()}")
+        return Notice(at.timestamp(), f"EC2 will {action} this spot instance at {at.isoformat()}")
 
 
 class Gcp:
@@ -93,22 +93,22 @@ class Gcp:
         self._url = f"http://{host}/computeMetadata/v1/instance/preempted"
 
     def notice(self) -> Notice | None:
-        """The notice, if there is one.
+        """Return the notice, or None if there is none.
 
         Raises:
             OSError: the service does not answer.
         """
-        said = _get(self._url, {"Metadata-Flavor": "Google"}).strip()
-        if said not in ("TRUE", "FALSE"):
-            raise OSError(f"the metadata service answered {said[:200]!r} for instance/preempted")
-        return Notice(time.time() + GCP_NOTICE_S, "Compute Engine preempts this VM") if said == "TRUE" else None
+        answer = _get(self._url, {"Metadata-Flavor": "Google"}).strip()
+        if answer not in ("TRUE", "FALSE"):
+            raise OSError(f"the metadata service answered {answer[:200]!r} for instance/preempted")
+        return Notice(time.time() + GCP_NOTICE_S, "Compute Engine preempts this VM") if answer == "TRUE" else None
 
 
 CLOUDS: dict[str, Callable[[], Aws | Gcp]] = {"aws": Aws, "gcp": Gcp}
 
 
 def find_cloud() -> str | None:
-    """The cloud whose metadata service answers here; None where none does."""
+    """Return the name of the cloud whose metadata service answers here; None if none does."""
     for name, cloud in CLOUDS.items():
         try:
             cloud().notice()

@@ -1,4 +1,4 @@
-"""Asking the runs whose commands live on this machine to save and leave, by the leases of their results folders."""
+"""Stop the runs whose commands run on this machine, found by the leases of their results folders."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _LOOK_S = 0.5
 
 
 def stop(folder: Path, seconds: float) -> tuple[list[Holder], list[Holder]]:
-    """SIGTERM to each run below ``folder`` that this machine (or container) has the command of, and wait for its end.
+    """Send SIGTERM to each run below ``folder`` whose command runs on this machine (or container), and wait.
 
     Returns:
-        Who was asked, and who of them is still there after ``seconds``.
+        Holders of the leases of all these runs, and of those that still run after ``seconds``.
     """
-    asked = holders(folder)
-    for holder in asked:
+    local = holders(folder)
+    for holder in local:
         with contextlib.suppress(ProcessLookupError):
             os.kill(holder.pid, signal.SIGTERM)
     until = time.monotonic() + seconds
-    while (left := [holder for holder in asked if not holder.is_gone()]) and time.monotonic() < until:
+    while (remaining := [holder for holder in local if not holder.is_gone()]) and time.monotonic() < until:
         time.sleep(_LOOK_S)
-    return asked, left
+    return local, remaining
 
 
 def holders(folder: Path) -> list[Holder]:
-    """Runs below ``folder`` whose commands live here."""
+    """Return the lease holders of runs below ``folder`` whose commands run on this machine."""
     here = Holder.myself().place
-    found = []
+    local = []
     for depth in range(_DEPTH + 1):
         for path in Path(folder).glob("*/" * depth + NAME):
             holder = read_holder(path)
             if holder is not None and holder.place == here and not holder.is_gone():
-                found.append(holder)
-    return found
+                local.append(holder)
+    return local

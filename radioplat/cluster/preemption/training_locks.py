@@ -1,7 +1,7 @@
-"""Which training workers are at work on this machine: each holds a lock on a file of its own while it trains.
+"""Find the workers that train on this machine: each locks its own file while it trains.
 
-The process alone tells nothing: Ray Train keeps it until it starts another group, long after it has saved and left. The
-kernel gives a lock back with the process, however that ends.
+The process alone is no sign: Ray Train keeps it until it starts another group, long after the worker has saved and
+left. The kernel releases the lock when the process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_FOLDER = Path(f"/tmp/radioplat-training-{os.getuid()}")  # whatever TMPDIR is there and here
+_FOLDER = Path(f"/tmp/radioplat-training-{os.getuid()}")  # independent of TMPDIR
 
 
 @contextlib.contextmanager
 def training(folder: Path = _FOLDER) -> Iterator[None]:
-    """While the block runs, this process is one of :func:`training_workers`. A machine that cannot is no obstacle."""
+    """List this process in :func:`training_workers` during the block; a failure to do so is ignored."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -29,15 +29,15 @@ def training(folder: Path = _FOLDER) -> Iterator[None]:
 
 
 def training_workers(folder: Path = _FOLDER) -> list[int]:
-    """Process numbers."""
-    found = []
+    """Return the process ids of the workers that train."""
+    processes = []
     for path in folder.glob("[0-9]*"):
         try:
             with open(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)  # it died
+            path.unlink(missing_ok=True)  # the process has ended
         except BlockingIOError:
-            found.append(int(path.name))
+            processes.append(int(path.name))
         except OSError:
             continue
-    return found
+    return processes

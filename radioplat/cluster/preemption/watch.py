@@ -1,4 +1,4 @@
-"""Looking out for the notice that a machine is to go, and passing it on."""
+"""Poll for the preemption notice of this machine and act on it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _AGAIN_S = 2.0
 def watch(
     cloud: str, act: Callable[[Notice], None], say: Callable[[str], None], every_s: float = EVERY_S
 ) -> Notice | None:
-    """Ask the metadata service until it gives notice, and act on it.
+    """Poll the metadata service until there is a notice, and act on it.
 
-    A service that does not answer is asked again: a machine must not lose its watch to a pause of the network.
-    What the action refuses is tried again until the time is up.
+    Errors of the service are ignored, so that a network failure does not end the watch. A failed action is retried
+    until the machine's deadline.
 
     Args:
         cloud: ``aws``, ``gcp``, or ``auto`` for the one that answers.
-        act: gets the notice.
-        say: gets a line where something happens.
+        act: called with the notice.
+        say: called with each line for the user.
+        every_s: seconds between requests.
 
     Returns:
-        The notice; None where its time ran out before the action succeeded.
+        The notice; None if the deadline passed before the action succeeded.
 
     Raises:
         PlacementError: ``auto``, and no cloud's service answers here.
@@ -40,9 +41,9 @@ def watch(
         raise PlacementError(
             "no cloud's metadata service answers on this machine",
             where="--cloud",
-            hint=f"Name the cloud to go on asking: {', '.join(CLOUDS)}.",
+            hint=f"Name the cloud to watch it anyway: {', '.join(CLOUDS)}.",
         )
-    say(f"watching for a notice of {name}, every {every_s:g} s")
+    say(f"watching for a preemption notice of {name}, every {every_s:g} s")
     service, silent = CLOUDS[name](), False
     while True:
         try:
@@ -52,7 +53,7 @@ def watch(
             silent = False
         except OSError as error:
             if not silent:
-                say(f"the metadata service does not answer: {error}; asking on")
+                say(f"the metadata service does not answer: {error}; retrying")
             notice, silent = None, True
         if notice is not None:
             say(f"{notice.detail}, in {notice.seconds:.0f} s")
@@ -61,12 +62,12 @@ def watch(
 
 
 def drain_this_node(notice: Notice) -> None:
-    """As an action: give the cluster notice for the node on this machine."""
+    """Action: drain the Ray node on this machine."""
     drain(notice.seconds, notice.detail)
 
 
 def end_process(pid: int) -> Callable[[Notice], None]:
-    """As an action: SIGTERM to a run on this machine, which then saves and leaves with exit status 75."""
+    """Return an action that sends SIGTERM to a run on this machine, which then saves and exits with status 75."""
 
     def act(notice: Notice) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -79,7 +80,7 @@ def _done(notice: Notice, act: Callable[[Notice], None], say: Callable[[str], No
     while True:
         try:
             act(notice)
-            say("passed on")
+            say("done")
             return True
         except RadioplatError as error:
             say(str(error))

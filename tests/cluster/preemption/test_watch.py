@@ -113,7 +113,7 @@ def test_the_watch_outlives_a_service_that_is_silent(service, monkeypatch):
             service.said = instance_action(100)
 
     assert watch("aws", act, say, every_s=0.01).seconds > 90
-    assert len(acted) == 3 and said[-1] == "passed on"
+    assert len(acted) == 3 and said[-1] == "done"
     assert sum("no cluster yet" in line for line in said) == 2 and "the metadata service answers again" in said
 
 
@@ -133,7 +133,7 @@ def test_the_command_ends_a_process(service):
     try:
         command = [sys.executable, "-m", "radioplat.cli", "nodes", "watch", "--cloud=aws", f"--process={run.pid}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        assert done.returncode == 0 and "is to terminate this spot instance" in done.stderr, done.stderr
+        assert done.returncode == 0 and "will terminate this spot instance" in done.stderr, done.stderr
         assert run.wait(5) == -signal.SIGTERM
         end_process(run.pid)(Notice(0, "it is gone already"))
     finally:

@@ -1,0 +1,172 @@
+"""The argument parser: every command with its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from radioplat import __version__
+from radioplat.cli import commands, nodes
+
+
+def add_spec(
+    parser: argparse.ArgumentParser, metavar: str = "key=value", rest: str = "fields of the spec to override"
+) -> None:
+    """Add ``-e SPEC`` and overrides."""
+    parser.add_argument("-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="spec, a YAML file")
+    add_overrides(parser, metavar, rest)
+
+
+def add_overrides(
+    parser: argparse.ArgumentParser, metavar: str = "key=value", rest: str = "fields of the spec to override"
+) -> None:
+    """Add positional ``key=value`` overrides."""
+    parser.add_argument("overrides", nargs="*", metavar=metavar, help=rest)
+
+
+class Command(NamedTuple):
+    """A command: the function to run, whose docstring is the help text, and the function that adds its arguments."""
+
+    run: Callable[[argparse.Namespace], None]
+    arguments: Callable[[argparse.ArgumentParser], None] = add_spec
+
+
+def _tune(parser: argparse.ArgumentParser) -> None:
+    add_spec(parser)
+    parser.add_argument("--space", metavar="FILE", required=True, help="the search space, a YAML file")
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    add_spec(parser)
+    parser.add_argument(
+        "--task",
+        dest="planned",
+        choices=("distill", "train", "quantize"),
+        help="the run to plan; default: train if there are labels and no teachers, quantize if quantize.mode is qat "
+        "and there is a student to quantize, else distill",
+    )
+
+
+def _index(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", help="a folder of tar shards or of images")
+    add_overrides(parser)
+
+
+def _pack(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="a folder of images, or a CSV file with columns path, label, caption")
+    parser.add_argument("out", help="output folder; shards are written to OUT/train and OUT/val")
+    add_overrides(parser)
+
+
+def _results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", help="a results folder, or the folder of one task in it")
+    add_overrides(parser)
+
+
+def _lint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.onnx", help="an ONNX file with QuantizeLinear and DequantizeLinear")
+    add_overrides(parser)
+
+
+def _batches(parser: argparse.ArgumentParser) -> None:
+    add_spec(parser, "N | key=value", "number of global batches (2), and overrides")
+
+
+_WEIGHTS = "a .safetensors, .pth, .pt or .bin file"
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help=_WEIGHTS)
+
+
+def _convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help=_WEIGHTS)
+    parser.add_argument("out", nargs="?", help="default: the same path with the ending .safetensors")
+
+
+def _address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, else the one on this machine")
+
+
+def _pools(parser: argparse.ArgumentParser) -> None:
+    _address(parser)
+    parser.add_argument("pools", nargs="*", metavar="POOL")
+
+
+TASKS = {
+    "distill": Command(commands.distill),
+    "train": Command(commands.train),
+    "train_upsampler": Command(commands.train_upsampler),
+    "evaluate": Command(commands.evaluate),
+    "prune": Command(commands.prune),
+    "low_rank": Command(commands.low_rank),
+    "quantize": Command(commands.quantize),
+    "compress": Command(commands.compress),
+    "export": Command(commands.export),
+    "gen_trt_engine": Command(commands.gen_trt_engine),
+    "tune": Command(commands.tune, _tune),
+    "plan": Command(commands.plan, _plan),
+    "index": Command(commands.index, _index),
+    "pack": Command(commands.pack, _pack),
+    "ledger": Command(commands.ledger, _results),
+    "diagnose": Command(commands.diagnose, _results),
+    "lint": Command(commands.lint, _lint),
+    "default_specs": Command(commands.default_specs, add_overrides),
+    "quickstart": Command(commands.quickstart, add_overrides),
+    "doctor": Command(nodes.doctor, nodes.add_doctor),
+}
+GROUPS = {  # commands of two words: first word, help text, commands by the second word
+    "show": ("Show the data of a run.", {"data": Command(commands.show_data, _batches)}),
+    "weights": (
+        "Inspect or convert a checkpoint file.",
+        {
+            "inspect": Command(commands.weights_inspect, _inspect),
+            "convert": Command(commands.weights_convert, _convert),
+        },
+    ),
+    "teachers": (
+        "Check teachers, and run teacher pools apart from a run.",
+        {
+            "check": Command(commands.teachers_check),
+            "start": Command(commands.teachers_start),
+            "status": Command(commands.teachers_status, _address),
+            "stop": Command(commands.teachers_stop, _pools),
+        },
+    ),
+    "nodes": (
+        "The machines of a cluster.",
+        {
+            "watch": Command(nodes.watch, nodes.add_watch),
+            "drain": Command(nodes.drain, nodes.add_drain),
+            "stop": Command(nodes.stop, nodes.add_stop),
+        },
+    ),
+}
+
+
+def build_parser(
+    program: str,
+    tasks: Mapping[str, Command] = TASKS,
+    groups: Mapping[str, tuple[str, Mapping[str, Command]]] = GROUPS,
+) -> argparse.ArgumentParser:
+    """Return the parser of ``program``; parsed arguments have the command's function as ``run``."""
+    parser = argparse.ArgumentParser(
+        program, description=sys.modules["radioplat"].__doc__, epilog="All fields of a spec: radioplat default_specs."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    subparsers = parser.add_subparsers(dest="task", required=True, metavar="task")
+    for name, command in tasks.items():
+        _add(subparsers, name, command)
+    for group, (text, verbs) in groups.items():
+        inner = subparsers.add_parser(group, help=text).add_subparsers(dest="verb", required=True, metavar="verb")
+        for verb, command in verbs.items():
+            _add(inner, verb, command)
+    return parser
+
+
+def _add(subparsers, name: str, command: Command) -> None:
+    parser = subparsers.add_parser(name, help=command.run.__doc__, description=command.run.__doc__)
+    command.arguments(parser)
+    parser.set_defaults(run=command.run)
