@@ -106,13 +106,13 @@ class Timed:
 
     def go(self) -> None:
         """Take all steps."""
-        from radioplat.training.loop.rank import Seat
         from radioplat.training.loop.worker import run_worker
+        from radioplat.training.watch.rank_context import RankContext
 
         teacher = self.run.teachers[0].name
         clients = {teacher: Known(teacher, self.answers, self._step_begins)}
         taken = lambda start, stop: itertools.islice(self.batches, start, stop)  # noqa: E731
-        run_worker(self.run, Seat(0, 1, self.device), clients, taken)
+        run_worker(self.run, RankContext(0, 1, self.device), clients, taken)
 
     def seconds(self) -> list[float]:
         """Of each timed step: from where it began to where the next did, without what lay between them."""

@@ -206,12 +206,12 @@ class _FirstRank:
 
         from radioplat.spec.schema.train import TrainConfig
         from radioplat.training.checkpoints.run_state import RunState
-        from radioplat.training.checkpoints.writer import Shelf
+        from radioplat.training.checkpoints.writer import CheckpointWriter
 
         self._plan, self._state = plan, RunState(world_size=plan.world, order_hash="simulated")
         folder = Path(plan.folder)
         self._status = StatusLog(folder / "status.json")
-        self._shelf = Shelf(folder, TrainConfig(keep_last=2))
+        self._writer = CheckpointWriter(folder, TrainConfig(keep_last=2))
         # A ViT's worth of names, with hardly a byte each: bytes on a disk are not what is measured.
         self._tensors = {f"backbone.blocks.{i}.{part}": torch.zeros(1) for i in range(24) for part in range(12)}
 
@@ -223,9 +223,9 @@ class _FirstRank:
         state = replace(self._state, global_step=step, samples_consumed=step * self._plan.world * self._plan.batch)
         few = {"head": self._tensors["backbone.blocks.0.0"]}
         files = {STUDENT_FILE: (self._tensors, {}), HEADS_FILE: (few, {}), OPTIMIZER: (self._tensors, {})}
-        self._shelf.put(Snapshot(f"model_epoch_000_step_{step:05d}", files, json.dumps(asdict(state), indent=1)),
+        self._writer.put(Snapshot(f"model_epoch_000_step_{step:05d}", files, json.dumps(asdict(state), indent=1)),
                         lambda path: self._status.write(f"checkpoint {path.name}"))  # fmt: skip
-        self._shelf.wait()
+        self._writer.wait()
 
     def tell(self, step: int) -> None:
         """A line with as many figures as a run of three teachers has."""
@@ -241,5 +241,5 @@ class _FirstRank:
 
     def close(self) -> None:
         """End the thread that writes."""
-        self._shelf.close()
+        self._writer.close()
         self._status.close()

@@ -36,7 +36,7 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.tasks.tune.record import State, TrialRecord, read_trials
 from radioplat.tasks.tune.sweep import Plan, trial_spec
 from radioplat.tracking.results import write_atomic
-from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.teacher_cost import TeacherCosts
 
 AT_ONCE = 2  # trials, and lone runs; a core each
 BASE_STEPS, STEPS, STEPS_PER_EPOCH = 100, 60, 125  # of 16 images
@@ -174,9 +174,9 @@ def _alone(folder: Path, record: TrialRecord) -> dict[str, float]:
     command = [sys.executable, "-m", "radioplat.cli", "quantize", "-e", str(file)]
     environment = _environment() | {"OMP_NUM_THREADS": "1"}  # as a trial has
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    bill = Bill.read(home / "qat")
-    assert bill is not None
-    found = {"wall": time.monotonic() - begin, "teachers": sum(cost.seconds for cost in bill.teachers.values())}
+    costs = TeacherCosts.read(home / "qat")
+    assert costs is not None
+    found = {"wall": time.monotonic() - begin, "teachers": sum(cost.seconds for cost in costs.teachers.values())}
     write_atomic(done, json.dumps(found))
     return found
 

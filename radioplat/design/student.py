@@ -105,7 +105,7 @@ def windows_of(spec: Spec, backbone: RadioViT) -> Windows:
 def _compilable(spec: Spec, student: Student) -> Iterator[Problem]:
     moving = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in student.backbone.modules())
     if moving and not spec.model.backbone.freeze_norm:
-        # RunningState puts statistics back within the step; a compiled backward needs them as its forward left them.
+        # BatchNormStatistics restores them within the step; a compiled backward needs them as its forward left them.
         hint = "Set model.backbone.freeze_norm: true, or this to false."
         yield Problem("the statistics of this backbone's BatchNorm cannot be compiled", "train.compile", hint)
     cpu = torch.device("cpu")

@@ -26,7 +26,7 @@ from radioplat.tracking.follow import Callback, Follower
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import Status, StatusLog
-from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.accounts import session, settled
 from radioplat.training.checkpoints.checkpoint import clear_left_behind, newest
 from radioplat.training.checkpoints.resume import catch_up, order_problems, set_aside, starting_point
@@ -44,7 +44,7 @@ class RunResult:
         global_step: optimizer steps of the whole run.
         resumed_from: the step it began at, 0 for a fresh run.
         then: results of the tasks in ``distill.then``, by name.
-        bill: what the teachers cost, from the first start on; None for a run without teachers.
+        teacher_costs: what the teachers cost, from the first start on; None for a run without teachers.
         account: where the time of the run went, over all its starts.
     """
 
@@ -53,7 +53,7 @@ class RunResult:
     global_step: int
     resumed_from: int
     then: dict[str, Any] = field(default_factory=dict)
-    bill: Bill | None = None
+    teacher_costs: TeacherCosts | None = None
     account: Goodput | None = None
 
 
@@ -137,7 +137,8 @@ def _run_alone(
     account = settled(run)
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} is done: {found[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
-    return RunResult(found[0], folder.path, found[1].global_step, start, bill=Bill.read(folder.path), account=account)
+    costs = TeacherCosts.read(folder.path)
+    return RunResult(found[0], folder.path, found[1].global_step, start, teacher_costs=costs, account=account)
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:

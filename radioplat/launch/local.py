@@ -24,8 +24,8 @@ from radioplat.training.engine import deepspeed_compat
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
-from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.worker import OpenBatches, run_worker
+from radioplat.training.watch.rank_context import RankContext
 
 HEAVY = 4e9  # operations; a tenth of a second of one core
 
@@ -57,17 +57,21 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
         return load_micro_batches(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
     with limit_torch_threads(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
-        _go_on(run, Seat(0, 1, device), behind, batches, say)
+        _go_on(run, RankContext(0, 1, device), behind, batches, say)
 
 
 def _go_on(
-    run: Run, seat: Seat, clients: dict[str, TeacherClient], open_batches: OpenBatches, say: Callable[[str], None]
+    run: Run,
+    context: RankContext,
+    clients: dict[str, TeacherClient],
+    open_batches: OpenBatches,
+    say: Callable[[str], None],
 ) -> None:
     """Train, and start again from the last checkpoint where memory ran out: there is no group that does it."""
     while not stop_requested():
         try:
             with forwarding_sigterm(_stop):
-                return run_worker(run, seat, clients, open_batches)
+                return run_worker(run, context, clients, open_batches)
         except Paused:
             break
         except OutOfMemory as error:
@@ -75,7 +79,7 @@ def _go_on(
         # Not inside the except clause: the error holds the frames, and they what filled the memory.
         say(said)
         gc.collect()
-        if seat.device.type == "cuda":
+        if context.device.type == "cuda":
             torch.cuda.empty_cache()
     raise Stopped
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.common.redact import redact, redact_tree
+from radioplat.tracking.json_lines import parse_line, read_lines
 
 
 class Status(str, Enum):
@@ -128,20 +129,7 @@ def read_status(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     A line that is not a JSON object (the last one of a run that is writing or was killed) is left out.
     """
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        return []
-    parsed = (_parse(line) for line in data.split(b"\n"))
-    return [line for line in parsed if line is not None]
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
-        return None
-    return value if isinstance(value, dict) else None
+    return read_lines(path)
 
 
 def _cut_torn_tail(path: Path) -> None:
@@ -153,7 +141,7 @@ def _cut_torn_tail(path: Path) -> None:
         tail = data[whole:]
         if not tail:
             return
-        if _parse(tail) is None:
+        if parse_line(tail) is None:
             file.truncate(whole)
         else:  # the object is complete and only its line end is missing
             file.write(b"\n")

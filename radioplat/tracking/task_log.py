@@ -12,7 +12,7 @@ from radioplat.tracking.status import Status, StatusLog
 Result = TypeVar("Result")
 
 
-def keep_diary(
+def log_task(
     folder: TaskFolder,
     task: str,
     spec_yaml: str,

@@ -68,7 +68,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Bill:
+class TeacherCosts:
     """The costs of all teachers of a run, from its first start on, by name."""
 
     teachers: dict[str, TeacherCost] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Bill:
         return write_atomic(folder / FILE, json.dumps({**prices, "teachers": teachers}, indent=1) + "\n")
 
     @staticmethod
-    def read(folder: Path) -> Bill | None:
+    def read(folder: Path) -> TeacherCosts | None:
         """What :meth:`write` left in ``folder``; None where there is nothing."""
         try:
             found = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -130,4 +130,4 @@ class Bill:
             return None
         names = [f.name for f in dataclasses.fields(TeacherCost)]
         teachers = {name: TeacherCost(*(cost[n] for n in names)) for name, cost in found["teachers"].items()}
-        return Bill(teachers, Prices(found["gpu_hour_price"], found["cpu_hour_price"]))
+        return TeacherCosts(teachers, Prices(found["gpu_hour_price"], found["cpu_hour_price"]))

@@ -26,7 +26,7 @@ from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.root import Spec
 from radioplat.training.checkpoints.persistence import trainable
 from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.batchnorm_state import RunningState
+from radioplat.training.engine.batchnorm_state import BatchNormStatistics
 from radioplat.training.engine.deepspeed_engine import build_engine
 
 RADIO = {"type": "radio_vit_tiny_patch16", "kwargs": {"embed_dim": 32, "depth": 5, "num_heads": 2, "patch_size": 8}}
@@ -162,7 +162,7 @@ def test_frozen_norms_keep_weights_and_statistics(name):
     kinds = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
     norms = {n: copy.deepcopy(m.state_dict()) for n, m in student.backbone.named_modules() if isinstance(m, kinds)}
     assert norms and any(p.requires_grad for p in student.backbone.parameters())
-    running = RunningState(student)
+    running = BatchNormStatistics(student)
     optimizer = torch.optim.SGD([p for p in student.parameters() if p.requires_grad], lr=1.0)
     features = student(torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8))
     (features.summary.sum() + features.spatial.square().sum()).backward()
@@ -189,7 +189,7 @@ def losses_of(spec: Spec, steps: int = 3, backend: str | None = None) -> tuple[l
         torch.compiler.reset()
         compile_backbone(student.backbone, backend)
     module = DistillObjective(student, resolve_teachers(spec), "64").train()
-    running = RunningState(module)
+    running = BatchNormStatistics(module)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
     found = []
     for step in range(steps):

@@ -49,10 +49,10 @@ def test_a_second_trial_makes_no_pass(make_spec, distil, passes, tmp_path):
     assert second.losses == pytest.approx(plain.losses, rel=1e-4)
     for name in ("lite0", "vit"):
         assert hits(second, name) == [1.0] * 8
-        bill, free = first.result.bill.teachers[name], second.result.bill.teachers[name]
-        assert (bill.images, free.images, free.cached) == (48, 48, 48) and 0 < bill.cached <= 8
-        assert bill.seconds > 0 == free.seconds and bill.bytes == free.bytes > 0 == free.busy
-        assert paid[name] == 48 - bill.cached == round(48 - 6 * sum(hits(first, name)))
+        paying, free = first.result.teacher_costs.teachers[name], second.result.teacher_costs.teachers[name]
+        assert (paying.images, free.images, free.cached) == (48, 48, 48) and 0 < paying.cached <= 8
+        assert paying.seconds > 0 == free.seconds and paying.bytes == free.bytes > 0 == free.busy
+        assert paid[name] == 48 - paying.cached == round(48 - 6 * sum(hits(first, name)))
     # A trial, not a rerun: the student learns otherwise, in other micro-batches.
     other = distil(make_spec(tmp_path / "other"), *STILL, cache, "train.optim.lr=5e-4", "dataset.batch_size=3")
     assert passes == {} and other.losses.keys() == second.losses.keys()

@@ -18,7 +18,7 @@ from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import read_status
-from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import verified_state
 from radioplat.training.targets import first_pass
@@ -103,16 +103,16 @@ def test_status_lines(quiet_run):
 
 
 def test_what_the_teachers_cost(quiet_run):
-    lite0, vit = quiet_run.result.bill.teachers["lite0"], quiet_run.result.bill.teachers["vit"]
+    lite0, vit = quiet_run.result.teacher_costs.teachers["lite0"], quiet_run.result.teacher_costs.teachers["vit"]
     assert lite0.images == vit.images == 48  # six a step
     # Two bytes a number: lite0's summary of 1280 and its map of 1280 numbers at 2 x 2; vit's map of 64 at 4 x 4.
     assert lite0.bytes == 48 * 2 * (1280 + 2 * 2 * 1280) and vit.bytes == 48 * 2 * 4 * 4 * 64
-    assert quiet_run.result.bill == Bill.read(quiet_run.folder)
+    assert quiet_run.result.teacher_costs == TeacherCosts.read(quiet_run.folder)
     state = verified_state(quiet_run.result.checkpoint)
     assert state.teacher_cost == {"lite0": dataclasses.asdict(lite0), "vit": dataclasses.asdict(vit)}
     kpis = [line["kpi"] for line in read_status(quiet_run.folder / "status.json") if "max_step" in line]
     assert not any("price" in name for kpi in kpis for name in kpi)  # none was given
-    assert kpis[-1].items() >= quiet_run.result.bill.kpi().items()
+    assert kpis[-1].items() >= quiet_run.result.teacher_costs.kpi().items()
 
 
 def test_loss_falls_and_is_the_sum_of_its_terms(quiet_run):
@@ -175,8 +175,8 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
         assert loss == pytest.approx(quiet_run.losses[step], rel=1e-6), step
     assert ids_by_step(again.folder) == ids_by_step(quiet_run.folder)
     at_break = verified_state(quiet_run.folder / "model_epoch_000_step_00002").teacher_cost
-    for name, cost in quiet_run.result.bill.teachers.items():
-        found = again.result.bill.teachers[name]
+    for name, cost in quiet_run.result.teacher_costs.teachers.items():
+        found = again.result.teacher_costs.teachers[name]
         assert at_break[name]["images"] == 12 and (found.images, found.bytes) == (cost.images, cost.bytes)
         assert found.seconds > at_break[name]["seconds"] > 0
     proof = prove_run(again.folder)
@@ -193,7 +193,7 @@ def test_the_same_run_twice_is_the_same_run(quiet_run, distil, tmp_path):
     assert again.losses == quiet_run.losses
     # Only the CPU costs anything: half a core (num_cpus: 0.5) at 0.0001 a second; a GPU has a price, but there is none.
     kpis = [line["kpi"] for line in read_status(again.folder / "status.json") if "max_step" in line]
-    for name, cost in again.result.bill.teachers.items():
+    for name, cost in again.result.teacher_costs.teachers.items():
         assert cost.seconds == pytest.approx(sum(kpi[f"seconds/teacher/{name}"] for kpi in kpis))
         assert cost.cpu_seconds == pytest.approx(cost.seconds / 2) and cost.gpu_seconds == 0
         assert kpis[-1][f"cost/{name}/price_per_1000_images"] == pytest.approx(cost.seconds / 2 * 1e-4 / 48 * 1000)
@@ -275,7 +275,7 @@ def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(ma
     assert len(kept.losses) == 4 and kept.losses == again.losses
     assert prove_run(kept.folder).holds and prove_run(again.folder).holds
     # What is read again is asked for again, and paid for again: three batches of six.
-    images = [[cost.images for cost in trail.result.bill.teachers.values()] for trail in (kept, again)]
+    images = [[cost.images for cost in trail.result.teacher_costs.teachers.values()] for trail in (kept, again)]
     assert images == [[24, 24], [42, 42]]
 
 

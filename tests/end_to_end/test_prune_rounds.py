@@ -86,7 +86,7 @@ def test_the_schedule_is_replayed_at_its_rate(rounds, spec):
 def test_the_same_command_goes_on_at_the_step_where_it_was(rounds, spec, early, tmp_path, monkeypatch):
     """Stopped after the second step of the second round; the student that comes out is that of the quiet rounds."""
     asked = (*ROUNDS, f"prune.retrain.rewind_to={early}", f"prune.results_dir={tmp_path}")
-    step = Reporter.step
+    step = Reporter.after_step
 
     def stopped(self, record, *rest):
         """Interrupt the user's process there."""
@@ -95,7 +95,7 @@ def test_the_same_command_goes_on_at_the_step_where_it_was(rounds, spec, early, 
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Reporter, "step", stopped)
+        patch.setattr(Reporter, "after_step", stopped)
         prune(spec, asked, lambda line: None)
     assert not (tmp_path / "model_pruned").exists() and (tmp_path / "round_2" / "distill").is_dir()
     lines: list[str] = []

@@ -51,8 +51,8 @@ def test_stages_and_going_on_in_the_middle_of_one(make_spec, distil, ids_by_step
     rates += [5e-4 * (1 + math.cos(math.pi * s / 3)) / 2 for s in range(3)]
     assert [found[step]["lr"] for step in range(1, 6)] == pytest.approx(rates)
     assert [found[step]["loss/vit/spatial"] > 0 for step in range(1, 6)] == [False, False, True, True, True]
-    bill = whole.result.bill.teachers
-    assert (bill["lite0"].images, bill["vit"].images) == (30, 18), "who is away is not asked"
+    costs = whole.result.teacher_costs.teachers
+    assert (costs["lite0"].images, costs["vit"].images) == (30, 18), "who is away is not asked"
     order = RunData.load(whole.folder / "data", load_spec(spec).dataset.train_dataset).order
     assert ids_by_step(whole.folder) == {s: order.slice(6 * s, 6 * s + 6).sample_id.tolist() for s in range(5)}
     again = distil(spec, *EVERY_STEP, go_on(whole, tmp_path, 3))
@@ -75,10 +75,10 @@ def test_two_sizes_in_one_global_batch_and_a_mosaic(make_spec, distil, tmp_path)
     trail = distil(spec, "train.max_steps=6", "train.optim.policy=linear")
     losses = [metrics["loss/vit/spatial"] for metrics in metrics_of(trail).values()]
     assert all(map(math.isfinite, trail.losses.values())) and losses[-1] < losses[0]
-    bill = trail.result.bill.teachers
-    assert (bill["lite0"].images, bill["vit"].images) == (12, 24)
-    assert bill["vit"].bytes == 24 * 2 * 4 * 4 * 64, "a map of its own for each image"
-    assert bill["lite0"].bytes == 12 * 2 * (1280 + 3 * 3 * 1280), "of 96 pixels"
+    costs = trail.result.teacher_costs.teachers
+    assert (costs["lite0"].images, costs["vit"].images) == (12, 24)
+    assert costs["vit"].bytes == 24 * 2 * 4 * 4 * 64, "a map of its own for each image"
+    assert costs["lite0"].bytes == 12 * 2 * (1280 + 3 * 3 * 1280), "of 96 pixels"
 
 
 @pytest.mark.parametrize("kind", ["shift_equivariance", "full_equivariance"])

@@ -85,7 +85,7 @@ def test_a_student_that_teaches_itself_goes_on_as_it_was(with_teachers, distil, 
     assert ["loss/mesa" in kpi for kpi in seen] == [False, False, True, True]
     terms = {"vit/spatial", "mean/summary", "mean/spatial", "mean/binding_1", "deep/binding_0"}
     assert {f"loss/{term}" for term in terms} <= set(seen[0]) and seen[2]["loss/mesa"] > 0
-    assert set(quiet.result.bill.teachers) == {"vit"}, "the student pays nobody for itself"
+    assert set(quiet.result.teacher_costs.teachers) == {"vit"}, "the student pays nobody for itself"
     resumed = distil(spec, *EVERY_SECOND, break_off(quiet, tmp_path / "b"))
     assert resumed.result.resumed_from == 2
     again = logged(resumed)[-2:]

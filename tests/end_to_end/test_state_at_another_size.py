@@ -40,19 +40,18 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
     from radioplat.training.engine import deepspeed_compat
 
     found: dict[str, torch.Tensor | float | str] = {}
-    for name, buffer in worker.module.named_buffers():
+    for name, buffer in worker.objective.named_buffers():
         found[f"buffer {name}"] = buffer.clone()
-    for name, parameter in worker.module.named_parameters():
+    for name, parameter in worker.objective.named_parameters():
         with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
             found[f"in use {name}"] = parameter.detach().clone()
-    names, optim = trainable(worker.module), worker.spec.train.optim.optim
+    names, optim = trainable(worker.objective), worker.spec.train.optim.optim
     whole = deepspeed_compat.full_state(worker.engine, names, MOMENTS[optim])
     found |= {f"fp32 {name}": tensor for name, tensor in whole.items()}
-    if worker.ema:
-        found |= {f"average {name}": tensor for name, tensor in worker.ema.whole().items()}
-    worker.targets.state()  # what ranks hold apart is put together, as it is before every checkpoint
-    walk(worker.running, "running", found)
-    walk(worker.targets, "targets", found)
+    states = worker.hooks.states()  # what ranks hold apart is put together, as it is before every checkpoint
+    found |= {f"average {name}": tensor for name, tensor in states.get("ema", {}).items()}
+    walk(worker.hooks.batchnorm, "running", found)
+    walk(worker.hooks.targets, "targets", found)
     state = dataclasses.asdict(worker.state)
     found["state"] = json.dumps({k: v for k, v in state.items() if k not in ("attempt", "world_size")}, sort_keys=True)
     return found
@@ -83,19 +82,21 @@ def open_worker(run, rank: int, world: int):
     """A worker as ``run_worker`` makes it, at the newest checkpoint, and the teachers it asks."""
     from radioplat.teachers.serving.client import InlineTeacher
     from radioplat.training.accounting.accounts import Accounts
+    from radioplat.training.accounting.attempt_clock import AttemptClock
     from radioplat.training.accounting.cost_meter import CostMeter
     from radioplat.training.checkpoints.persistence import Persistence
-    from radioplat.training.loop.rank import Seat
     from radioplat.training.loop.trainer import Trainer
     from radioplat.training.watch.phases import Phases
+    from radioplat.training.watch.rank_context import RankContext
 
     clients = {t.name: InlineTeacher(t, run.grids[t.name], "cpu", world) for t in run.teachers}
     persistence = Persistence(run, rank, world)
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
-    state = persistence.state
-    accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False)
-    books = (meter, accounts, Phases(), (0, ""))
-    worker = Trainer(run, Seat(rank, world, torch.device("cpu")), persistence, *books)
+    state, clock = persistence.state, AttemptClock(run, rank)
+    clock.begin(state)
+    accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False, costs=meter.costs)
+    outer = (clock, meter, accounts, Phases(), (0, ""))
+    worker = Trainer(run, RankContext(rank, world, torch.device("cpu")), persistence, *outer)
     worker.build_engine()
     return worker, clients
 
@@ -104,18 +105,15 @@ def train(run, rank: int, world: int) -> dict:
     """All steps from the first to the last, whose checkpoint is then committed; what the worker held then."""
     from radioplat.data.loading.run_data import open_reader
     from radioplat.data.loading.threads import load_micro_batches
-    from radioplat.training.accounting.attempt_clock import AttemptClock
     from radioplat.training.feed.feeder import Feeder
     from radioplat.training.guards.pause import Pauses
 
     worker, clients = open_worker(run, rank, world)
-    clock = AttemptClock(run, rank)
-    clock.begin(worker.state)
     schedule = run.micro_batch_schedule(world)
     wanted = [n for step in range(run.total_steps) for n in schedule.of_rank(step, rank)]
     batches = load_micro_batches(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
-        worker.train(feeder, Pauses(), clock)
+        worker.train(feeder, Pauses())
         return everything(worker)
 
 

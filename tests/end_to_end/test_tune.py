@@ -22,7 +22,7 @@ from radioplat.tasks.tune.record import State, read_trials
 from radioplat.tasks.tune.show import show
 from radioplat.tasks.tune.tune import tune
 from radioplat.tracking.status import read_status
-from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.teacher_cost import TeacherCosts
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_nothing_is_computed_again(gone_on, killed):
 
 def test_trials_share_teachers_answers_and_index(gone_on, killed):
     report, _, _ = gone_on
-    bills = [Bill.read(killed / "tune" / r.name / "distill").teachers["vit"] for r in report.trials]
+    bills = [TeacherCosts.read(killed / "tune" / r.name / "distill").teachers["vit"] for r in report.trials]
     assert bills[0].cached < bills[0].images and bills[1].cached == bills[1].images > 0
     assert bills[0].seconds > 0 == bills[1].seconds
     assert (killed / "tune" / "index" / "train").is_dir()

@@ -108,7 +108,7 @@ def test_each_model_sees_its_own_size(run):
 
 def test_what_the_teachers_cost(run):
     cpus = {"c_radio_v3_vit_huge_patch16_reg4_dinov2": 1, "vit_h_14_siglip_clipa_224": 0.5}
-    dinov2, siglip = (run.result.bill.teachers[name] for name in cpus)
+    dinov2, siglip = (run.result.teacher_costs.teachers[name] for name in cpus)
     images = len(read_consumed(run.folder / "ledger"))
     assert (dinov2.images, siglip.images, dinov2.cached) == (images, images, 0) and images == 2 * STEPS
     # The map of 48 numbers at the student's 14 x 14, though this teacher sees 27 x 27; the other's summary of 32.

@@ -86,8 +86,8 @@ def test_same_ids_at_one_and_two_workers(local_run, two_workers, ids_by_step):
 
 
 def test_same_losses_at_one_and_two_workers(local_run, two_workers):
-    for name, alone in local_run.result.bill.teachers.items():
-        cost = two_workers.result.bill.teachers[name]
+    for name, alone in local_run.result.teacher_costs.teachers.items():
+        cost = two_workers.result.teacher_costs.teachers[name]
         assert (cost.images, cost.bytes) == (alone.images, alone.bytes) == (6 * STEPS, alone.bytes)
         assert 0 < cost.seconds == pytest.approx(2 * cost.cpu_seconds) and cost.busy <= 1  # num_cpus: 0.5
     assert two_workers.losses.keys() == local_run.losses.keys() == set(range(1, STEPS + 1))

@@ -26,7 +26,7 @@ from radioplat.spec.resolved.teacher import AVERAGE
 from radioplat.spec.schema.distill import Source
 from radioplat.training.checkpoints.persistence import trainable
 from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.batchnorm_state import RunningState
+from radioplat.training.engine.batchnorm_state import BatchNormStatistics
 from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.engine.ema import Ema
 from radioplat.training.loop.average_student import AverageStudent
@@ -240,20 +240,20 @@ class Trained:
         if begin:
             self.module.student.load_state_dict(begin["weights"])
         self.module.average = AverageStudent(self.module.student)
-        self.running = RunningState(self.module)
+        self.running = BatchNormStatistics(self.module)
         self.engine = build_engine(self.module, spec, 1)
         self.names = trainable(self.module)
         if begin:
             state = begin["weights"] | begin["moments"]
             deepspeed_compat.load_full_state(self.engine, self.names, self.moments, state, begin["steps"])
         self.running.sync()
-        self.ema = self.module.average.ema = Ema(self.engine, self.names, self.statistics(), decay)
+        self.ema = self.module.average.ema = Ema(self.engine, self.names, self.statistics, decay)
         self.steps = begin["steps"] if begin else 0
         if begin:
-            self.ema.load(begin["average"])
+            self.ema.load_state_dict(begin["average"])
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {name.removeprefix("student."): value for name, value in self.running.exact().items()}
+        return {name.removeprefix("student."): value for name, value in self.running.state_dict().items()}
 
     def look(self) -> None:
         self.module.begin_step(StepContext(self.steps))
@@ -263,14 +263,13 @@ class Trained:
         given = batch_of(str(SIZE))
         given.views[str(SIZE)] = given.views[str(SIZE)].roll(self.steps, 0).roll(self.steps, 3)
         self.look()
-        self.running.micro_batch(True)
         losses = self.engine(given)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(losses["loss"])
         self.engine.step()
         spectral.follow(self.module)
         self.running.step()
-        self.ema.step(self.statistics())
+        self.ema.step()
         self.steps += 1
         return losses["loss/mesa"].item()
 
@@ -278,7 +277,7 @@ class Trained:
         whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
         weights = {k: v.detach().clone() for k, v in self.module.student.state_dict().items() if k not in self.names}
         weights |= {k: whole.pop(k) for k in self.names} | self.statistics()
-        return {"weights": weights, "moments": whole, "average": self.ema.whole(), "steps": self.steps}
+        return {"weights": weights, "moments": whole, "average": self.ema.state_dict(), "steps": self.steps}
 
 
 SPECTRAL = {**RADIO, "spectral_reparam": True}
@@ -403,7 +402,7 @@ def test_peers_are_in_checkpoints_at_every_stage(precision, stage):
         if saved:
             module.student.load_state_dict({k: saved[f"student.{k}"] for k in module.student.state_dict()})
         current = restore_peers(module, saved or {})
-        running = RunningState(module)
+        running = BatchNormStatistics(module)
         engine = build_engine(module, spec, 1)
         names = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if saved:
@@ -413,7 +412,6 @@ def test_peers_are_in_checkpoints_at_every_stage(precision, stage):
 
     def step(module, engine, running, names, number: int) -> float:
         torch.manual_seed(number)
-        running.micro_batch(True)
         losses = engine(batch_of(str(SIZE), LABELS))
         engine.set_gradient_accumulation_boundary(True)
         engine.backward(losses["loss"])
@@ -427,7 +425,7 @@ def test_peers_are_in_checkpoints_at_every_stage(precision, stage):
     saved = deepspeed_compat.full_state(quiet[1], quiet[3], MOMENTS[spec.train.optim.optim])
     saved |= {f"student.{k}": v for k, v in quiet[0].student.named_buffers() if "mean" not in k and "std" not in k}
     saved |= {f"student.{k}": v for k, v in quiet[0].student.state_dict().items() if f"student.{k}" not in saved}
-    saved = {k: v.detach().clone() for k, v in (saved | peer_buffers(quiet[0]) | quiet[2].exact()).items()}
+    saved = {k: v.detach().clone() for k, v in (saved | peer_buffers(quiet[0]) | quiet[2].state_dict()).items()}
     resumed = start(saved)
     for number in range(2, 4):
         seen.append(step(*quiet, number))

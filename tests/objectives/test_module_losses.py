@@ -16,9 +16,9 @@ from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import DistillObjective, MicroBatch
-from radioplat.objectives.loss_state import LossState
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.training.engine.loss_statistics import LossStatistics
 
 B = 4
 ARCHITECTURE = StudentArchitecture(
@@ -123,7 +123,7 @@ def test_without_labels_alpha_changes_nothing():
 @pytest.mark.parametrize("rule", ["loss_scale", "adaloss"])
 def test_balance_follows_the_running_means(rule):
     found = module(balance=rule)
-    state = LossState(found)
+    state = LossStatistics(found)
     first = found(batch(1))
     torch.testing.assert_close(first["loss"], module()(batch(1))["loss"])
     state.step()
@@ -147,7 +147,7 @@ def test_balance_follows_the_running_means(rule):
 @pytest.mark.parametrize("size", [1, 2])
 def test_running_means_are_those_of_the_step_however_it_is_cut(size):
     whole, cut = module(balance="adaloss"), module(balance="adaloss")
-    states = LossState(whole), LossState(cut)
+    states = LossStatistics(whole), LossStatistics(cut)
     given = batch(weight=(1.0, 0.0, 1.0, 1.0))
     whole(given)
     for start in range(0, B, size):
@@ -172,7 +172,7 @@ def test_running_means_are_those_of_the_step_however_it_is_cut(size):
 
 def test_a_teacher_that_was_not_asked_is_in_no_mean_and_never_the_worst():
     found = module({"summary_loss_type": "angle"}, balance="loss_scale", teacher_drop_prob=1.0)
-    state = LossState(found)
+    state = LossStatistics(found)
     given = dataclasses.replace(batch(), factors={"a": 0.0, "b": 2.0})
     losses = found(given)
     torch.testing.assert_close(losses["loss"], 2.0 * losses["loss/b/logits"])
@@ -180,7 +180,7 @@ def test_a_teacher_that_was_not_asked_is_in_no_mean_and_never_the_worst():
     for name, parameter in found.student.heads["a"].named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
     state.step()
-    found_state = state.tensors()
+    found_state = state.state_dict()
     assert found_state["balance.samples"].tolist() == [0, B]
     torch.testing.assert_close(found_state["balance.total"][1].float(), B * losses["loss/b/logits"].detach() / 2)
     assert not any(value.any() for name, value in found_state.items() if "criteria" in name)
@@ -218,9 +218,9 @@ def test_a_dropped_nan_is_still_seen():
 def test_a_quarantined_teacher_moves_no_statistics():
     found = module({"summary_loss_type": "angle"}, balance="adaloss", teacher_drop_prob=0.5)
     found.quarantine("a")
-    state = LossState(found)
+    state = LossStatistics(found)
     losses = found(batch())
     torch.testing.assert_close(losses["loss"], 2.0 * losses["loss/b/logits"])
     state.step()
     assert isinstance(found.criteria["a/summary"], Angle) and not found.criteria["a/summary"].direction.any()
-    assert state.tensors()["balance.samples"].tolist() == [0, B]
+    assert state.state_dict()["balance.samples"].tolist() == [0, B]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.tracking.teacher_cost import Bill, Prices, TeacherCost
+from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 # 90 s of forwards on half a GPU and two CPUs each, of two replicas that were held for 100 s.
 COST = TeacherCost(
@@ -20,7 +20,7 @@ COSTS = st.builds(TeacherCost, COUNT, COUNT, COUNT, AMOUNT, AMOUNT, AMOUNT, AMOU
 
 
 def test_figures_by_hand():
-    assert Bill({"clip": COST}, Prices(gpu_hour=4.0, cpu_hour=0.2)).figures("clip") == {
+    assert TeacherCosts({"clip": COST}, Prices(gpu_hour=4.0, cpu_hour=0.2)).figures("clip") == {
         "seconds_per_1000_images": pytest.approx(15.0),
         "bytes_per_image": pytest.approx(4000),
         "gpu_seconds_per_1000_images": pytest.approx(7.5),
@@ -44,21 +44,21 @@ def test_figures_by_hand():
 )
 def test_what_is_not_known_has_no_price(gpu_seconds, gpu_hour, cpu_hour, price):
     cost = dataclasses.replace(COST, gpu_seconds=gpu_seconds)
-    bill = Bill({"clip": cost}, Prices(gpu_hour, cpu_hour))
-    assert bill.prices.of(cost) == (None if price is None else pytest.approx(price))
-    assert ("cost/clip/price_per_1000_images" in bill.kpi()) == (price is not None)
-    assert ("price / 1000" in bill.table().columns) == (price is not None)
+    costs = TeacherCosts({"clip": cost}, Prices(gpu_hour, cpu_hour))
+    assert costs.prices.of(cost) == (None if price is None else pytest.approx(price))
+    assert ("cost/clip/price_per_1000_images" in costs.kpi()) == (price is not None)
+    assert ("price / 1000" in costs.table().columns) == (price is not None)
 
 
 def test_a_teacher_that_was_never_asked_has_no_figures():
-    bill = Bill({"clip": TeacherCost()}, Prices(1.0, 1.0))
-    assert bill.figures("clip") == {} == bill.kpi()
-    assert bill.table().rows == [["clip", 0, None, None, None, None]]
+    costs = TeacherCosts({"clip": TeacherCost()}, Prices(1.0, 1.0))
+    assert costs.figures("clip") == {} == costs.kpi()
+    assert costs.table().rows == [["clip", 0, None, None, None, None]]
 
 
 def test_a_teacher_that_only_the_cache_answered_costs_nothing_but_was_held():
     cost = TeacherCost(images=1000, cached=1000, bytes=1000, held_seconds=50.0)
-    assert Bill({"clip": cost}, Prices(4.0, 0.2)).figures("clip") == {
+    assert TeacherCosts({"clip": cost}, Prices(4.0, 0.2)).figures("clip") == {
         "seconds_per_1000_images": 0.0,
         "bytes_per_image": 1.0,
         "gpu_seconds_per_1000_images": 0.0,
@@ -80,29 +80,29 @@ def test_parts_add_up_and_so_do_their_prices(first, second, gpu_hour, cpu_hour):
 @given(COSTS.filter(lambda cost: cost.images), st.integers(1, 1000), st.floats(0.01, 100))
 def test_a_longer_run_of_the_same_costs_the_same_an_image(cost, times, price):
     longer = TeacherCost(*(times * value for value in dataclasses.astuple(cost)))
-    bill = Bill({"one": cost, "longer": longer}, Prices(price, price))
-    assert bill.figures("longer") == pytest.approx(bill.figures("one"), rel=1e-9)
+    costs = TeacherCosts({"one": cost, "longer": longer}, Prices(price, price))
+    assert costs.figures("longer") == pytest.approx(costs.figures("one"), rel=1e-9)
 
 
 @given(st.dictionaries(st.text(max_size=8), COSTS, max_size=3), st.none() | AMOUNT, st.none() | AMOUNT)
 def test_what_is_written_is_read(tmp_path_factory, teachers, gpu_hour, cpu_hour):
-    bill = Bill(teachers, Prices(gpu_hour, cpu_hour))
-    folder = tmp_path_factory.mktemp("bill")
-    path = bill.write(folder)
-    assert Bill.read(folder) == bill
+    costs = TeacherCosts(teachers, Prices(gpu_hour, cpu_hour))
+    folder = tmp_path_factory.mktemp("costs")
+    path = costs.write(folder)
+    assert TeacherCosts.read(folder) == costs
     found = json.loads(path.read_text())
     for name in teachers:  # the figures are there for whoever reads the file without us
-        assert bill.figures(name).items() <= found["teachers"][name].items()
+        assert costs.figures(name).items() <= found["teachers"][name].items()
 
 
 def test_nothing_written(tmp_path):
-    assert Bill.read(tmp_path) is None
+    assert TeacherCosts.read(tmp_path) is None
 
 
 def test_columns_only_where_they_say_something():
-    plain = Bill({"clip": dataclasses.replace(COST, cached=0)}).table()
+    plain = TeacherCosts({"clip": dataclasses.replace(COST, cached=0)}).table()
     assert plain.columns == ["teacher", "images", "s / 1000", "MB / 1000", "GPU-s / 1000", "busy"]
-    whole = Bill({"clip": COST, "sam": TeacherCost()}, Prices(4.0, 0.2)).table()
+    whole = TeacherCosts({"clip": COST, "sam": TeacherCost()}, Prices(4.0, 0.2)).table()
     assert whole.columns[2] == "from the cache" and whole.columns[-2] == "price / 1000"
     assert whole.rows[0] == ["clip", 6000, 1500, 15.0, 4.0, 7.5, pytest.approx(0.01), "45%"]
     assert whole.rows[1] == ["sam", 0, 0, None, None, None, None, None]

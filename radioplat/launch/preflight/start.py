@@ -24,6 +24,7 @@ from radioplat.spec.schema.train import Precision
 from radioplat.teachers.base.teacher import check_weights
 from radioplat.training.checkpoints.checkpoint import survey
 from radioplat.training.checkpoints.resume import blocked_by, unreachable
+from radioplat.training.hooks.own_hook import hook_problems
 from radioplat.training.targets.file import problems as file_problems
 
 
@@ -61,6 +62,11 @@ def student_weights(preflight: Preflight) -> Iterator[Problem]:
             preflight.facts["quantized student"] = count_quantizers(build_on_meta(architecture))
         preflight.start_notes += start_notes(spec, architecture)
         preflight.start_notes += start_warnings(spec, architecture)
+
+
+def step_hooks(preflight: Preflight) -> Iterator[Problem]:
+    """Import the user's own step hooks."""
+    yield from hook_problems(preflight.spec)
 
 
 def placement(preflight: Preflight) -> Iterator[Problem]:

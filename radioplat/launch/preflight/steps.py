@@ -21,6 +21,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.plan, teaching.targets),
     (Level.start, start.target_statistics),
     (Level.start, start.student_weights),
+    (Level.start, start.step_hooks),
     (Level.data, parts.boxes),
     (Level.data, parts.samples),
     (Level.plan, parts.sample_facts),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import ray
 import ray.train
 import ray.train.torch
@@ -21,8 +23,8 @@ from radioplat.training.engine import deepspeed_compat
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.guards.pause import Pauses, watch_notices
 from radioplat.training.loop.collective_timeout import collective_timeout
-from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.worker import run_worker
+from radioplat.training.watch.rank_context import RankContext
 
 
 def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
@@ -37,24 +39,27 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo", patience)
     if device.type == "cpu":
         share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
-    seat = Seat(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)
+    rank_context = RankContext(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)
     clients: dict[str, TeacherClient] = dict(pools)
     status = StatusLog(run.folder / "status.json")
     for pool in pools.values():
-        pool.say, pool.turn = lambda line: status.write(line, verbosity="WARNING"), seat.rank
+        pool.say, pool.turn = lambda line: status.write(line, verbosity="WARNING"), rank_context.rank
     for teacher in run.asked:
         if teacher.name not in clients:
-            clients[teacher.name] = InlineTeacher(teacher, run.grids[teacher.name], str(device), seat.world_size)
+            clients[teacher.name] = InlineTeacher(
+                teacher, run.grids[teacher.name], str(device), rank_context.world_size
+            )
     channel, pauses = collectives.open_channel(patience), Pauses()
     watch_notices()
-    _await_pools(pools, seat.rank)
+    _await_pools(pools, rank_context.rank)
     for teacher in run.asked:
         if teacher.name in pools:
             pools[teacher.name].choose_transport(
                 device.type, cached=run.spec.feature_cache.dir is not None and teacher.service.cache
             )
-    with through_cache(run, clients, seat.rank) as cached:
-        run_worker(run, seat, cached, lambda start, stop: _stream(run, seat, start, stop, channel), pauses)
+    with through_cache(run, clients, rank_context.rank) as cached:
+        open_batches = partial(_stream, run, rank_context, channel)
+        run_worker(run, rank_context, cached, open_batches, pauses)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
@@ -72,25 +77,27 @@ def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
             raise problem
 
 
-def _stream(run: Run, seat: Seat, start: int, stop: int, channel: ProcessGroup | None) -> CloseableIterator[Batch]:
+def _stream(
+    run: Run, rank_context: RankContext, channel: ProcessGroup | None, start: int, stop: int
+) -> CloseableIterator[Batch]:
     """This rank's micro-batches of steps ``start`` to ``stop``; rank 0 makes each dataset for all.
 
     Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
     """
-    schedule, dataset = run.micro_batch_schedule(seat.world_size), run.spec.dataset
+    schedule, dataset = run.micro_batch_schedule(rank_context.world_size), run.spec.dataset
 
     def part(first: int, last: int) -> CloseableIterator[Batch]:
         """One dataset of the stream: steps ``first`` to ``last``."""
         iterators = None
-        if seat.rank == 0:
+        if rank_context.rank == 0:
             iterators = open_stream(
                 run.reader_arguments,
                 schedule,
                 first,
                 last,
-                tasks=dataset.workers * seat.world_size,
+                tasks=dataset.workers * rank_context.world_size,
                 cpus_per_task=run.spec.cluster.cpus_per_decode,
             )
-        return read_stream(collectives.broadcast_object(iterators, channel)[seat.rank])
+        return read_stream(collectives.broadcast_object(iterators, channel)[rank_context.rank])
 
     return read_in_turn(part, start, stop, steps_per_dataset(schedule), schedule.per_rank)

@@ -11,7 +11,7 @@ class Running(nn.Module):
     """Named float64 buffers, and for each the sum of this rank's contributions in the current step.
 
     ``forward`` reads the buffers as of the previous step and calls :meth:`add`. At the end of the step
-    :class:`radioplat.objectives.loss_state.LossState` adds the sums of all ranks and calls :meth:`move`.
+    :class:`radioplat.training.engine.loss_statistics.LossStatistics` adds the sums of all ranks and calls :meth:`move`.
 
     Args:
         shapes: of the buffers, by name; they start at zero.

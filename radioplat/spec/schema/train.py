@@ -182,6 +182,8 @@ class TrainConfig:
     spike: SpikeConfig = field(default_factory=SpikeConfig)
     # (+) seconds without progress (not waiting for data or a teacher) after which a worker is killed
     hang_timeout_s: float = number(600.0, above=0, at_most=SECONDS, hint="600 finds a hang in ten minutes.")
+    # (+) the user's own step hooks, as package.module:Class, see radioplat.training.hooks.step_hook
+    hooks: list[str] = field(default_factory=list)
     # (+) steps between lines of status.json and W&B
     log_interval: int = number(1, at_least=1)
     # (+) consecutive restarts of the worker group without a new checkpoint, after which the run ends

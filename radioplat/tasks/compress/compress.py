@@ -29,7 +29,7 @@ from radioplat.tasks.evaluate.gate_metrics import gate_metric, measure, measurin
 from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 
 RECORD, START = "compress.json", "00_start"
 
@@ -87,7 +87,7 @@ def compress(
     folder = TaskFolder(spec.results_dir, "compress")
     with handling_sigterm(), Lease(folder.path, say):
         chain = _Chain(spec, folder.path, say)
-        return keep_diary(folder, "compress", to_yaml(spec), lambda: chain.run(groups), _kpi)
+        return log_task(folder, "compress", to_yaml(spec), lambda: chain.run(groups), _kpi)
 
 
 class _Chain:

@@ -9,7 +9,7 @@ from radioplat.tracking.report.page import show_cell
 
 def show(result: RunResult) -> None:
     """Print what its teachers cost, the checkpoint, and what the tasks behind it made."""
-    tables = [result.bill.table()] if result.bill is not None else []
+    tables = [result.teacher_costs.table()] if result.teacher_costs is not None else []
     for table in tables + (result.account.tables() if result.account else []):
         rows = [[show_cell(cell) for cell in row] for row in table.rows]
         terminal.show_table(table.title, list(table.columns), rows)

@@ -17,7 +17,7 @@ from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.report.page import Table, write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
         _write(spec, folder, made)
         return made
 
-    return keep_diary(folder, "evaluate", to_yaml(spec), action, DetectorReport.figures)
+    return log_task(folder, "evaluate", to_yaml(spec), action, DetectorReport.figures)
 
 
 def _write(spec: Spec, folder: TaskFolder, made: DetectorReport) -> None:

@@ -26,7 +26,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.side_by_side import kernel_notes, record_evaluations, set_differences
 from radioplat.tracking.report.page import Table, write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 
 
 @dataclass
@@ -170,7 +170,7 @@ def evaluate_detectors(spec: Spec) -> DetectorsReport:
     """
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
 
-    return keep_diary(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, folder), DetectorsReport.figures)
+    return log_task(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, folder), DetectorsReport.figures)
 
 
 def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:

@@ -39,7 +39,7 @@ from radioplat.tasks.evaluate.side_by_side import (
 from radioplat.tasks.evaluate.summary import write_summary
 from radioplat.tracking.report.page import Table
 from radioplat.tracking.results import TaskFolder, write_atomic
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.task import tell_task
 
 
@@ -121,7 +121,7 @@ def evaluate_students(
         """Measure and write the files."""
         return _evaluate(spec, checkpoint, folder, progress)
 
-    return keep_diary(folder, "evaluate", to_yaml(spec), action, EvaluateResult.figures)
+    return log_task(folder, "evaluate", to_yaml(spec), action, EvaluateResult.figures)
 
 
 def _evaluate(

@@ -19,7 +19,7 @@ from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.tracking.report.curves import curves_from_status
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.teacher_cost import TeacherCosts
 
 _STUDENT = "student"
 
@@ -59,9 +59,9 @@ def write_summary(
     pictures += findings.pictures
     status = checkpoint.parent / "status.json"
     curves = curves_from_status(status) if status.exists() else {}
-    bill = Bill.read(checkpoint.parent)
+    teacher_costs = TeacherCosts.read(checkpoint.parent)
     account = Goodput.read(checkpoint.parent)
-    costs = [*([bill.table()] if bill else []), *(account.tables() if account else [])]
+    costs = [*([teacher_costs.table()] if teacher_costs else []), *(account.tables() if account else [])]
     costs = [table for table in costs if table.rows]
     path = write_report(
         folder.report_path,

@@ -20,7 +20,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.detector import export_detector, float_type_of
 from radioplat.tasks.export.side_files import find_needs, write_beside
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
 
@@ -38,7 +38,7 @@ def export(spec: Spec) -> OnnxReport | WeightsReport:
     if problems := list(export_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)
-    report = keep_diary(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
+    report = log_task(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
     of = find_checkpoint(spec, spec.export.checkpoint, "export.checkpoint").resolve()
     made = Product(report.path, kind_of(report.path), [of])
     tell_task(spec, folder.path, "export", figures=_export_kpi(report), made=made)
@@ -92,7 +92,7 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
         EngineError: there is no ONNX file yet, it does not fit the spec, or TensorRT gives a reason.
     """
     folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
-    report = keep_diary(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
+    report = log_task(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
     made = Product(report.path, "engine", [Path(spec.gen_trt_engine.onnx_file or onnx_file(spec))])
     tell_task(spec, folder.path, "gen_trt_engine", figures=_engine_kpi(report), made=made)
     return report

@@ -26,7 +26,7 @@ from radioplat.spec.resolved.teacher import average_view
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.report.page import write_page
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 
 THUMBNAIL, SHOWN = 240, 160  # pixels of the longer side, of the source and of a view
 MOST = 256  # samples on one page
@@ -43,7 +43,7 @@ def show_data(spec: Spec, batches: int = 2) -> Path:
         SpecError, DataError: as the run itself would, before it starts.
     """
     folder = TaskFolder(spec.results_dir, "show")
-    return keep_diary(folder, "show", to_yaml(spec), lambda: _show(spec, folder.path, max(1, batches)))
+    return log_task(folder, "show", to_yaml(spec), lambda: _show(spec, folder.path, max(1, batches)))
 
 
 def _show(spec: Spec, folder: Path, batches: int) -> Path:

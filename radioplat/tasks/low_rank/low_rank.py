@@ -17,7 +17,7 @@ from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tasks.shared.retrain import retrain
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.task import tell_task
 
@@ -53,7 +53,7 @@ def low_rank(
     if problems := list(low_rank_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "low_rank", spec.low_rank.results_dir)
-    report = keep_diary(folder, "low_rank", to_yaml(spec), lambda: _low_rank(spec, folder.path, say), _kpi)
+    report = log_task(folder, "low_rank", to_yaml(spec), lambda: _low_rank(spec, folder.path, say), _kpi)
     made = Product(report.path, "checkpoint", [report.checkpoint])
     tell_task(spec, folder.path, "low_rank", figures=_kpi(report), made=made)
     return report

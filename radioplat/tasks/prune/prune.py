@@ -24,7 +24,7 @@ from radioplat.tasks.prune.cut import Cut, cut
 from radioplat.tasks.prune.rounds import PRUNED, REPORT, Round, prune_in_rounds
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.task import tell_task
 
@@ -69,7 +69,7 @@ def prune(
     if problems := list(prune_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "prune", spec.prune.results_dir)
-    report = keep_diary(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder.path, say), _kpi)
+    report = log_task(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder.path, say), _kpi)
     made = Product(report.path, "checkpoint", [report.checkpoint])
     tell_task(spec, folder.path, "prune", figures=_kpi(report), made=made)
     return report

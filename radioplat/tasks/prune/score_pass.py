@@ -19,14 +19,14 @@ from radioplat.design.run import Run
 from radioplat.errors import SpecError, TrainingError, WeightsError
 from radioplat.models.student.student import Student
 from radioplat.objectives.distill import ClassifyObjective, DistillObjective
-from radioplat.objectives.loss_state import LossState
 from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.distill import MesaConfig
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
-from radioplat.training.accounting.step_record import StepRecord
 from radioplat.training.checkpoints.checkpoint import read_losses
+from radioplat.training.engine.loss_statistics import LossStatistics
 from radioplat.training.feed.feeder import Feeder
 from radioplat.training.feed.micro_batches import MicroBatches
+from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.watch.phases import Phases
 
 
@@ -58,7 +58,7 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     teachers = run.asked
     _check_heads(run, student)
     module = _objective(run, student).to(device).eval()
-    LossState(module).load(read_losses(checkpoint))
+    LossStatistics(module).load_state_dict(read_losses(checkpoint))
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
     made = MicroBatches(run, order, device, False, module, Phases())
     clients: dict[str, TeacherClient] = {

@@ -19,7 +19,7 @@ from radioplat.tasks.quantize import onnx_file
 from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
 from radioplat.tasks.shared.model_folder import write_model
 from radioplat.tracking.results import TaskFolder
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
 
@@ -27,7 +27,7 @@ from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
 def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     """Quantize by the backend that the spec names, and keep the task's diary."""
     run = BACKENDS[spec.quantize.backend]
-    report = keep_diary(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
+    report = log_task(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
     made = Product(report.path, kind_of(report.path), [report.checkpoint])
     tell_task(spec, folder.path, "quantize", figures=_kpi(report), made=made)
     return report

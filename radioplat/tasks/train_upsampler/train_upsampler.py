@@ -23,7 +23,7 @@ from radioplat.teachers.upsamplers.featsharp.checkpoint import save_upsampler
 from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp, FeatSharpConfig
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.status import StatusLog
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 
 TASK = "train_upsampler"
 
@@ -63,7 +63,7 @@ def train_upsampler(
     if problems := check(spec, TASK):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, TASK, spec.train_upsampler.results_dir)
-    return keep_diary(folder, TASK, to_yaml(spec), lambda: _train(spec, folder, progress), _kpi)
+    return log_task(folder, TASK, to_yaml(spec), lambda: _train(spec, folder, progress), _kpi)
 
 
 def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] | None) -> UpsamplerResult:

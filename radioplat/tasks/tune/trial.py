@@ -28,7 +28,7 @@ from radioplat.tasks.tune.sweep import Plan, trial_spec
 from radioplat.tracking.follow import CheckpointEvent, StepEvent
 from radioplat.tracking.lease import LeaseTaken
 from radioplat.tracking.status import read_status
-from radioplat.tracking.teacher_cost import Bill, Prices
+from radioplat.tracking.teacher_cost import Prices, TeacherCosts
 from radioplat.tracking.weights_and_biases.session import WandbRun, end_service
 
 POINTER = "checkpoint.json"  # what travels through Ray in place of weights: where they lie
@@ -160,10 +160,10 @@ class _Reporter:
         record.seconds += seconds
         if self._losses:
             record.loss, self._losses = statistics.fmean(self._losses), []
-        bill = Bill.read(self._folder) if self._folder else None
-        if bill is not None:
-            costs = bill.teachers.values()
-            ours = (sum(c.seconds for c in costs), sum(bill.prices.of(c) or 0.0 for c in costs))
+        teacher_costs = TeacherCosts.read(self._folder) if self._folder else None
+        if teacher_costs is not None:
+            costs = teacher_costs.teachers.values()
+            ours = (sum(c.seconds for c in costs), sum(teacher_costs.prices.of(c) or 0.0 for c in costs))
             record.teacher_seconds = max(record.teacher_seconds, ours[0])
             more, self._teachers = ours[1] - self._teachers[1], ours
         else:

@@ -29,7 +29,7 @@ from radioplat.tasks.tune.space import Algorithm, SchedulerType
 from radioplat.tasks.tune.sweep import FOLDER, Plan, make_plan, nested, trial_spec
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder, write_atomic
-from radioplat.tracking.task_log import keep_diary
+from radioplat.tracking.task_log import log_task
 
 CLOCK = "clock.json"
 # Warnings that no user can do anything about; Ray Tune's are of trials that a scheduler or the budget ended early.
@@ -80,7 +80,7 @@ def tune(
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)
     with handling_sigterm(), Lease(folder.path, say):
-        return keep_diary(folder, FOLDER, to_yaml(plan.spec), lambda: _run(plan, say), _kpi)
+        return log_task(folder, FOLDER, to_yaml(plan.spec), lambda: _run(plan, say), _kpi)
 
 
 def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:

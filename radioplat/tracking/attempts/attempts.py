@@ -6,11 +6,13 @@ One JSON object a line, with the fields of :class:`AttemptEvent`. Rank 0 writes 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from radioplat.tracking.json_lines import append_line, read_lines
 
 NAME = "attempts.jsonl"
 CAUSES = ("worker_killed", "node_lost", "drained", "resized", "stopped", "hang", "oom", "storage", "error",
@@ -51,16 +53,10 @@ class Attempts:
 
     def read(self) -> list[AttemptEvent]:
         """Every event, oldest first; a line that a killed process left half-written is left out."""
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
         found = []
-        for line in lines:
-            try:
-                found.append(AttemptEvent(**json.loads(line)))
-            except (ValueError, TypeError):
-                continue
+        for fields in read_lines(self.path):
+            with contextlib.suppress(TypeError):
+                found.append(AttemptEvent(**fields))
         return found
 
     @property
@@ -81,7 +77,8 @@ class Attempts:
         """
         self.end("unknown", "nothing was heard of its end")
         before = self.read()
-        self._append(AttemptEvent(attempt, time.time(), world_size, from_step, "start", "", detail[:_DETAIL]))
+        event = AttemptEvent(attempt, time.time(), world_size, from_step, "start", "", detail[:_DETAIL])
+        append_line(self.path, asdict(event))
         return before[-1] if before else None
 
     def end(self, cause: str, detail: str = "") -> None:
@@ -94,18 +91,5 @@ class Attempts:
             raise ValueError(f"{cause!r} is none of {', '.join(CAUSES)}")
         begun = self.unended()
         if begun is not None:
-            fields = asdict(begun) | {"time": time.time(), "event": "end", "cause": cause, "detail": detail[:_DETAIL]}
-            self._append(AttemptEvent(**fields))
-
-    def _append(self, event: AttemptEvent) -> None:
-        """One write of whole lines: a tail that a killed writer left torn becomes a line of its own."""
-        line = json.dumps(asdict(event)).encode() + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, b"\n" + line if torn else line)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            end = {"time": time.time(), "event": "end", "cause": cause, "detail": detail[:_DETAIL]}
+            append_line(self.path, asdict(begun) | end)

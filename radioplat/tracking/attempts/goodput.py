@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.tracking.attempts.logs import cause_of
+from radioplat.tracking.json_lines import read_lines
 from radioplat.tracking.report.page import Table
 from radioplat.tracking.results import write_atomic
-from radioplat.tracking.teacher_cost import Bill, Prices, TeacherCost
+from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 FILE, SUMMARY = "accounts.jsonl", "goodput.json"
 RUN, BEGIN, STEPS, END = "run", "begin", "steps", "end"  # what a line tells
@@ -115,17 +116,9 @@ class Goodput:
 
 def read_accounts(task_folder: Path) -> list[dict[str, Any]]:
     """Every line of ``accounts.jsonl``, in order; [] where there is none. A torn line is left out."""
-    try:
-        lines = (task_folder / FILE).read_bytes().split(b"\n")
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict) and "event" in value:
-                found.append(value)
-    return found
+    with contextlib.suppress(OSError):
+        return [line for line in read_lines(task_folder / FILE) if "event" in line]
+    return []
 
 
 def goodput(task_folder: Path) -> Goodput | None:
@@ -240,17 +233,17 @@ def _sessions(lines: Iterable[Mapping[str, Any]]) -> list[_Session]:
 
 
 def price_of(
-    found: Goodput, bill: Bill | None, prices: Prices, shared: Iterable[str] = (), inline: Iterable[str] = ()
+    found: Goodput, costs: TeacherCosts | None, prices: Prices, shared: Iterable[str] = (), inline: Iterable[str] = ()
 ) -> float | None:
     """The price of a run: what workers and decoding held, and the replicas of its teachers; None where not known.
 
     Args:
-        bill: of the teachers.
+        costs: of the teachers.
         shared: teachers whose pool serves other runs too: of these only the work that was asked for.
         inline: teachers inside the workers, whose GPUs and CPUs are the workers'.
     """
     parts = [prices.of(TeacherCost(gpu_seconds=found.gpu_seconds, cpu_seconds=found.cpu_seconds))]
-    for name, cost in (bill.teachers if bill else {}).items():
+    for name, cost in (costs.teachers if costs else {}).items():
         if name in set(inline) or not cost.seconds:
             continue
         grown = 1.0 if name in set(shared) else cost.held_seconds / cost.seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -29,23 +28,30 @@ from radioplat.tracking.attempts.goodput import (
     price_of,
     read_accounts,
 )
-from radioplat.tracking.teacher_cost import Bill, Prices
+from radioplat.tracking.json_lines import append_line
+from radioplat.tracking.teacher_cost import Prices, TeacherCosts
 from radioplat.training.accounting.prove import prove_run
-from radioplat.training.accounting.step_record import StepRecord
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
 
 _EVERY_S = 30.0  # between two lines; beside these, one at each checkpoint
 _LOOK_S = 5.0  # how old what is told at a step may be
 
 
-class Accounts:
+class Accounts(StepHook):
     """Rank 0's book of one attempt; silent on other ranks.
 
     Args:
         on_cluster: whether the worker is one of Ray's; otherwise it has this machine for itself.
+        costs: of the teachers, kept up to date by another hook.
     """
 
-    def __init__(self, run: Run, rank: int, world_size: int, attempt: int, step: int, on_cluster: bool) -> None:
-        self._run, self._active, self._attempt = run, rank == 0, attempt
+    name = "accounts"
+
+    def __init__(
+        self, run: Run, rank: int, world_size: int, attempt: int, step: int, on_cluster: bool, costs: TeacherCosts
+    ) -> None:
+        self._run, self._active, self._attempt, self._teacher_costs = run, rank == 0, attempt, costs
         self._sums = dict.fromkeys(PARTS, 0.0)
         self._samples = 0
         self._step = step
@@ -62,23 +68,18 @@ class Accounts:
             _append(run.folder, {"event": BEGIN, "attempt": attempt, "step": step, **held})
             self._before = compact(read_accounts(run.folder))
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: int) -> None:
         """Start-up or recovery ends with the first."""
         if self._first is None:
             self._first = time.time()
 
-    def step(self, record: StepRecord, moved: bool) -> None:
-        """Add a step.
-
-        Args:
-            record: reduced.
-            moved: whether it moved the weights.
-        """
+    def after_step(self, record: StepRecord) -> None:
+        """Add a step."""
         data = min(record.wait_data, record.seconds)
         teachers = min(record.wait_teachers, record.seconds - data)
         self._sums["data"] += data
         self._sums["teachers"] += teachers
-        self._sums["useful" if moved else "skipped"] += record.seconds - data - teachers
+        self._sums["useful" if record.moved else "skipped"] += record.seconds - data - teachers
         self._samples += self._run.spec.global_batch_size
         self._step = record.step + 1
         if time.monotonic() - self._written > _EVERY_S:
@@ -97,12 +98,12 @@ class Accounts:
         self._sums["useful"] -= lost
         self._sums["skipped"] += lost
 
-    def kpi(self, bill: Bill) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Shares of the whole run's wall time, restarts and price, some seconds old; {} before the first step."""
         if self._active and self._first is not None and time.monotonic() - self._told > _LOOK_S:
             self._told = time.monotonic()
             found = count([*self._before, self._line()])
-            found.price = run_price(self._run, found, bill)
+            found.price = run_price(self._run, found, self._teacher_costs)
             self._last = found.kpi()
         return self._last
 
@@ -127,12 +128,12 @@ def session(task_folder: Path) -> Iterator[None]:
         _append(task_folder, {"event": END})
 
 
-def run_price(run: Run, found: Goodput, bill: Bill | None) -> float | None:
+def run_price(run: Run, found: Goodput, teacher_costs: TeacherCosts | None) -> float | None:
     """What the run has cost so far; None without prices."""
     cluster = run.spec.cluster
     inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not found.on_cluster]
     shared = [t.name for t in run.teachers if t.service.pool]
-    return price_of(found, bill, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price), shared, inline)
+    return price_of(found, teacher_costs, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price), shared, inline)
 
 
 def settled(run: Run) -> Goodput | None:
@@ -143,7 +144,7 @@ def settled(run: Run) -> Goodput | None:
     found = goodput(run.folder)
     if found is None:
         return None
-    found.price = run_price(run, found, Bill.read(run.folder))
+    found.price = run_price(run, found, TeacherCosts.read(run.folder))
     with contextlib.suppress(RadioplatError, OSError):
         proof = prove_run(run.folder)
         found.lost, found.replayed = proof.missing, proof.replayed
@@ -155,14 +156,4 @@ def settled(run: Run) -> Goodput | None:
 def _append(task_folder: Path, line: dict[str, Any]) -> None:
     """Add a line. A full disk costs the account, never the run."""
     with contextlib.suppress(OSError):
-        task_folder.mkdir(parents=True, exist_ok=True)
-        with open(task_folder / FILE, "ab") as file:
-            # A line that a killed process left torn must not swallow this one.
-            torn = file.tell() and not _ends_whole(task_folder / FILE)
-            file.write((b"\n" if torn else b"") + json.dumps({"time": time.time(), **line}).encode() + b"\n")
-
-
-def _ends_whole(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"
+        append_line(task_folder / FILE, {"time": time.time(), **line})

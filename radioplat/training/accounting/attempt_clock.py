@@ -11,10 +11,14 @@ from radioplat.tracking.attempts.attempts import PLANNED, AttemptEvent, Attempts
 from radioplat.tracking.lease import check_lease
 from radioplat.tracking.status import StatusLog
 from radioplat.training.checkpoints.run_state import RunState
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
 
 
-class AttemptClock:
+class AttemptClock(StepHook):
     """Made first thing in a worker; every rank has one, and rank 0's writes."""
+
+    name = "attempt_clock"
 
     def __init__(self, run: Run, rank: int) -> None:
         self._run, self._first = run, rank == 0
@@ -42,8 +46,8 @@ class AttemptClock:
         """Everything is loaded."""
         self._times.setdefault("ready", time.time())
 
-    def stepped(self) -> None:
-        """A step is done; the first one's line has Unix times of what came before it, in ``recovery``."""
+    def after_step(self, record: StepRecord) -> None:
+        """The first step's line has the Unix times of what came before it, in ``recovery``."""
         if "stepped" in self._times:
             return
         self._times["stepped"] = time.time()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,19 +10,22 @@ from pathlib import Path
 from radioplat.design.run import Run
 from radioplat.tracking.report.curves import curves_from_status, draw_curves, group_curves
 from radioplat.tracking.status import StatusLog
-from radioplat.tracking.teacher_cost import Bill
+from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.tracking.tensorboard import EventFiles
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.session import WandbRun
-from radioplat.training.accounting.step_record import StepRecord
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
 
 
-class Reporter:
+class Reporter(StepHook):
     """Writes each step of rank 0 to ``status.json``, W&B and TensorBoard; silent on other ranks.
 
     Args:
         begins_at: steps that are done; TensorBoard drops what an earlier start wrote of later ones.
     """
+
+    name = "reporter"
 
     def __init__(self, run: Run, rank: int, begins_at: int = 0) -> None:
         self._run, self._active = run, rank == 0
@@ -35,13 +38,8 @@ class Reporter:
             for path in self._made_of():
                 self._wandb.used(Product(path, "checkpoint"))
 
-    def step(self, record: StepRecord, bill: Bill, more: Mapping[str, float] | None = None) -> None:
-        """One line for one step.
-
-        Args:
-            bill: what the teachers have cost so far.
-            more: figures beside those of the step.
-        """
+    def after_step(self, record: StepRecord) -> None:
+        """Write the figures of the step and of the hooks before this one, and why no weight moved."""
         if not self._active:
             return
         run, step = self._run, record.step
@@ -58,11 +56,12 @@ class Reporter:
             "seconds/wait/teachers": record.wait_teachers,
             **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
             **{f"cache/{name}/hits": hits / max(1, hits + misses) for name, (hits, misses) in record.cached.items()},
-            **bill.kpi(),
-            **(more or {}),
+            **record.figures,
         }
         if record.skipped:
-            self._status.write(f"step {step + 1} was skipped: {record.skipped_for}", verbosity="WARNING")
+            self.warn(f"step {step + 1} was skipped: {record.decision.skip}")
+        elif not record.moved:
+            self.warn(f"step {step + 1} moved no weight: its gradients were not finite")
         if (step + 1) % run.spec.train.log_interval == 0 or step + 1 == run.total_steps:
             self._status.progress(
                 epoch=step // run.steps_per_epoch,
@@ -76,17 +75,17 @@ class Reporter:
             self._wandb.log(step + 1, kpi)
             self._events.log(step + 1, kpi)
 
-    def checkpoint(self, path: Path, step: int, bill: Bill) -> None:
+    def checkpoint(self, path: Path, step: int, costs: TeacherCosts) -> None:
         """Say that a checkpoint was written, and write beside it what the teachers have cost so far.
 
         Args:
-            bill: as the checkpoint counts it.
+            costs: as the checkpoint counts it.
         """
         if self._active:
             self._checkpoint = path, step
             self._status.write(f"checkpoint {path.name}", step=step, checkpoint=path.name)
-            if bill.teachers:
-                bill.write(self._run.folder)
+            if costs.teachers:
+                costs.write(self._run.folder)
 
     def validation(self, kpi: dict[str, float], step: int, said: Sequence[str] = ()) -> None:
         """Report what a validation found.

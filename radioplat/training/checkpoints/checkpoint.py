@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,10 +39,10 @@ from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_w
 
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
-TARGET_NORM = "target_norm"  # prefix, in the optimizer file, of a target normalization that runs along
+HOOKS, HOOKS_KEY = "hooks.safetensors", "hooks"  # states of users' step hooks; key of those that are no tensors
 _FILES = {STATE, OPTIMIZER}
 _MODELS = [set(form.file_names) for form in FORMATS.values()]  # one of them
-_KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE})
+_KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE, HOOKS})
 _MODEL_KEYS = {form.key: form.architecture for form in FORMATS.values()}
 
 
@@ -66,19 +66,16 @@ def snapshot(
     tensors: dict[str, torch.Tensor],
     moments: dict[str, torch.Tensor],
     state: RunState,
-    losses: dict[str, torch.Tensor] | None = None,
-    average: dict[str, torch.Tensor] | None = None,
+    more: Mapping[str, tuple[dict[str, torch.Tensor], dict[str, str]]] | None = None,
 ) -> Snapshot:
     """Put a checkpoint together; the tensors are taken as they are, not copied.
 
     Args:
         tensors: the student's ``state_dict`` with fp32 weights.
         moments: optimizer moments by ``<parameter>.<moment>``.
-        losses: statistics of the losses.
-        average: the EMA of what in ``tensors`` has one, fp32.
+        more: further files, see :func:`radioplat.training.checkpoints.hook_states.files_of`.
     """
-    files = {**model_files(student, tensors), OPTIMIZER: (moments, {})}
-    files |= {file: (held, {}) for file, held in ((LOSSES, losses), (EMA_FILE, average)) if held}
+    files = {**model_files(student, tensors), OPTIMIZER: (moments, {}), **(more or {})}
     return Snapshot(name, files, json.dumps(asdict(state), indent=1))
 
 
@@ -185,7 +182,7 @@ def unknown_in_manifest(manifest: dict[str, Any]) -> list[str]:
 def _unknown_in_header(file: Path) -> list[str]:
     """The same for what a tensor file says of its model."""
     metadata = _metadata(file)
-    names = [key for key in metadata if key not in (*_MODEL_KEYS, VERSION_KEY, "format")]
+    names = [key for key in metadata if key not in (*_MODEL_KEYS, VERSION_KEY, HOOKS_KEY, "format")]
     for key, kind in _MODEL_KEYS.items():
         if key in metadata:
             with contextlib.suppress(ValueError):  # whoever builds the model says that
@@ -320,8 +317,3 @@ def _sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def target_norm_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What in a checkpoint's optimizer file is the state of a target normalization that runs along."""
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(f"{TARGET_NORM}.")}

@@ -34,7 +34,7 @@ from radioplat.models.weights.manifest import MANIFEST, sums_in
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.tracking.lease import Holder, named, parse_holder
 from radioplat.training.checkpoints.checkpoint import examine, unknown_in_manifest
-from radioplat.training.checkpoints.retention import SCORES, Standing, doomed, read_score
+from radioplat.training.checkpoints.retention import SCORES, Standing, checkpoints_to_remove, read_score
 from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
 from radioplat.training.checkpoints.unreadable import Unreadable
 
@@ -132,7 +132,7 @@ class Mirror:
         """
         uploads = self._finished()
         found = self._judged(uploads)
-        gone = doomed(found, step, train)
+        gone = checkpoints_to_remove(found, step, train)
         self._own()
         for upload in uploads:
             if upload.checkpoint in gone:

@@ -13,9 +13,8 @@ from radioplat.common import collectives
 from radioplat.common.terminal import note
 from radioplat.design.run import Run
 from radioplat.errors import RadioplatError, TrainingError
-from radioplat.models.student.checkpoint import read_average
 from radioplat.models.weights.read import load_into
-from radioplat.objectives.loss_state import LossState
+from radioplat.objectives.objective import Objective
 from radioplat.objectives.peers import PREFIX, peer_buffers, peer_parameters, restore_peers
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.schema.train import IntervalUnit
@@ -23,12 +22,13 @@ from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.logs import begun
 from radioplat.tracking.lease import check_lease
 from radioplat.tracking.results import TaskFolder
-from radioplat.training.checkpoints.checkpoint import read_checkpoint, read_losses, snapshot, target_norm_state
+from radioplat.training.checkpoints.checkpoint import read_checkpoint, snapshot
+from radioplat.training.checkpoints.hook_states import BATCHNORM, TARGET_NORM, files_of, read_states, update_run_state
 from radioplat.training.checkpoints.resume import mirror_of, starting_point
 from radioplat.training.checkpoints.run_state import RunState
-from radioplat.training.checkpoints.writer import Outcome, Shelf
+from radioplat.training.checkpoints.writer import CheckpointWriter, Outcome
 from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.ema import Ema
+from radioplat.training.hooks.step_hook import StepHooks
 
 
 class Persistence:
@@ -42,10 +42,9 @@ class Persistence:
         """
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
-        self._optimizer_state: dict[str, torch.Tensor] = {}
+        self._moments_of: dict[str, torch.Tensor] = {}  # of the checkpoint, until they are restored
         self._frozen: dict[str, torch.Tensor] = {}
-        self.target_norm: dict[str, torch.Tensor] = {}  # once weights are restored: the state of its RunningNorm
-        self._shelf: Shelf | None = None
+        self._writer: CheckpointWriter | None = None
         chosen = collectives.broadcast_object(self._begin() if rank == 0 else None)
         if isinstance(chosen, RadioplatError):
             with collectives.mark_agreed():
@@ -61,39 +60,38 @@ class Persistence:
             note(line)
             warn(line)
 
-        if self._shelf is not None:
-            self._shelf.warn = warn_both
+        if self._writer is not None:
+            self._writer.warn = warn_both
 
-    def restore_weights(self, module: nn.Module, losses: LossState) -> None:
-        """Load the student's weights and buffers and the losses' statistics, if there is a checkpoint to begin from.
+    def restore_weights(self, objective: Objective) -> None:
+        """Load the weights and buffers of the student and its peers, if there is a checkpoint to resume from.
 
-        Before the engine gets the module: that rounds frozen weights, and at stage 3 cuts them up.
+        Before the engine gets the objective: that rounds frozen weights, and at stage 3 partitions them.
         """
+        self._objective = objective
         if self._path is not None:
-            tensors, self._optimizer_state = read_checkpoint(self._path)
-            load_into(module.student, tensors, self._path, "results_dir")
-            self.target_norm = target_norm_state(self._optimizer_state)
-            self._weights = {**tensors, **restore_peers(module, self._optimizer_state)}
-            losses.load(read_losses(self._path))
-        # What does not learn is kept here as it is now: ZeRO-3 cuts frozen parameters up too, and a bf16 engine rounds
-        # them for good, for they have no fp32 master.
+            tensors, self._moments_of = read_checkpoint(self._path)
+            load_into(objective.student, tensors, self._path, "results_dir")
+            self._weights = {**tensors, **restore_peers(objective, self._moments_of)}
+        # Frozen parameters are kept here as they are now: ZeRO-3 partitions them too, and a bf16 engine rounds them for
+        # good, for they have no fp32 master.
         if self._rank == 0:
-            self._frozen = {
-                name: p.detach().cpu().clone() for name, p in module.student.named_parameters() if not p.requires_grad
-            }
+            frozen = ((name, p) for name, p in objective.student.named_parameters() if not p.requires_grad)
+            self._frozen = {name: p.detach().cpu().clone() for name, p in frozen}
 
-    def restore_optimizer(self, engine: Any, module: nn.Module) -> None:
-        """Put fp32 weights and moments back, after the engine has cut them up."""
+    def restore_optimizer(self, engine: Any) -> None:
+        """Restore fp32 weights and moments, after the engine has partitioned the parameters."""
+        self._engine = engine
         if self.state.global_step:
-            state = {**self._optimizer_state, **self._weights}
-            names = {**trainable(module), **peer_parameters(module)}
+            state = {**self._moments_of, **self._weights}
+            names = {**trainable(self._objective), **peer_parameters(self._objective)}
             deepspeed_compat.load_full_state(engine, names, self._moments, state, self.state.optimizer_steps)
-            self._optimizer_state, self._weights = {}, {}
 
-    def restore_average(self, ema: Ema) -> None:
-        """Go on with the checkpoint's average; a run that had none begins one at its present weights."""
+    def restore_hooks(self, hooks: StepHooks) -> None:
+        """Restore the states of the hooks, once the optimizer is restored."""
         if self._path is not None:
-            ema.load(read_average(self._path))
+            hooks.load_states(read_states(self._path, self.state, self._moments_of, hooks.names))
+        self._moments_of, self._weights = {}, {}
 
     def due(self, steps: int) -> bool:
         """Whether a checkpoint follows ``steps`` steps."""
@@ -104,28 +102,14 @@ class Persistence:
         return steps % every == 0 or steps == self._run.total_steps
 
     def save(
-        self,
-        engine: Any,
-        module: nn.Module,
-        state: RunState,
-        exact: dict[str, torch.Tensor],
-        losses: dict[str, torch.Tensor],
-        average: dict[str, torch.Tensor] | None = None,
-        more: dict[str, torch.Tensor] | None = None,
-        *,
-        told: Callable[[Path], None] = lambda path: None,
-        unwritten: OSError | None = None,
+        self, hooks: StepHooks, on_commit: Callable[[Path], None] = lambda path: None, unwritten: OSError | None = None
     ) -> Path:
-        """Save: all ranks gather, and rank 0's thread writes and moves the ``model_latest`` link.
+        """Save :attr:`state`: all ranks gather, and rank 0's thread writes and moves the ``model_latest`` link.
 
         Returns before the checkpoint is committed, unless ``train.async_checkpoint`` is off; :meth:`finish` waits.
 
         Args:
-            exact: buffers in fp32, by the module's names, where the engine's own are rounded.
-            losses: the losses' statistics.
-            average: the EMA of weights and buffers, by the student's names; empty where there is none.
-            more: running state to keep beside the moments, by names that no parameter has.
-            told: called on rank 0, in the thread, with the folder once it is committed.
+            on_commit: called on rank 0, in the thread, with the folder once it is committed.
             unwritten: what kept this rank from writing its ledger. A checkpoint without its ledger proves nothing:
                 then none is written.
 
@@ -136,24 +120,30 @@ class Persistence:
             TrainingError: earlier saves failed, and too many in a row.
         """
         self.finish()
+        state, objective = self.state, self._objective
         self._last = state.global_step
         inside = state.global_step % self._run.steps_per_epoch
         name = TaskFolder.checkpoint_name(state.epoch, state.global_step if inside else None)
         path = self._run.folder / name
         problems = [problem for problem in collectives.gather_objects(unwritten and str(unwritten)) if problem]
         if problems:
-            if self._shelf is not None:
-                self._shelf.missed(self._last, f"the ledger cannot be written: {problems[0]}")
+            if self._writer is not None:
+                self._writer.missed(self._last, f"the ledger cannot be written: {problems[0]}")
             return path
+        states = hooks.states()
+        update_run_state(state, states)
         # A peer's weights lie beside the moments: who opens the student has no use for them.
-        whole = deepspeed_compat.full_state(engine, {**trainable(module), **peer_parameters(module)}, self._moments)
-        if self._shelf is not None:
-            whole |= {k: v.detach().cpu().clone() for k, v in peer_buffers(module).items()}
+        names = {**trainable(objective), **peer_parameters(objective)}
+        whole = deepspeed_compat.full_state(self._engine, names, self._moments)
+        if self._writer is not None:
+            exact = states.pop(BATCHNORM, {})
+            whole |= {k: v.detach().cpu().clone() for k, v in peer_buffers(objective).items()}
             whole |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
-            tensors = {n: self._whole(n, v, whole) for n, v in module.student.state_dict().items()}
+            tensors = {n: self._whole(n, v, whole) for n, v in objective.student.state_dict().items()}
             tensors.update({k.removeprefix("student."): v for k, v in exact.items() if not k.startswith(PREFIX)})
-            parts = (module.student, tensors, whole | (more or {}), state, losses, average)
-            self._shelf.put(snapshot(name, *parts), told)
+            whole |= states.get(TARGET_NORM, {})
+            made = snapshot(name, objective.student, tensors, whole, state, files_of(states))
+            self._writer.put(made, on_commit)
         if not self._run.spec.train.async_checkpoint:
             self.finish()
         return path
@@ -174,20 +164,20 @@ class Persistence:
             TrainingError: more saves in a row failed than ``train.max_checkpoint_failures`` allows, or the last one of
                 the run did; on all ranks.
         """
-        outcome: Outcome = collectives.broadcast_object(None if self._shelf is None else self._shelf.wait())
+        outcome: Outcome = collectives.broadcast_object(None if self._writer is None else self._writer.wait())
         with collectives.mark_agreed():
             self._judge(outcome)
         return outcome.newest
 
     def scored(self, checkpoint: Path, kpi: dict[str, float]) -> None:
         """Keep what the validation of a checkpoint found beside it; rank 0 only."""
-        if self._shelf is not None:
-            self._shelf.score(checkpoint, kpi)
+        if self._writer is not None:
+            self._writer.score(checkpoint, kpi)
 
     def close(self) -> None:
         """Wait for what is in flight, in silence; every rank calls it when it ends, however it ends."""
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _judge(self, outcome: Outcome) -> None:
         if outcome.fatal:
@@ -212,7 +202,7 @@ class Persistence:
             chosen = self._choose()
         except RadioplatError as error:
             return error
-        self._shelf = Shelf(run.folder, run.spec.train, mirror_of(run.spec, run.task))
+        self._writer = CheckpointWriter(run.folder, run.spec.train, mirror_of(run.spec, run.task))
         return chosen
 
     def _choose(self) -> tuple[Path | None, RunState]:

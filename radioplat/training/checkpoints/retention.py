@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     score: float | None = None
 
 
-def doomed(found: Mapping[str, Standing], newest: int, train: TrainConfig) -> set[str]:
+def checkpoints_to_remove(found: Mapping[str, Standing], newest: int, train: TrainConfig) -> set[str]:
     """Names that ``train.keep_last``, ``keep_best`` and ``keep_every`` do not keep; none where ``keep_last`` is unset.
 
     Args:
@@ -76,7 +76,7 @@ def write_scores(checkpoint: Path, kpi: Mapping[str, float]) -> Path:
 
 
 def prune(folder: Path, newest: int, train: TrainConfig, also: frozenset[str] = frozenset()) -> None:
-    """Remove the doomed from ``folder``, and those of ``also``."""
+    """Remove the checkpoints_to_remove from ``folder``, and those of ``also``."""
     found = standings(folder)
-    for name in sorted(doomed(found, newest, train) | (also & set(found))):
+    for name in sorted(checkpoints_to_remove(found, newest, train) | (also & set(found))):
         remove(folder / name)

@@ -36,7 +36,7 @@ class Outcome:
     fatal: str = ""
 
 
-class Shelf:
+class CheckpointWriter:
     """The checkpoints of one run.
 
     A save fails where its checkpoint cannot be written into the run's folder, or not into the mirror. The one before

@@ -12,14 +12,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from radioplat.data.batch import Batch
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
 
-class RunningState:
+
+class BatchNormStatistics(StepHook):
     """Watches every BatchNorm of a module that tracks running statistics.
 
     Per step, with the mean over its micro-batches of their means and unbiased variances:
     ``new = (1 - momentum) * old + momentum * mean``; a momentum of None gives the average over all steps.
-    The values are kept here in fp32, whatever the dtype of the buffers.
+    The values are kept here in fp32, whatever the dtype of the buffers. A checkpoint restores them with the student's
+    other buffers, see :meth:`sync`.
+
+    Attributes:
+        counting: whether the present micro-batch counts.
     """
+
+    name = "batchnorm"
 
     def __init__(self, module: nn.Module) -> None:
         found = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
@@ -28,7 +38,7 @@ class RunningState:
         self._sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in self._layers]
         # How often each layer ran: recomputation in backward runs some twice, and a branch may not run at all.
         self._runs = torch.zeros(len(self._layers), dtype=torch.float64)
-        self._counts = True
+        self.counting = True
         self._saved = [_buffers(m).float() for m in self._layers]
         self._steps = [int(m.num_batches_tracked) for m in self._layers]
         for i, layer in enumerate(self._layers):
@@ -39,7 +49,7 @@ class RunningState:
         def hook(layer: _BatchNorm, inputs, output) -> None:
             """Add what this forward made of the statistics, and put back those that the step began with."""
             if layer.training:
-                if self._counts:
+                if self.counting:
                     self._sums[i] += _buffers(layer).double().cpu()
                     self._runs[i] += 1
                 self._restore(i)
@@ -62,20 +72,24 @@ class RunningState:
             self._saved[i] = torch.where(saved.to(present.dtype) == present, saved, present.float())
             self._steps[i] = int(layer.num_batches_tracked)
 
-    def exact(self) -> dict[str, torch.Tensor]:
-        """The statistics in fp32 by buffer name, for a checkpoint: a bf16 engine's own buffers are rounded."""
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The statistics in fp32 by buffer name; a bf16 engine's own buffers are rounded."""
         return {
             f"{name}.{kind}": value.cpu().clone()
             for name, saved in zip(self._names, self._saved, strict=True)
             for kind, value in zip(("running_mean", "running_var"), saved, strict=True)
         }
 
-    def micro_batch(self, counts: bool) -> None:
-        """Announce a micro-batch; padding does not count."""
-        self._counts = counts
+    def begin_micro_batch(self, step: int, batch: Batch) -> None:
+        """Padding does not count."""
+        self.counting = batch.micro_batch >= 0
+
+    def end_step(self, record: StepRecord) -> None:
+        """See :meth:`step`."""
+        self.step(commit=not record.skipped)
 
     def step(self, commit: bool = True) -> None:
-        """End of an optimizer step: all ranks' sums into the buffers, or dropped where the step was skipped."""
+        """Move the buffers by the sums of all ranks, or drop these where the step was skipped."""
         if not self._layers:
             return
         packed = torch.cat([s.flatten() for s in self._sums] + [self._runs])

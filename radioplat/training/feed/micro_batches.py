@@ -22,7 +22,7 @@ from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.client import Pending
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import unpack
-from radioplat.training.accounting.step_record import StepRecord
+from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.watch.phases import INLINE, TEACHER, Phases
 
 OnAnswer = Callable[[str, Features, torch.Tensor, View | None], None]

@@ -1,4 +1,4 @@
-"""When too many images prove unreadable while training, the run stops with a report instead of learning from zeros."""
+"""Ends a run with a report when too many images prove unreadable, instead of learning from zeros."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from radioplat.data.batch import Batch
 from radioplat.data.images.uniform_color import REASON as UNIFORM_COLOR
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import DataError
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.watch.phases import COLLECTIVE, Phases
 
 FEWEST = 1000  # the share is taken of at least so many samples, so that one bad image does not end a small run
 # And of at most so many, the last ones: of all that was ever seen, a long run would have to lose days of samples. One
@@ -20,25 +23,28 @@ EXAMPLES = 3
 _NONE: Counter[str] = Counter()
 
 
-class BadSamples:
-    """Counts the samples of weight zero among the last :data:`WINDOW` of this start; all ranks judge at one step.
+class BadSamples(StepHook):
+    """Counts the samples of weight zero among the last :data:`WINDOW` of this start, over all ranks.
 
     Args:
         index: the run's own copy, to name the samples.
         most: the share that is tolerated (``dataset.max_bad_fraction``).
         device: of this rank's messages.
+        phases: gets the phase ``collective`` while the ranks are added up.
     """
 
-    def __init__(self, index: ShardIndex, most: float, device: torch.device) -> None:
-        self._index, self._most, self._device = index, most, device
+    name = "bad_samples"
+
+    def __init__(self, index: ShardIndex, most: float, device: torch.device, phases: Phases) -> None:
+        self._index, self._most, self._device, self._phases = index, most, device, phases
         self._seen = self._bad = 0  # in the window, on all ranks
         self._window: deque[tuple[int, int, Counter[str]]] = deque()  # of each step: both, and this rank's reasons
         self._fresh = [0, 0]  # seen and bad of this rank since the last judgement
         self._reasons: Counter[str] = Counter()  # likewise
         self._examples: deque[tuple[int, str]] = deque(maxlen=EXAMPLES)  # the last of this rank
 
-    def see(self, batch: Batch) -> None:
-        """Count a real micro-batch."""
+    def end_micro_batch(self, step: int, batch: Batch) -> None:
+        """Count its samples."""
         # An image of one colour was asked to be left out: it is in the ledger, but it is not bad.
         faults = {row: why for row, why in batch.faults.items() if why.partition(":")[0] != UNIFORM_COLOR}
         self._fresh[0] += len(batch)
@@ -47,12 +53,16 @@ class BadSamples:
             self._reasons[reason.partition(":")[0]] += 1
             self._examples.append((row, reason))
 
-    def judge(self, step: int) -> None:
-        """Add up all ranks; every rank calls this at each step.
+    def end_step(self, record: StepRecord) -> None:
+        """Add up all ranks.
 
         Raises:
             DataError: on every rank, with counts by reason and a few names.
         """
+        with self._phases(COLLECTIVE), collectives.mark_agreed():
+            self._check(record.step)
+
+    def _check(self, step: int) -> None:
         seen, bad = collectives.total(torch.tensor(self._fresh, dtype=torch.int64, device=self._device)).tolist()
         self._window.append((seen, bad, self._reasons or _NONE))
         self._fresh, self._reasons = [0, 0], Counter()

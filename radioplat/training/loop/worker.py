@@ -16,18 +16,18 @@ from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
-from radioplat.training.loop.rank import Seat
 from radioplat.training.loop.trainer import Trainer
 from radioplat.training.targets.first_pass import TargetPass
 from radioplat.training.watch.phases import Phases
-from radioplat.training.watch.worker_monitor import lookout
+from radioplat.training.watch.rank_context import RankContext
+from radioplat.training.watch.worker_monitor import monitored_worker
 
 OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
 
 
 def run_worker(
     run: Run,
-    seat: Seat,
+    context: RankContext,
     clients: dict[str, TeacherClient],
     open_batches: OpenBatches,
     pauses: Pauses | None = None,
@@ -45,15 +45,15 @@ def run_worker(
         OutOfMemory: on this rank alone; the next start takes smaller pieces.
         Paused: the workers were asked to leave, and have saved.
     """
-    clock = AttemptClock(run, seat.rank)
-    persistence = Persistence(run, seat.rank, seat.world_size)
-    with lookout(run, persistence.state.attempt, seat.rank, seat.world_size, seat.on_cluster) as phases:
-        _run_worker(run, seat, clients, open_batches, persistence, phases, pauses or Pauses(), clock)
+    clock = AttemptClock(run, context.rank)
+    persistence = Persistence(run, context.rank, context.world_size)
+    with monitored_worker(run, persistence.state.attempt, context) as phases:
+        _run_worker(run, context, clients, open_batches, persistence, phases, pauses or Pauses(), clock)
 
 
 def _run_worker(
     run: Run,
-    seat: Seat,
+    context: RankContext,
     clients: dict[str, TeacherClient],
     open_batches: OpenBatches,
     persistence: Persistence,
@@ -63,13 +63,13 @@ def _run_worker(
 ) -> None:
     attempt = persistence.state.attempt
     halvings = collectives.broadcast_object(
-        out_of_memory.halvings(run.folder, run.spec, attempt) if seat.rank == 0 else None
+        out_of_memory.halvings(run.folder, run.spec, attempt) if context.rank == 0 else None
     )
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     clock.begin(persistence.state)
     start, stop = persistence.state.global_step, run.total_steps
-    targets = TargetPass(run, seat.world_size, seat.device, start, meter)
-    accounts = Accounts(run, seat.rank, seat.world_size, attempt, start, seat.on_cluster)
+    targets = TargetPass(run, context.world_size, context.device, start, meter)
+    accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
 
     def feed(stop: int) -> contextlib.closing[Feeder]:
         """This rank's batches up to step ``stop``, asked of the teachers ahead."""
@@ -79,7 +79,7 @@ def _run_worker(
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(targets.first_stop))
-        books = (meter, accounts, phases, halvings)
+        outer = (clock, meter, accounts, phases, halvings)
         worker: Trainer | None = None
 
         def close() -> None:
@@ -87,16 +87,16 @@ def _run_worker(
                 worker.close()
 
         stack.callback(close)
-        worker = Trainer(run, seat, persistence, *books)
-        targets.measure(worker.module.student, feeder)
+        worker = Trainer(run, context, persistence, *outer)
+        targets.measure(worker.objective.student, feeder)
         worker.build_engine()
         if targets.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
-        while (back := worker.train(feeder, pauses, clock)) is not None:
+        while (back := worker.train(feeder, pauses)) is not None:
             worker.close()
             worker = None  # its memory is needed for the next
-            persistence = Persistence(run, seat.rank, seat.world_size)
+            persistence = Persistence(run, context.rank, context.world_size)
             persistence.state.attempt = attempt
-            worker = Trainer(run, seat, persistence, *books)
+            worker = Trainer(run, context, persistence, *outer)
             worker.build_engine()
             worker.go_on_at(back)

@@ -12,8 +12,8 @@ from radioplat.models.student.fold_target_norm import unfold_head
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.distill import TargetNormFit
 from radioplat.training.accounting.cost_meter import CostMeter
-from radioplat.training.accounting.step_record import StepRecord
 from radioplat.training.feed.feeder import Fed, Feeder
+from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.targets.file import share_moments, shared_moments
 from radioplat.training.targets.transforms import fit_target_norm, normed, set_transforms
 
@@ -77,7 +77,7 @@ class TargetPass:
             for name, answer in answers.items():
                 record.answered(name, answer())
         # Every rank comes here, however many batches it had.
-        record.reduce(1, self._device, skipped=False)
+        record.reduce(1, self._device)
         self._meter.charge(record)
 
 

@@ -15,18 +15,22 @@ from radioplat.models.features import Features
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit
-from radioplat.training.checkpoints.checkpoint import TARGET_NORM
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.targets.transforms import Key, counting, empty_moments, set_transforms
 
+TARGET_NORM = "target_norm"
 _PARTS = ("count", "total", "outer")
 
 
-class RunningNorm:
+class RunningNorm(StepHook):
     """Moments of the targets since the first step, and the transforms that follow from them now and then.
 
     Without ``fit: running`` it does nothing. Transforms are refreshed after step 1, after each multiple of
     ``refresh_steps`` and after step ``freeze_after``, the last time.
     """
+
+    name = TARGET_NORM
 
     def __init__(
         self,
@@ -34,10 +38,9 @@ class RunningNorm:
         teachers: list[ResolvedTeacher],
         config: TargetNormConfig,
         device: torch.device,
-        saved: dict[str, torch.Tensor],
         start: int = 0,
     ) -> None:
-        """Go on after ``start`` steps from ``saved``, what :meth:`state` gave then; {} before the first."""
+        """Begin at global step ``start``."""
         self._student, self._config = student, config
         self._teachers = teachers if config.fit is TargetNormFit.running else []
         self._known = empty_moments(student, self._teachers, torch.device("cpu"))  # of all ranks
@@ -45,12 +48,6 @@ class RunningNorm:
         self._step = empty_moments(student, self._teachers, device)  # of this rank, in a step not yet taken
         self._bases: dict[Key, torch.Tensor] = {}
         self._frozen = start >= config.freeze_after
-        for (name, kind), moments in self._known.items():
-            stem = f"{TARGET_NORM}.{name}.{kind}"
-            if f"{stem}.count" in saved:
-                moments.merge(Moments(*(saved[f"{stem}.{part}"] for part in _PARTS)))
-            if f"{stem}.basis" in saved:
-                self._bases[name, kind] = saved[f"{stem}.basis"]
 
     def see(self, name: str, features: Features, weight: torch.Tensor, view: View | None = None) -> None:
         """What teacher ``name`` said of ``view``; samples of ``weight`` 0, and what hides the image, do not count."""
@@ -59,8 +56,13 @@ class RunningNorm:
                 told = getattr(features, kind)
                 moments.add(told, counting(kind, told, weight, view))
 
-    def end_step(self, step: int, commit: bool) -> None:
-        """End of ``step``, on every rank: keep what was seen, or drop it where the step was skipped; refresh where due.
+    def end_step(self, record: StepRecord) -> None:
+        """See :meth:`step`."""
+        with collectives.mark_agreed():
+            self.step(record.step, commit=not record.skipped)
+
+    def step(self, step: int, commit: bool) -> None:
+        """Keep what was seen in ``step``, or drop it where the step was skipped; refresh where due. All ranks call it.
 
         Raises:
             TrainingError: a target was not finite.
@@ -77,8 +79,17 @@ class RunningNorm:
             self._bases = set_transforms(self._student, self._teachers, self._known, self._bases)
         self._frozen = done >= self._config.freeze_after
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """All of it, for a checkpoint; every rank calls this."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Restore moments and bases of the teachers that still have them."""
+        for (name, kind), moments in self._known.items():
+            stem = f"{TARGET_NORM}.{name}.{kind}"
+            if f"{stem}.count" in state:
+                moments.merge(Moments(*(state[f"{stem}.{part}"] for part in _PARTS)))
+            if f"{stem}.basis" in state:
+                self._bases[name, kind] = state[f"{stem}.basis"]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Moments of all ranks and the transforms' bases; every rank calls this."""
         self._put_together()
         found = {
             f"{TARGET_NORM}.{name}.{kind}.{part}": tensor.clone()

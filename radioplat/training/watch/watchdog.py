@@ -22,7 +22,7 @@ _SLOWEST, _QUICKEST = 10.0, 0.1  # seconds between two looks
 
 
 @dataclass(frozen=True)
-class Pulse:
+class HealthStatus:
     """Where a rank says it is.
 
     Attributes:
@@ -126,10 +126,10 @@ class Watchdog:
             aside.write_text(json.dumps(asdict(self._mine())))
             os.replace(aside, self._folder / f"pulse_{self._rank}.json")
 
-    def _mine(self) -> Pulse:
+    def _mine(self) -> HealthStatus:
         still = time.monotonic() - self._still_since
         place = (self._phases.now, *self._phases.position)
-        return Pulse(self._rank, socket.gethostname(), os.getpid(), self._ticks, *place, round(still, 3))
+        return HealthStatus(self._rank, socket.gethostname(), os.getpid(), self._ticks, *place, round(still, 3))
 
     def _look(self) -> None:
         mine = self._mine()
@@ -142,36 +142,36 @@ class Watchdog:
         if mine.phase in WAITS:
             self._tell(mine)
             return
-        awake = [pulse for pulse in others if time.monotonic() - self._seen[pulse.rank][1] < self._limit / 4]
-        if not any(self._explains(pulse, mine) for pulse in awake):
+        awake = [status for status in others if time.monotonic() - self._seen[status.rank][1] < self._limit / 4]
+        if not any(self._explains(status, mine) for status in awake):
             self._hangs(mine, others, awake)
 
-    def _explains(self, other: Pulse, mine: Pulse) -> bool:
+    def _explains(self, other: HealthStatus, mine: HealthStatus) -> bool:
         """Whether ``mine`` may stand still because ``other``, which is not ahead of it, waits or works."""
         behind = (other.step, other.micro_batch) <= (mine.step, mine.micro_batch)
         return behind and (other.phase in WAITS or other.still_s < self._limit)
 
-    def _others(self) -> list[Pulse]:
+    def _others(self) -> list[HealthStatus]:
         found, now = [], time.monotonic()
         for rank in range(self._world):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 if rank != self._rank:
-                    pulse = Pulse(**json.loads((self._folder / f"pulse_{rank}.json").read_text()))
-                    if self._seen.get(rank, (-1, 0.0))[0] != pulse.ticks:
-                        self._seen[rank] = (pulse.ticks, now)
-                    found.append(pulse)
+                    status = HealthStatus(**json.loads((self._folder / f"pulse_{rank}.json").read_text()))
+                    if self._seen.get(rank, (-1, 0.0))[0] != status.ticks:
+                        self._seen[rank] = (status.ticks, now)
+                    found.append(status)
         return found
 
-    def _tell(self, mine: Pulse) -> None:
+    def _tell(self, mine: HealthStatus) -> None:
         if mine.still_s >= 2 * self._told:
             self._told = mine.still_s
             what = "data" if mine.phase == "data" else "a teacher"
             step = max(0, mine.step)
             self._say(f"rank {self._rank} has waited {mine.still_s:.0f} s for {what} at step {step}: no hang")
 
-    def _hangs(self, mine: Pulse, others: list[Pulse], awake: list[Pulse]) -> None:
-        asleep = [pulse for pulse in others if pulse not in awake]
-        moving = [pulse for pulse in [mine, *awake] if pulse.phase != COLLECTIVE] or [mine, *awake]
+    def _hangs(self, mine: HealthStatus, others: list[HealthStatus], awake: list[HealthStatus]) -> None:
+        asleep = [status for status in others if status not in awake]
+        moving = [status for status in [mine, *awake] if status.phase != COLLECTIVE] or [mine, *awake]
         # Who is furthest back keeps the others.
         first = min(moving, key=lambda p: (p.step, p.micro_batch, p.phase == COLLECTIVE))
         why = f"{first} makes no progress"

@@ -12,16 +12,14 @@ from radioplat.design.run import Run
 from radioplat.tracking.attempts.logs import attempt_folder, tee_output, write_last_words
 from radioplat.tracking.status import Status, StatusLog
 from radioplat.training.watch.phases import Phases
+from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.watchdog import Watchdog
 
 
 @contextlib.contextmanager
-def lookout(run: Run, attempt: int, rank: int, world_size: int, on_cluster: bool) -> Iterator[Phases]:
-    """Yields the phases that the training thread is to move.
-
-    Args:
-        on_cluster: the process is this worker's alone: what it says is copied into ``worker_R.log``.
-    """
+def monitored_worker(run: Run, attempt: int, context: RankContext) -> Iterator[Phases]:
+    """Yield the phases that the training thread sets, and watch them; on a cluster, copy output to ``worker_R.log``."""
+    rank, on_cluster = context.rank, context.on_cluster
     if on_cluster:
         tee_output(attempt_folder(run.folder, attempt) / f"worker_{rank}.log")
     phases = Phases()
@@ -38,7 +36,7 @@ def lookout(run: Run, attempt: int, rank: int, world_size: int, on_cluster: bool
             status.write(line, Status.RUNNING if on_cluster else Status.FAILURE, verbosity="ERROR")
             print(line, file=sys.stderr, flush=True)
 
-        dog = Watchdog(phases, run.folder, attempt, rank, world_size, limit, say, say_hang)
+        dog = Watchdog(phases, run.folder, attempt, rank, context.world_size, limit, say, say_hang)
         try:
             yield phases
         except BaseException as error:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radioplat.tracking.attempts.attempts import NAME as ATTEMPTS
 from radioplat.tracking.attempts.goodput import FILE, Goodput, compact, count, goodput, price_of, read_accounts
 from radioplat.tracking.attempts.logs import attempt_folder, write_last_words
-from radioplat.tracking.teacher_cost import Bill, Prices, TeacherCost
+from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 ZERO = dict.fromkeys(("useful", "skipped", "data", "teachers", "checkpoint", "validation"), 0.0)
 
@@ -150,13 +150,13 @@ def test_causes_come_from_the_drivers_book_and_from_last_words(tmp_path):
 def test_the_price_is_what_was_held():
     found = count(BEATEN)
     assert found.cpu_seconds == 52 * 2 and found.gpu_seconds == 0
-    bill = Bill({"a": TeacherCost(seconds=10, cpu_seconds=5, held_seconds=40), "b": TeacherCost()})
+    costs = TeacherCosts({"a": TeacherCost(seconds=10, cpu_seconds=5, held_seconds=40), "b": TeacherCost()})
     prices = Prices(None, 3.6)
     assert price_of(found, None, prices) == pytest.approx(104 * 3.6 / 3600)
-    assert price_of(found, bill, prices) == pytest.approx((104 + 40 * 0.5) * 3.6 / 3600)
-    assert price_of(found, bill, prices, shared=["a"]) == pytest.approx((104 + 5) * 3.6 / 3600)
-    assert price_of(found, bill, prices, inline=["a"]) == pytest.approx(104 * 3.6 / 3600)
-    assert price_of(found, bill, Prices(2.0, None)) is None
+    assert price_of(found, costs, prices) == pytest.approx((104 + 40 * 0.5) * 3.6 / 3600)
+    assert price_of(found, costs, prices, shared=["a"]) == pytest.approx((104 + 5) * 3.6 / 3600)
+    assert price_of(found, costs, prices, inline=["a"]) == pytest.approx(104 * 3.6 / 3600)
+    assert price_of(found, costs, Prices(2.0, None)) is None
 
 
 def test_tables_and_the_file(tmp_path):

@@ -1,4 +1,4 @@
-"""From answers to a bill: what a record counts, and what the meter makes of it."""
+"""Costs of the teachers: what a record counts, and what the meter adds up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radioplat.teachers.serving.client import Held
 from radioplat.teachers.serving.transport import Packed
 from radioplat.tracking.teacher_cost import Prices, TeacherCost
 from radioplat.training.accounting.cost_meter import CostMeter
-from radioplat.training.accounting.step_record import StepRecord
+from radioplat.training.hooks.step_record import StepRecord
 
 
 class Occupies:
@@ -37,7 +37,7 @@ def reduced(*answers: tuple[str, Packed]) -> StepRecord:
     record = StepRecord(0, 0.1)
     for name, packed in answers:
         record.answered(name, packed)
-    record.reduce(1, torch.device("cpu"), skipped=False)
+    record.reduce(1, torch.device("cpu"))
     return record
 
 
@@ -48,18 +48,18 @@ def test_a_record_counts_answers():
     assert record.cached == {"a": (1, 3)}
 
 
-def test_the_bill_of_two_steps():
+def test_the_costs_of_two_steps():
     clients = {"a": Occupies(3, 0.5, 2.0), "b": Occupies(1, 0.0, 1.0)}
     meter = CostMeter(clients, ClusterConfig(gpu_hour_price=4.0), {})
     meter.charge(reduced(("a", answer(4, 1.0, (1, 3))), ("b", answer(4, 2.0))))
     meter.charge(reduced(("a", answer(4, 0.5, (4, 0))), ("b", answer(2, 1.0))))
-    held = {name: cost.held_seconds for name, cost in meter.bill.teachers.items()}
-    assert meter.bill.teachers == {
+    held = {name: cost.held_seconds for name, cost in meter.costs.teachers.items()}
+    assert meter.costs.teachers == {
         "a": TeacherCost(8, 5, 480, 1.5, 0.75, 3.0, held["a"]),
         "b": TeacherCost(6, 0, 360, 3.0, 0.0, 3.0, held["b"]),
     }
     assert held["a"] == pytest.approx(3 * held["b"])
-    assert meter.bill.prices == Prices(4.0, None)
+    assert meter.costs.prices == Prices(4.0, None)
 
 
 def test_replicas_are_held_while_they_wait_and_a_pool_that_grows_holds_more():
@@ -67,12 +67,12 @@ def test_replicas_are_held_while_they_wait_and_a_pool_that_grows_holds_more():
     meter = CostMeter({"a": client}, ClusterConfig(), {})
     time.sleep(0.05)
     meter.charge(StepRecord(0, 0.1))  # a step without it: quarantined
-    first, passed = meter.bill.teachers["a"].held_seconds, time.monotonic() - begin
-    assert 0.05 <= first <= passed and meter.bill.teachers["a"].busy == 0
+    first, passed = meter.costs.teachers["a"].held_seconds, time.monotonic() - begin
+    assert 0.05 <= first <= passed and meter.costs.teachers["a"].busy == 0
     client.now = Held(4, 0.0, 1.0)
     time.sleep(0.05)
     meter.charge(StepRecord(1, 0.1))
-    assert meter.bill.teachers["a"].held_seconds - first >= 4 * 0.05
+    assert meter.costs.teachers["a"].held_seconds - first >= 4 * 0.05
 
 
 def test_it_goes_on_from_what_a_checkpoint_counted():
@@ -80,9 +80,10 @@ def test_it_goes_on_from_what_a_checkpoint_counted():
     before = TeacherCost(10, 2, 1000, 5.0, 5.0, 5.0, 8.0)
     counted = {"a": dataclasses.asdict(before), "gone": dataclasses.asdict(before)}
     meter = CostMeter(client, ClusterConfig(), counted)
-    assert meter.counted() == {"a": dataclasses.asdict(before), "new": dataclasses.asdict(TeacherCost())}
+    expected = {"a": dataclasses.asdict(before), "new": dataclasses.asdict(TeacherCost())}
+    assert meter.state_dict() == {"teacher_cost": expected}
     meter.charge(reduced(("a", answer(4, 1.0))))
-    after = meter.bill.teachers["a"]
+    after = meter.costs.teachers["a"]
     assert dataclasses.replace(after, held_seconds=0.0) == TeacherCost(14, 2, 1240, 6.0, 6.0, 6.0, 0.0)
     assert after.held_seconds >= 8.0
     assert set(counted) == {"a", "gone"} and counted["a"]["images"] == 10

@@ -22,6 +22,7 @@ from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.training.checkpoints import checkpoint
 from radioplat.training.checkpoints.checkpoint import (
+    LOSSES,
     RunState,
     commit,
     newest,
@@ -74,7 +75,8 @@ def test_round_trip(write, student, tmp_path):
 def test_statistics_of_losses_are_part_of_it(write, student, tmp_path):
     assert read_losses(write()) == {}
     mine = {"criteria.t/summary.direction": torch.arange(3, dtype=torch.float64) / 7}
-    folder = commit(tmp_path, snapshot("model_epoch_002", student, student.state_dict(), {}, STATE, mine))
+    made = snapshot("model_epoch_002", student, student.state_dict(), {}, STATE, {LOSSES: (mine, {})})
+    folder = commit(tmp_path, made)
     found = read_losses(folder)
     assert found.keys() == mine.keys() and all(torch.equal(found[name], value) for name, value in mine.items())
     (folder / checkpoint.LOSSES).unlink()

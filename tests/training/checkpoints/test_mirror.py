@@ -23,7 +23,7 @@ from radioplat.training.checkpoints.checkpoint import (
     verified_state,
 )
 from radioplat.training.checkpoints.mirror import Mirror, download
-from radioplat.training.checkpoints.writer import Shelf
+from radioplat.training.checkpoints.writer import CheckpointWriter
 
 OWNER = "owner.json"
 
@@ -69,12 +69,12 @@ def mirror(store, tmp_path):
 
 @pytest.fixture
 def shelf(tmp_path, mirror):
-    """shelf(**fields) -> a Shelf with that mirror; what it warns of is in ``said``."""
+    """shelf(**fields) -> a CheckpointWriter with that mirror; what it warns of is in ``said``."""
     opened = []
 
-    def make(**changes) -> Shelf:
+    def make(**changes) -> CheckpointWriter:
         (tmp_path / "run").mkdir(exist_ok=True)
-        found = Shelf(tmp_path / "run", dataclasses.replace(TrainConfig(), **changes), mirror)
+        found = CheckpointWriter(tmp_path / "run", dataclasses.replace(TrainConfig(), **changes), mirror)
         found.said = []
         found.warn = found.said.append
         opened.append(found)
@@ -85,7 +85,7 @@ def shelf(tmp_path, mirror):
         one.close()
 
 
-def put(shelf: Shelf, made: Snapshot):
+def put(shelf: CheckpointWriter, made: Snapshot):
     shelf.put(made, lambda path: None)
     return shelf.wait()
 
@@ -201,7 +201,7 @@ def test_a_local_second_home(made, tmp_path):
     assert mirror.standings() == {}
     mirror.probe()
     (tmp_path / "run").mkdir()
-    shelf = Shelf(tmp_path / "run", dataclasses.replace(TrainConfig(), keep_last=1), mirror)
+    shelf = CheckpointWriter(tmp_path / "run", dataclasses.replace(TrainConfig(), keep_last=1), mirror)
     for step in (1, 2):
         put(shelf, made(step))
     shelf.close()

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.training.checkpoints.checkpoint import STATE
-from radioplat.training.checkpoints.retention import METRICS, Standing, doomed, prune, score_of, write_scores
+from radioplat.training.checkpoints.retention import (
+    METRICS,
+    Standing,
+    checkpoints_to_remove,
+    prune,
+    score_of,
+    write_scores,
+)
 
 SCORES = {10: 0.3, 20: 0.9, 30: None, 40: 0.9, 50: 0.1, 60: None}
 FOUND = {f"model_epoch_{step:03d}": Standing(step, score) for step, score in SCORES.items()}
@@ -36,14 +43,15 @@ def config(**changes) -> TrainConfig:
     ],
 )
 def test_rules(changes, stay):
-    gone = doomed(FOUND, 60, config(**changes))
+    gone = checkpoints_to_remove(FOUND, 60, config(**changes))
     assert sorted(FOUND[name].step for name in set(FOUND) - gone) == stay
 
 
 def test_what_claims_more_steps_than_the_newest_counts_for_nothing():
     """Torn ones of an earlier way: were they counted among the newest, they would push out those that are whole."""
-    assert doomed(FOUND, 40, config(keep_last=2)) == {"model_epoch_010", "model_epoch_020"}
-    assert doomed({"model_epoch_001": Standing(-1)}, 40, config(keep_last=1)) == set()  # of an unknown step
+    assert checkpoints_to_remove(FOUND, 40, config(keep_last=2)) == {"model_epoch_010", "model_epoch_020"}
+    unknown = {"model_epoch_001": Standing(-1)}  # its step
+    assert checkpoints_to_remove(unknown, 40, config(keep_last=1)) == set()
 
 
 @settings(deadline=None)
@@ -54,15 +62,15 @@ def test_what_claims_more_steps_than_the_newest_counts_for_nothing():
 def test_the_newest_always_stays_and_more_rules_never_remove_more(steps, last, best, every):
     found = {str(step): Standing(step, score) for step, score in steps.items()}
     newest, train = max(steps), config(keep_last=last, keep_best=best, keep_every=every)
-    gone = doomed(found, newest, train)
+    gone = checkpoints_to_remove(found, newest, train)
     assert str(newest) not in gone
-    assert gone <= doomed(found, newest, config(keep_last=last))
+    assert gone <= checkpoints_to_remove(found, newest, config(keep_last=last))
     stay = set(found) - gone
     assert len(stay) >= min(last, len(found))
     if every is None:
         assert len(stay) <= last + best
     # Pruning again removes nothing more.
-    assert not doomed({name: found[name] for name in stay}, newest, train)
+    assert not checkpoints_to_remove({name: found[name] for name in stay}, newest, train)
 
 
 def test_on_the_disk(tmp_path):

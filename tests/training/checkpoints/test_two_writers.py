@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from radioplat.training.checkpoints.checkpoint import RunState, snapshot
 from radioplat.training.checkpoints.mirror import Mirror
-from radioplat.training.checkpoints.writer import Shelf
+from radioplat.training.checkpoints.writer import CheckpointWriter
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.train import TrainConfig
@@ -48,7 +48,7 @@ def put(shelf, step, number):
 def shelf(name):
     folder = root / str(n) / name
     folder.mkdir(parents=True)
-    return Shelf(folder, train, Mirror(home))
+    return CheckpointWriter(folder, train, Mirror(home))
 
 for n in points:
     home = str(root / str(n) / "home")

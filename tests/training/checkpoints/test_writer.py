@@ -27,7 +27,7 @@ from radioplat.training.checkpoints.checkpoint import (
     snapshot,
     verified_state,
 )
-from radioplat.training.checkpoints.writer import Shelf
+from radioplat.training.checkpoints.writer import CheckpointWriter
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,13 @@ def made():
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    """shelf(**fields of the spec's train) -> a Shelf on ``tmp_path / 'run'``; its warnings are in ``said``."""
+def writer(tmp_path):
+    """writer(**fields of the spec's train) -> one on ``tmp_path / 'run'``; its warnings are in ``said``."""
     opened = []
 
-    def make(**changes) -> Shelf:
+    def make(**changes) -> CheckpointWriter:
         (tmp_path / "run").mkdir(exist_ok=True)
-        found = Shelf(tmp_path / "run", dataclasses.replace(TrainConfig(), **changes))
+        found = CheckpointWriter(tmp_path / "run", dataclasses.replace(TrainConfig(), **changes))
         found.said = []
         found.warn = found.said.append
         opened.append(found)
@@ -65,8 +65,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_nobody_waits_but_for_the_one_before(shelf, made, tmp_path):
-    mine, release, order = shelf(), threading.Event(), []
+def test_nobody_waits_but_for_the_one_before(writer, made, tmp_path):
+    mine, release, order = writer(), threading.Event(), []
     mine.put(made(1), lambda path: (order.append(path.name), release.wait(30)))
     second = threading.Thread(target=lambda: mine.put(made(2), lambda path: order.append(path.name)))
     second.start()
@@ -80,16 +80,16 @@ def test_nobody_waits_but_for_the_one_before(shelf, made, tmp_path):
     assert (tmp_path / "run" / "model_latest").resolve().name == "model_epoch_002"
 
 
-def test_what_is_told_is_whole(shelf, made):
+def test_what_is_told_is_whole(writer, made):
     found = []
-    mine = shelf()
+    mine = writer()
     mine.put(made(1), lambda path: found.append(verified_state(path)))
     mine.wait()
     assert found == [RunState(1)]
 
 
-def test_nothing_goes_before_the_new_one_is_committed(shelf, made, tmp_path):
-    mine, seen = shelf(keep_last=1), []
+def test_nothing_goes_before_the_new_one_is_committed(writer, made, tmp_path):
+    mine, seen = writer(keep_last=1), []
     for step in (1, 2, 3):
         mine.put(made(step), lambda path: seen.append(names(path.parent)))
     mine.wait()
@@ -97,22 +97,22 @@ def test_nothing_goes_before_the_new_one_is_committed(shelf, made, tmp_path):
     assert names(tmp_path / "run") == ["model_epoch_003", "model_latest"]
 
 
-def test_the_best_stays_and_is_known_to_the_next_start(shelf, made, tmp_path):
-    mine = shelf(keep_last=1, keep_best=1)
+def test_the_best_stays_and_is_known_to_the_next_start(writer, made, tmp_path):
+    mine = writer(keep_last=1, keep_best=1)
     for step, score in ((1, 0.2), (2, 0.8), (3, 0.5)):
         mine.put(made(step), lambda path: None)
         mine.score(mine.wait().newest, {"knn/top1": score})
     mine.wait()
     assert names(tmp_path / "run") == ["model_epoch_002", "model_epoch_003", "model_latest"]
-    again = shelf(keep_last=1, keep_best=1)
+    again = writer(keep_last=1, keep_best=1)
     again.put(made(4), lambda path: None)
     again.wait()
     assert names(tmp_path / "run") == ["model_epoch_002", "model_epoch_004", "model_latest"]
     assert newest(tmp_path / "run")[0].name == "model_epoch_004"  # a score beside it makes none less whole
 
 
-def test_a_limit_on_files_is_survived(shelf, made, tmp_path):
-    mine = shelf()
+def test_a_limit_on_files_is_survived(writer, made, tmp_path):
+    mine = writer()
     mine.put(made(1), lambda path: None)
     mine.wait()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -141,8 +141,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_survived(shelf, made, small_disk):
-    mine = shelf(keep_last=1)
+def test_a_full_disk_is_survived(writer, made, small_disk):
+    mine = writer(keep_last=1)
     mine.put(made(1), lambda path: None)
     mine.wait()
     for count in (1, 2):
@@ -155,8 +155,8 @@ def test_a_full_disk_is_survived(shelf, made, small_disk):
     assert mine.wait().failures == 0 and names(small_disk) == ["model_epoch_003", "model_latest"]
 
 
-def test_a_mistake_of_ours_is_no_full_disk(shelf, made):
-    mine = shelf()
+def test_a_mistake_of_ours_is_no_full_disk(writer, made):
+    mine = writer()
     bad = made(1)
     bad.files["optimizer.safetensors"][0]["x"] = torch.zeros(2, dtype=torch.complex64)
     mine.put(bad, lambda path: None)
@@ -187,7 +187,7 @@ def test_killed_between_two_renames(made, tmp_path):
     whole.rename(tmp_path / ".model_epoch_001.old")
     (tmp_path / ".model_epoch_003.gone").mkdir()
     commit(tmp_path, made(2)).rename(tmp_path / ".model_epoch_001.partial")
-    Shelf(tmp_path, TrainConfig()).close()
+    CheckpointWriter(tmp_path, TrainConfig()).close()
     assert names(tmp_path) == ["model_epoch_001"] and newest(tmp_path)[1].global_step == 1
 
 

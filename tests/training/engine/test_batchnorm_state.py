@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from radioplat.training.engine.batchnorm_state import RunningState
+from radioplat.training.engine.batchnorm_state import BatchNormStatistics
 
 
 def batches(count: int, seed: int = 0) -> list[torch.Tensor]:
@@ -26,9 +26,8 @@ def buffers(layer: nn.Module) -> torch.Tensor:
     return torch.stack([layer.running_mean, layer.running_var])
 
 
-def step(running: RunningState, layer: nn.Module, micro_batches: list[torch.Tensor], commit: bool = True) -> None:
+def step(running: BatchNormStatistics, layer: nn.Module, micro_batches: list, commit: bool = True) -> None:
     for batch in micro_batches:
-        running.micro_batch(True)
         layer(batch)
     running.step(commit)
 
@@ -36,7 +35,7 @@ def step(running: RunningState, layer: nn.Module, micro_batches: list[torch.Tens
 @pytest.mark.parametrize("momentum", [0.1, 0.5])
 def test_closed_form_over_several_steps(momentum):
     layer = nn.BatchNorm2d(3, momentum=momentum)
-    running, expected = RunningState(layer), buffers(layer).clone()
+    running, expected = BatchNormStatistics(layer), buffers(layer).clone()
     for start in range(3):
         micro_batches = batches(4, start)
         step(running, layer, micro_batches)
@@ -50,14 +49,14 @@ def test_closed_form_over_several_steps(momentum):
 @given(st.permutations(range(6)), st.lists(st.booleans(), min_size=6, max_size=6))
 def test_the_order_of_micro_batches_and_padding_change_nothing(order, pad):
     layers = [nn.BatchNorm2d(3) for _ in range(2)]
-    first, second = (RunningState(layer) for layer in layers)
+    first, second = (BatchNormStatistics(layer) for layer in layers)
     micro_batches = batches(6)
     step(first, layers[0], micro_batches)
     for place, padded in zip(order, pad, strict=True):
         if padded:  # its pixels may be anything
-            second.micro_batch(False)
+            second.counting = False
             layers[1](torch.full((6, 3, 2, 2), float("nan")))
-        second.micro_batch(True)
+        second.counting = True
         layers[1](micro_batches[place])
     second.step()
     torch.testing.assert_close(buffers(layers[1]), buffers(layers[0]))
@@ -66,7 +65,7 @@ def test_the_order_of_micro_batches_and_padding_change_nothing(order, pad):
 
 def test_one_micro_batch_is_what_torch_does():
     ours, plain = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-    running = RunningState(ours)
+    running = BatchNormStatistics(ours)
     for batch in batches(3):
         step(running, ours, [batch])
         plain(batch)
@@ -77,9 +76,9 @@ def test_one_micro_batch_is_what_torch_does():
 def test_backward_is_torchs(kind):
     torch.manual_seed(0)
     ours, plain = kind(3), kind(3)
-    running, inputs = RunningState(ours), [torch.randn(6, 3, *[2] * (kind is nn.BatchNorm2d) * 2) for _ in range(2)]
+    BatchNormStatistics(ours)
+    inputs = [torch.randn(6, 3, *[2] * (kind is nn.BatchNorm2d) * 2) for _ in range(2)]
     for layer in (ours, plain):
-        running.micro_batch(True)
         sum(layer(x).pow(3).sum() for x in inputs).backward()
     assert float(plain.weight.grad.norm()) > 1
     assert torch.equal(ours.weight.grad, plain.weight.grad) and torch.equal(ours.bias.grad, plain.bias.grad)
@@ -87,7 +86,7 @@ def test_backward_is_torchs(kind):
 
 def test_a_cumulative_average():
     ours, plain = nn.BatchNorm2d(3, momentum=None), nn.BatchNorm2d(3, momentum=None)
-    running = RunningState(ours)
+    running = BatchNormStatistics(ours)
     for batch in batches(4):
         step(running, ours, [batch])
         plain(batch)
@@ -96,16 +95,16 @@ def test_a_cumulative_average():
 
 def test_within_a_step_the_buffers_rest():
     layer = nn.BatchNorm2d(3)
-    running, before = RunningState(layer), buffers(layer).clone()
+    BatchNormStatistics(layer)
+    before = buffers(layer).clone()
     for batch in batches(2):
-        running.micro_batch(True)
         layer(batch)
         assert torch.equal(buffers(layer), before) and int(layer.num_batches_tracked) == 0
 
 
 def test_a_skipped_step_leaves_no_trace():
     layers = [nn.BatchNorm2d(3) for _ in range(2)]
-    quiet, skipping = (RunningState(layer) for layer in layers)
+    quiet, skipping = (BatchNormStatistics(layer) for layer in layers)
     before = buffers(layers[1]).clone()
     step(skipping, layers[1], [torch.full((6, 3, 2, 2), float("nan")), *batches(1, 9)], commit=False)
     assert torch.equal(buffers(layers[1]), before)
@@ -116,9 +115,8 @@ def test_a_skipped_step_leaves_no_trace():
 
 def test_layers_that_did_not_run_do_not_move():
     module = nn.ModuleDict({"used": nn.BatchNorm2d(3), "unused": nn.BatchNorm2d(3), "frozen": nn.BatchNorm2d(3).eval()})
-    running = RunningState(module)
+    running = BatchNormStatistics(module)
     for batch in batches(2):
-        running.micro_batch(True)
         module["frozen"](module["used"](batch))
     running.step()
     for name in ("unused", "frozen"):
@@ -128,9 +126,8 @@ def test_layers_that_did_not_run_do_not_move():
 
 def test_recomputation_in_backward_does_not_count_twice():
     layer = nn.BatchNorm2d(3)
-    running, micro_batches = RunningState(layer), batches(2)
+    running, micro_batches = BatchNormStatistics(layer), batches(2)
     for batch in micro_batches:
-        running.micro_batch(True)
         checkpoint(layer, batch.requires_grad_(), use_reentrant=False).sum().backward()
     running.step()
     mean = torch.stack([statistics(b.detach()) for b in micro_batches]).mean(0)
@@ -139,13 +136,13 @@ def test_recomputation_in_backward_does_not_count_twice():
 
 def test_bf16_buffers_do_not_wear_the_values_down():
     layer = nn.BatchNorm2d(3)
-    running = RunningState(nn.ModuleDict({"bn": layer}))
+    running = BatchNormStatistics(nn.ModuleDict({"bn": layer}))
     layer.bfloat16()
     running.sync()
     for start in range(40):
         step(running, layer, [batch.bfloat16() for batch in batches(1, start % 2)])
     mean = torch.stack([statistics(batches(1, s)[0].bfloat16().float()) for s in range(2)]).mean(0)
-    exact = running.exact()
+    exact = running.state_dict()
     assert exact["bn.running_mean"].dtype is torch.float32
     found = torch.stack([exact["bn.running_mean"], exact["bn.running_var"]])
     torch.testing.assert_close(found, mean, rtol=5e-2, atol=5e-2)
@@ -156,18 +153,17 @@ def test_sync_keeps_the_exact_values_or_takes_new_ones():
     layer = nn.BatchNorm2d(3)
     with torch.no_grad():
         layer.running_mean.copy_(torch.tensor([0.1, 0.2, 0.3]))
-    running = RunningState(nn.Sequential(layer))
+    running = BatchNormStatistics(nn.Sequential(layer))
     layer.bfloat16()
     running.sync()
-    assert torch.equal(running.exact()["0.running_mean"], torch.tensor([0.1, 0.2, 0.3]))
+    assert torch.equal(running.state_dict()["0.running_mean"], torch.tensor([0.1, 0.2, 0.3]))
     layer.running_mean.fill_(2.0)
     running.sync()
-    assert torch.equal(running.exact()["0.running_mean"], torch.full((3,), 2.0))
+    assert torch.equal(running.state_dict()["0.running_mean"], torch.full((3,), 2.0))
 
 
 def test_no_batch_norm_at_all():
-    running = RunningState(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)))
-    running.micro_batch(True)
+    running = BatchNormStatistics(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)))
     running.step()
     running.sync()
-    assert running.exact() == {}
+    assert running.state_dict() == {}

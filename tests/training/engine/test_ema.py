@@ -17,7 +17,7 @@ from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.checkpoints.checkpoint import OPTIMIZER, RunState, commit, newest, snapshot
 from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.batchnorm_state import RunningState
+from radioplat.training.engine.batchnorm_state import BatchNormStatistics
 from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.engine.ema import Ema
 
@@ -52,36 +52,35 @@ class Run:
         self.module = Tiny()
         if begin:
             self.module.load_state_dict({**self.module.state_dict(), **begin["weights"]}, strict=True)
-        self.running = RunningState(self.module)
+        self.running = BatchNormStatistics(self.module)
         self.engine = build_engine(self.module, spec, 1)
         if begin:
             state = {**begin["weights"], **begin["moments"]}
             deepspeed_compat.load_full_state(self.engine, self.names, self.moments, state, steps)
         self.running.sync()
-        self.ema = Ema(self.engine, self.names, self.running.exact(), DECAY)
+        self.ema = Ema(self.engine, self.names, self.running.state_dict, DECAY)
         if begin:
-            self.ema.load(begin["average"])
+            self.ema.load_state_dict(begin["average"])
 
     @property
     def names(self) -> dict[str, nn.Parameter]:
         return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
 
     def step(self, step: int) -> None:
-        self.running.micro_batch(True)
         loss = self.engine(torch.randn(5, 6, generator=torch.Generator().manual_seed(step)))
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss)
         self.engine.step()
         self.running.step()
-        self.ema.step(self.running.exact())
+        self.ema.step()
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
         weights = {k: v for k, v in whole.items() if k in self.names}
         counts = {k: v.clone() for k, v in self.module.state_dict().items() if "num_batches" in k}
-        exact = {k: v.clone() for k, v in self.running.exact().items()}
+        exact = {k: v.clone() for k, v in self.running.state_dict().items()}
         moments = {k: v for k, v in whole.items() if k not in self.names}
-        return {"weights": {**weights, **exact, **counts}, "moments": moments, "average": self.ema.whole()}
+        return {"weights": {**weights, **exact, **counts}, "moments": moments, "average": self.ema.state_dict()}
 
 
 def assert_same(found: dict, expected: dict) -> None:
@@ -99,11 +98,11 @@ def test_closed_form(precision, stage):
     run = Run(precision, stage, "adamw")
     seen = [run.state()["weights"]]
     expected = {"average": {n: v for n, v in seen[0].items() if n in run.names or "running" in n}}
-    assert_same({"average": run.ema.whole()}, expected)
+    assert_same({"average": run.ema.state_dict()}, expected)
     for step in range(4):
         run.step(step)
         seen.append(run.state()["weights"])
-    found = run.ema.whole()
+    found = run.ema.state_dict()
     assert set(found) == set(run.names) | {"body.1.running_mean", "body.1.running_var"}
     for name, value in found.items():
         shares = [DECAY**4, *((1 - DECAY) * DECAY ** (3 - i) for i in range(4))]
@@ -145,12 +144,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(precision, stage, optimizer):
 def test_looking_at_the_average_before_the_first_step_disturbs_nothing(stage):
     quiet, looked = Run("fp32", stage, "adamw"), Run("fp32", stage, "adamw")
     before = looked.state()
-    looked.ema.load(before["average"])
+    looked.ema.load_state_dict(before["average"])
     assert not before["moments"] and not looked.state()["moments"]
     for step in range(2):
         quiet.step(step)
         looked.step(step)
-        looked.ema.whole()
+        looked.ema.state_dict()
     assert_same(looked.state(), quiet.state())
 
 
@@ -164,7 +163,7 @@ def folder(tmp_path):
     student = Student(ARCHITECTURE)
     average = {n: p.detach() + 1 for n, p in student.named_parameters()}
     parts = (student, student.state_dict(), {}, RunState(3))
-    return commit(tmp_path, snapshot("model_epoch_001", *parts, average=average))
+    return commit(tmp_path, snapshot("model_epoch_001", *parts, {EMA_FILE: (average, {})}))
 
 
 def test_a_checkpoint_holds_both(folder):
@@ -189,7 +188,7 @@ def test_a_damaged_average_is_a_damaged_checkpoint(folder):
 
 def test_without_an_average(tmp_path):
     student = Student(ARCHITECTURE)
-    made = commit(tmp_path, snapshot("model_epoch_001", student, student.state_dict(), {}, RunState(), average={}))
+    made = commit(tmp_path, snapshot("model_epoch_001", student, student.state_dict(), {}, RunState()))
     assert not has_average(made) and read_average(made) == {}
     assert dataclasses.asdict(load_student(made).architecture) == dataclasses.asdict(student.architecture)
     with pytest.raises(WeightsError, match="has no EMA") as caught:

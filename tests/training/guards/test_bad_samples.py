@@ -13,6 +13,8 @@ from radioplat.errors import DataError
 from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.training.guards import bad_samples
 from radioplat.training.guards.bad_samples import BadSamples
+from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.watch.phases import Phases
 
 SIZE = 64
 
@@ -26,15 +28,16 @@ def bad(tmp_path, monkeypatch) -> BadSamples:
     for number in range(SIZE):
         Image.new("RGB", (32, 32)).save(tmp_path / "images" / f"{number:02d}.png")
     split = SplitConfig(images_dir=str(tmp_path / "images"))
-    return BadSamples(build_index(split, "d", tmp_path / "i", max_pixels=10**9), 0.05, torch.device("cpu"))
+    return BadSamples(build_index(split, "d", tmp_path / "i", max_pixels=10**9), 0.05, torch.device("cpu"), Phases())
 
 
 def step(bad: BadSamples, number: int, unreadable: int, size: int = SIZE) -> None:
     """``unreadable`` of ``size`` samples."""
     ids = np.arange(size)
     weight = (ids >= unreadable).astype(np.float32)
-    bad.see(Batch(0, {}, ids, ids, weight, ids, dict.fromkeys(range(unreadable), "corrupt_image: torn")))
-    bad.judge(number)
+    faults = dict.fromkeys(range(unreadable), "corrupt_image: torn")
+    bad.end_micro_batch(number, Batch(0, {}, ids, ids, weight, ids, faults))
+    bad.end_step(StepRecord(number, 0.1))
 
 
 def test_late_in_a_run_a_burst_ends_it_as_soon_as_early(bad):

@@ -1,6 +1,8 @@
-"""What a NaN in a loss leads to, by policy."""
+"""What a NaN in a loss leads to, by policy; and a step without weight."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.train import NonFinitePolicy, TrainConfig
 from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRecord
 
 SPEC = load_spec({"distill": {"loss_type": "CS", "teacher": [{"name": "a"}, {"name": "b"}]}})
 ARCHITECTURE = StudentArchitecture("test_resnet", heads=(HeadArchitecture("a", 4), HeadArchitecture("b", 4)))
@@ -46,28 +49,38 @@ def losses(a: float = 1.0, b: float = 1.0) -> dict[str, torch.Tensor]:
     return {"loss": sum(terms.values()), **terms}
 
 
+def passes(it: NonFiniteGuard, step: int, batch: Batch, values: dict, last: bool = False) -> bool:
+    """One micro-batch of the present step."""
+    it.begin_micro_batch(step, batch)
+    return it.losses(step, batch, values, last) == CONTINUE
+
+
+def ended(it: NonFiniteGuard, step: int, decision: StepDecision = CONTINUE, moved: bool = False) -> None:
+    it.end_step(StepRecord(step, 0.1, decision=decision, moved=moved))
+
+
 def test_finite_losses_pass(guard):
     it = guard("fail")
-    it.begin_step()
-    assert it.check(0, batch(1, 2), losses(1e30)) and not it.tripped and it.events == []
+    assert passes(it, 0, batch(1, 2), losses(1e30)) and not it.tripped and it.terms == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_it_trips_and_remembers_the_samples(guard, bad):
+def test_it_trips_and_names_the_terms_of_the_micro_batch(guard, bad):
     it = guard()
-    it.begin_step()
-    assert it.check(7, batch(1, 2), losses())
-    assert not it.check(7, batch(3, 4), losses(a=bad)) and it.tripped
-    assert (7, "loss/a/summary", [3, 4]) in it.events and (7, "loss", [3, 4]) in it.events
-    assert not any(term == "loss/b/summary" for _, term, _ in it.events)
-    it.begin_step()
+    it.begin_step(7)
+    assert passes(it, 7, batch(1, 2), losses())
+    assert not passes(it, 7, batch(3, 4), losses(a=bad)) and it.tripped
+    assert it.terms == ["loss", "loss/a/summary"]
+    it.begin_micro_batch(7, batch(5))  # taken from the stream, not looked at
+    assert it.terms == []
+    it.begin_step(8)
     assert not it.tripped
 
 
 def trip(it: NonFiniteGuard, step: int, **values: float) -> None:
-    it.begin_step()
-    it.check(step, batch(5), losses(**values))
-    it.decide(step)
+    it.begin_step(step)
+    assert not passes(it, step, batch(5), losses(**values))
+    ended(it, step, StepDecision("not finite"))
 
 
 NAN = float("nan")
@@ -77,7 +90,8 @@ def test_skip_step_goes_on_until_too_many_in_a_row(guard):
     it = guard("skip_step", limit=3)
     trip(it, 0, a=NAN)
     trip(it, 1, a=NAN)
-    it.passed()
+    it.begin_step(2)
+    ended(it, 2, moved=True)
     trip(it, 3, a=NAN)
     trip(it, 4, a=NAN)
     with pytest.raises(TrainingError, match="3 steps in a row.*step 5.*loss/a/summary") as caught:
@@ -87,13 +101,11 @@ def test_skip_step_goes_on_until_too_many_in_a_row(guard):
 
 def test_gradients_that_overflow_end_the_run_when_it_does_not_stop(guard):
     it = guard("skip_step", limit=3)
-    it.overflowed(0)
-    it.overflowed(1)
-    it.passed()
-    it.overflowed(3)
-    it.overflowed(4)
+    for step, moved in enumerate((False, False, True, False, False)):
+        it.begin_step(step)
+        ended(it, step, moved=moved)
     with pytest.raises(TrainingError, match="gradients of 3 steps in a row.*step 5") as caught:
-        it.overflowed(5)
+        ended(it, 5)
     assert caught.value.problems[0].where == "train.max_non_finite_steps"
 
 
@@ -115,24 +127,40 @@ def test_quarantine_takes_the_teacher_out_and_ends_with_the_last(guard):
 @pytest.mark.parametrize("policy", ["skip_step", "quarantine_teacher"])
 def test_training_on_labels_has_no_teacher_to_take_out(policy, student):
     guard = NonFiniteGuard(TrainConfig(non_finite=NonFinitePolicy(policy)), ClassifyObjective(student, "224"))
-    guard.begin_step()
-    assert not guard.check(0, batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)})
-    guard.decide(0)
+    guard.begin_step(0)
+    assert not passes(guard, 0, batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)})
+    ended(guard, 0, StepDecision("not finite"))
 
 
 def test_a_penalty_is_no_teacher(guard):
     it = guard("quarantine_teacher")
-    it.begin_step()
-    assert not it.check(0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
-    it.decide(0)
+    it.begin_step(0)
+    assert not passes(it, 0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
+    ended(it, 0, StepDecision("not finite"))
     assert it._objective.quarantined == {"b"}
 
 
 def test_weight_of_any_micro_batch_counts_for_the_step(guard):
     it, ids = guard(), np.arange(2)
     empty = Batch(0, {}, ids, ids, np.zeros(2, np.float32), ids)
-    it.begin_step()
-    assert it.check(0, empty, losses()) and not it.has_weight
-    assert it.check(0, batch(1, 2), losses()) and it.check(0, empty, losses()) and it.has_weight
-    it.begin_step()
+    it.begin_step(0)
+    assert passes(it, 0, empty, losses()) and not it.has_weight
+    assert passes(it, 0, batch(1, 2), losses()) and passes(it, 0, empty, losses(), last=True) and it.has_weight
+    it.begin_step(1)
     assert not it.has_weight
+
+
+def test_a_step_without_weight_is_skipped_and_such_steps_in_a_row_are_counted(guard):
+    it, ids = guard(), np.arange(2)
+    empty = Batch(0, {}, ids, ids, np.zeros(2, np.float32), ids)
+    for step, expected in enumerate(("none of its samples has weight", "none .* weight \\(2 such steps in a row\\)")):
+        it.begin_step(step)
+        assert it.losses(step, empty, losses(), last=False) == CONTINUE
+        decision = it.losses(step, empty, losses(), last=True)
+        assert re.fullmatch(expected, decision.skip)
+        ended(it, step, decision)
+    it.begin_step(2)
+    assert passes(it, 2, batch(1), losses(), last=True)
+    ended(it, 2, moved=True)
+    it.begin_step(3)
+    assert it.losses(3, empty, losses(), last=True).skip == "none of its samples has weight"

@@ -15,7 +15,6 @@ from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit, TargetNormType
-from radioplat.training.checkpoints.checkpoint import target_norm_state
 from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.targets.running import RunningNorm
 
@@ -49,7 +48,9 @@ CONFIG = TargetNormConfig(TargetNormType.phi_s, TargetNormFit.running, refresh_s
 
 
 def build(model: Student, saved: dict | None = None, start: int = 0, config: TargetNormConfig = CONFIG) -> RunningNorm:
-    return RunningNorm(model, teachers(config.type.value), config, CPU, saved or {}, start)
+    running = RunningNorm(model, teachers(config.type.value), config, CPU, start)
+    running.load_state_dict(saved or {})
+    return running
 
 
 def run(running: RunningNorm, start: int, stop: int, cut: int = 6, skipped: tuple[int, ...] = ()) -> None:
@@ -60,7 +61,7 @@ def run(running: RunningNorm, start: int, stop: int, cut: int = 6, skipped: tupl
             features = features.map(lambda t: t * float("nan"))
         for i in range(0, 6, cut):
             running.see("t", features.map(lambda t, i=i: t[i : i + cut]), torch.ones(cut))
-        running.end_step(step, commit=step not in skipped)
+        running.step(step, commit=step not in skipped)
 
 
 def buffers(model: Student) -> dict[str, torch.Tensor]:
@@ -96,8 +97,7 @@ def test_resumed_anywhere_and_cut_otherwise_it_is_the_quiet_run(kind):
     for stop in (2, 4, 7, 10):
         start = {2: 0, 4: 2, 7: 4, 10: 7}[stop]
         run(running, start, stop, cut=2)
-        saved = {**running.state(), "student.weight.exp_avg": torch.ones(2)}
-        running = build(broken, target_norm_state(saved), stop, config)
+        running = build(broken, running.state_dict(), stop, config)
     for name, value in buffers(quiet).items():
         assert torch.allclose(buffers(broken)[name], value, rtol=1e-5, atol=1e-6), name
 
@@ -106,7 +106,7 @@ def test_a_skipped_step_leaves_no_trace():
     quiet, skipping = student(), student()
     first, second = build(quiet), build(skipping)
     run(first, 0, 2)
-    first.end_step(2, commit=True)
+    first.step(2, commit=True)
     run(second, 0, 3, skipped=(2,))
     for name, value in buffers(quiet).items():
         assert torch.equal(buffers(skipping)[name], value), name
@@ -117,7 +117,7 @@ def test_without_it_nothing_is_kept():
     before = buffers(model)
     running = build(model, config=dataclasses.replace(CONFIG, fit=TargetNormFit.before))
     run(running, 0, 4)
-    assert running.state() == {}
+    assert running.state_dict() == {}
     assert all(torch.equal(buffers(model)[k], v) for k, v in before.items())
 
 
@@ -144,7 +144,7 @@ def test_a_deepspeed_engine_keeps_transforms_in_fp32_and_learns_in_their_space(p
         engine.backward(losses[-1]["loss"])
         engine.step()
         running.see("t", features, torch.ones(6))
-        running.end_step(step, commit=True)
+        running.step(step, commit=True)
     assert 0.5 < float(losses[0]["loss/t/spatial"]) < 3
     assert float(losses[-1]["loss/t/spatial"]) < float(losses[0]["loss/t/spatial"])
     after = buffers(model)

@@ -182,13 +182,13 @@ def test_the_pulse_says_where_a_rank_is(tmp_path):
     phases.at(4, 2)
     dog = Watchdog(phases, tmp_path, 3, 0, 1, 2.0, print, print, end=lambda code: None)
     with phases(DATA):
-        deadline, pulse = time.monotonic() + 10, {}
-        while pulse.get("phase") != DATA and time.monotonic() < deadline:
+        deadline, status = time.monotonic() + 10, {}
+        while status.get("phase") != DATA and time.monotonic() < deadline:
             time.sleep(0.1)
-            pulse = json.loads((attempt_folder(tmp_path, 3) / "pulse_0.json").read_text())
+            status = json.loads((attempt_folder(tmp_path, 3) / "pulse_0.json").read_text())
     dog.close()
-    assert (pulse["rank"], pulse["step"], pulse["micro_batch"], pulse["phase"]) == (0, 4, 2, DATA)
-    assert pulse["process"] == os.getpid()
+    assert (status["rank"], status["step"], status["micro_batch"], status["phase"]) == (0, 4, 2, DATA)
+    assert status["process"] == os.getpid()
 
 
 def test_each_second_belongs_to_one_phase():

@@ -11,6 +11,22 @@ from radioplat.common import collectives
 from radioplat.teachers.serving.packed_features import Packed
 
 
+@dataclass(frozen=True)
+class StepDecision:
+    """Whether a step may move the weights; equal on all ranks.
+
+    Attributes:
+        skip: why it may not, for people; empty: it may.
+        reason: the same as one word, for the ledger's rejected samples.
+    """
+
+    skip: str = ""
+    reason: str = "skipped_step"
+
+
+CONTINUE = StepDecision()
+
+
 @dataclass
 class StepRecord:
     """The figures of one step.
@@ -22,6 +38,9 @@ class StepRecord:
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
+        decision: whether the step may move the weights.
+        moved: whether it has; not where its gradients were not finite.
+        figures: those of the hooks, by name.
     """
 
     step: int
@@ -34,8 +53,14 @@ class StepRecord:
     wait_data: float = 0.0
     wait_teachers: float = 0.0
     seconds: float = 0.0
-    skipped: bool = False
-    skipped_for: str = "a loss term was not finite"
+    decision: StepDecision = CONTINUE
+    moved: bool = False
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a hook decided that the weights must not move."""
+        return bool(self.decision.skip)
 
     def add(self, losses: dict[str, torch.Tensor], share: float = 1.0) -> None:
         """Add the terms of a real micro-batch, or of a piece that is ``share`` of one."""
@@ -54,9 +79,8 @@ class StepRecord:
     def _waits(self) -> tuple[float, float]:
         return self.wait_data, self.wait_teachers
 
-    def reduce(self, micro_batches: int, device: torch.device, skipped: bool) -> None:
+    def reduce(self, micro_batches: int, device: torch.device) -> None:
         """Means over the global batch; every rank calls this."""
-        self.skipped = skipped
         # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
         known = collectives.gather_objects(
             (list(self.values), list(self.teacher_seconds), list(self.cached), self._waits())
@@ -75,7 +99,7 @@ class StepRecord:
             device="cpu" if device.type == "cpu" else device,
         )
         packed = collectives.total(packed).tolist()
-        self.values = {} if skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
+        self.values = {} if self.skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
         packed = packed[len(names) :]
         self.teacher_seconds = dict(zip(teachers, packed, strict=False))
         counts = map(int, packed[len(teachers) :])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from radioplat.data.batch import Batch
 from radioplat.losses.base.criterion import Pointwise
 from radioplat.losses.terms.angle import Angle
 from radioplat.losses.terms.feature import mse
 from radioplat.losses.terms.tangent_sphere import TangentSphere
 from radioplat.losses.weighting.balance import TeacherBalance
-from radioplat.objectives.loss_state import LossState
 from radioplat.spec.schema.distill import Balance
+from radioplat.training.engine.loss_statistics import LossStatistics
 
 D, STEPS, MICRO = 6, 4, 3
 
@@ -47,14 +49,22 @@ def micro_batch(step: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
     return 1 + torch.randn(3, D, generator=generator), weight
 
 
-def run_steps(rank: int, world: int, losses: Losses | None = None, start: int = 0, stop: int = STEPS) -> LossState:
+def batch(real: bool) -> Batch:
+    """A micro-batch, or padding."""
+    ids = np.arange(3)
+    return Batch(0 if real else -1, {}, ids, ids, np.ones(3, np.float32), ids)
+
+
+def run_steps(
+    rank: int, world: int, losses: Losses | None = None, start: int = 0, stop: int = STEPS
+) -> LossStatistics:
     """The steps as ``world`` ranks share them, padded to the same number, one step skipped."""
     losses = losses or Losses()
-    state = LossState(losses)
+    state = LossStatistics(losses)
     for step in range(start, stop):
         for turn in range(-(-MICRO // world)):
             place = turn * world + rank
-            state.micro_batch(place < MICRO)
+            state.begin_micro_batch(step, batch(place < MICRO))
             losses(*micro_batch(step, place))
         state.step(commit=step != 1)
     return state
@@ -65,5 +75,5 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    torch.save(run_steps(rank, dist.get_world_size()).tensors(), folder / f"{rank}.pt")
+    torch.save(run_steps(rank, dist.get_world_size()).state_dict(), folder / f"{rank}.pt")
     dist.destroy_process_group()

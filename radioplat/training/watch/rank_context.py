@@ -1,4 +1,4 @@
-"""Where a worker sits."""
+"""The place of a training worker among the others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where a worker sits; ``on_cluster``: in a process of Ray's, which is its own."""
+class RankContext:
+    """Rank, world size and device of a worker; ``on_cluster``: its process is started by Ray and runs nothing else."""
 
     rank: int
     world_size: int

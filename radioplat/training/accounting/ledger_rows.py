@@ -1,0 +1,54 @@
+"""Writes the samples of each step into the run's ledger."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radioplat.data.batch import Batch
+from radioplat.data.ledger.ledger import Ledger
+from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
+
+
+class LedgerRows(StepHook):
+    """Records each micro-batch as consumed, and those of a skipped step as rejected as well, with the reason.
+
+    Args:
+        guard: names the terms that were not finite.
+    """
+
+    name = "ledger"
+
+    def __init__(self, ledger: Ledger, rank: int, guard: NonFiniteGuard) -> None:
+        self._ledger, self._rank, self._guard = ledger, rank, guard
+        self._step: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
+
+    def begin_step(self, step: int) -> None:
+        """Forget the last step."""
+        self._step = []
+
+    def end_micro_batch(self, step: int, batch: Batch) -> None:
+        """Record it."""
+        self._ledger.record(step, batch)
+        self._step.append((batch.position, batch.sample_id, ", ".join(self._guard.terms)))
+
+    def end_step(self, record: StepRecord) -> None:
+        """Reject the step's samples if it was skipped."""
+        for positions, ids, terms in self._step if record.skipped else ():
+            reason = f"non_finite: {terms}" if terms else record.decision.reason
+            self._ledger.rejected(record.step, self._rank, positions, ids, [reason] * len(ids))
+
+    def taken_back(self, trail: list[tuple[int, np.ndarray, np.ndarray]], first: int) -> None:
+        """Reject the samples of the steps from ``first`` on, which a roll-back leaves out; a roll-back's ``trail``."""
+        for step, positions, ids in trail:
+            if step >= first:
+                self._ledger.rejected(step, self._rank, positions, ids, ["rolled_back"] * len(ids))
+
+    def flush(self) -> OSError | None:
+        """Put all rows on disk; returns the error if that fails, and keeps the rows for the next time."""
+        try:
+            self._ledger.flush()
+        except OSError as error:
+            return error
+        return None

@@ -1,0 +1,1 @@
+"""Step hooks: what follows the steps of a run, in one ordered list; also users' own."""

@@ -1,0 +1,151 @@
+"""One optimizer step of one rank: its micro-batches through the engine, with the hooks around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.design.run import Run
+from radioplat.design.stages import schedule_at
+from radioplat.errors import TrainingError
+from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.objectives.objective import Objective, StepContext
+from radioplat.objectives.pieces import in_pieces
+from radioplat.optim.optimizer import set_rates
+from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.deepspeed_engine import arithmetic
+from radioplat.training.feed.feeder import Fed
+from radioplat.training.feed.micro_batches import MicroBatches
+from radioplat.training.guards import out_of_memory
+from radioplat.training.hooks.step_hook import StepHooks
+from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.watch.phases import COLLECTIVE, DATA, Phases
+from radioplat.training.watch.rank_context import RankContext
+
+
+class OptimizerStep:
+    """Takes steps; the same on every rank.
+
+    Args:
+        engine: DeepSpeed's, around ``objective``.
+        halvings: how often each micro-batch is halved for want of memory.
+        attempt: number of this start, for the record of an out-of-memory.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        context: RankContext,
+        objective: Objective,
+        engine: Any,  # noqa: ANN401
+        hooks: StepHooks,
+        batches: MicroBatches,
+        phases: Phases,
+        halvings: int,
+        attempt: int,
+    ) -> None:
+        self._run, self._context, self._schedule = run, context, run.micro_batch_schedule(context.world_size)
+        self._objective, self._engine, self._hooks, self._batches = objective, engine, hooks, batches
+        self._phases, self._halvings, self._attempt = phases, halvings, attempt
+
+    def __call__(self, step: int, feed: Iterator[Fed]) -> StepRecord:
+        """Take global ``step`` on the micro-batches that ``feed`` yields; returns its record, of all ranks.
+
+        Raises:
+            TrainingError: the stream ended, or had other samples than the order; or a hook ends the run.
+            OutOfMemory: on this rank alone.
+        """
+        begin = time.perf_counter()
+        record = StepRecord(step, self._set_learning_rate(step))
+        expected = self._schedule.of_rank(step, self._context.rank)
+        self._hooks.begin_step(step)
+        feed = self._begin_objective(step, feed, len(expected))
+        for place, number in enumerate(expected):
+            self._phases.at(step, place)
+            waited = time.perf_counter()
+            with self._phases(DATA):
+                batch, answers = _next(step, feed)
+            record.wait_data += time.perf_counter() - waited
+            micro = self._batches.micro_batch(step, number, batch, answers, record)
+            record.wait += time.perf_counter() - waited
+            self._hooks.begin_micro_batch(step, batch)
+            # Once the step is to be skipped, its micro-batches are still taken from the stream.
+            if not record.skipped:
+                self._seed_draws(step, place * self._context.world_size + self._context.rank)
+                self._learn(batch, micro, record, last=place == len(expected) - 1)
+            if batch.micro_batch >= 0:
+                self._hooks.end_micro_batch(step, batch)
+        if record.skipped:
+            deepspeed_compat.discard_gradients(self._engine)
+        else:
+            # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight. The
+            # samples of such a step, an fp16 overflow's too, are consumed all the same.
+            record.moved = self._engine.was_step_applied()
+        self._hooks.end_step(record)
+        record.seconds = time.perf_counter() - begin
+        with self._phases(COLLECTIVE):
+            record.reduce(self._run.micro_batches, self._context.device)
+        self._hooks.after_step(record)
+        return record
+
+    def _begin_objective(self, step: int, feed: Iterator[Fed], count: int) -> Iterator[Fed]:
+        """Call the objective's ``begin_step``, with the step's ``count`` micro-batches if it needs them.
+
+        Returns:
+            All of ``feed``, those micro-batches included.
+        """
+        arrived: list[Fed] = []
+        if self._objective.needs_whole_step:
+            with self._phases(DATA):
+                arrived = [_next(step, feed) for _ in range(count)]
+        with self._phases(COLLECTIVE):
+            self._objective.begin_step(StepContext(step, [batch for batch, _ in arrived]))
+        return chain(arrived, feed)
+
+    def _learn(self, batch: Batch, micro: MicroBatch, record: StepRecord, last: bool) -> None:
+        """Forward and backward, and the weights' move after the ``last`` micro-batch, unless a hook skips the step."""
+        run, engine, step = self._run, self._engine, record.step
+        real = batch.micro_batch >= 0
+        scale = self._context.world_size * self._schedule.per_rank / run.micro_batches if real else 0.0
+        with out_of_memory.watched(run.folder, run.spec, self._halvings, self._attempt, step):
+            pieces = in_pieces(micro, 2**self._halvings)
+            for number, (share, piece) in enumerate(pieces):
+                ends = last and number == len(pieces) - 1
+                with arithmetic(run.spec, self._context.device):
+                    losses = engine(piece)
+                with self._phases(COLLECTIVE):
+                    record.decision = self._hooks.losses(step, batch, losses, ends)
+                if record.skipped:
+                    return
+                if real:
+                    record.add(losses, share)
+                engine.set_gradient_accumulation_boundary(ends)
+                engine.backward(losses["loss"] * (scale * share))
+                if ends:
+                    with self._phases(COLLECTIVE):
+                        record.decision = self._hooks.before_update(record)
+                    if record.skipped:
+                        return
+                engine.step()
+
+    def _set_learning_rate(self, step: int) -> float:
+        schedule = schedule_at(self._run.spec, step, self._run.total_steps)
+        return set_rates(self._engine.optimizer.param_groups, *schedule, self._run.steps_per_epoch)
+
+    def _seed_draws(self, step: int, micro_batch: int) -> None:
+        """Every draw of a forward (CPE, DropPath) follows from seed, step and micro-batch; nothing is carried."""
+        key = np.random.SeedSequence([self._run.spec.train.seed, step, micro_batch])
+        torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
+
+
+def _next(step: int, feed: Iterator[Fed]) -> Fed:
+    try:
+        return next(feed)
+    except StopIteration:
+        raise TrainingError(f"step {step}: the stream of samples ended too early", where="data") from None

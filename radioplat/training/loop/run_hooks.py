@@ -1,0 +1,97 @@
+"""The step hooks of a run, in the order in which they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from radioplat.data.ledger.ledger import Ledger
+from radioplat.data.loading.run_data import RunData
+from radioplat.design.run import Run
+from radioplat.models.modifiers import spectral
+from radioplat.objectives.objective import Objective
+from radioplat.training.accounting.ledger_rows import LedgerRows
+from radioplat.training.accounting.reporter import Reporter
+from radioplat.training.checkpoints.persistence import trainable
+from radioplat.training.checkpoints.run_state import RunState
+from radioplat.training.engine.batchnorm_state import BatchNormStatistics
+from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.loss_statistics import LossStatistics
+from radioplat.training.guards.bad_samples import BadSamples
+from radioplat.training.guards.loss_spikes import SpikeGuard
+from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.hooks.own_hook import HookContext, OwnHook
+from radioplat.training.hooks.step_hook import StepHook, StepHooks
+from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.targets.running import RunningNorm
+from radioplat.training.watch.phases import Phases
+from radioplat.training.watch.rank_context import RankContext
+
+
+class SpectralVectors(StepHook):
+    """One iteration of the power method for each reparametrized matrix, after each step that was not skipped."""
+
+    name = "spectral"
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+
+    def end_step(self, record: StepRecord) -> None:
+        """See the class."""
+        if not record.skipped:
+            spectral.follow(self._objective)
+
+
+class RunHooks(StepHooks):
+    """All hooks of a run on this rank; the loop uses some of them by name.
+
+    Args:
+        objective: with the checkpoint's weights, before an engine has it.
+        data: of the run.
+        state: where the run stands.
+        outer: hooks that outlive a roll-back, called after those made here.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        context: RankContext,
+        objective: Objective,
+        data: RunData,
+        state: RunState,
+        phases: Phases,
+        outer: Sequence[StepHook],
+    ) -> None:
+        spec, device, start = run.spec, context.device, state.global_step
+        self.non_finite = NonFiniteGuard(spec.train, objective)
+        hook_context = HookContext(spec, objective, context.rank, context.world_size, device, run.folder)
+        own = [OwnHook(path, f"train.hooks[{i}]", hook_context) for i, path in enumerate(spec.train.hooks)]
+        ledger = Ledger(run.folder / "ledger", context.rank, state.attempt)
+        self.ledger = LedgerRows(ledger, context.rank, self.non_finite)
+        self.spikes = SpikeGuard(spec.train.spike, run.micro_batches, device)
+        self.batchnorm = BatchNormStatistics(objective)
+        self.targets = RunningNorm(objective.student, run.teachers, spec.distill.target_norm, device, start)
+        self.bad_samples = BadSamples(data.index, spec.dataset.max_bad_fraction, device, phases)
+        self.reporter = Reporter(run, context.rank, start)
+        self._objective, self._decay = objective, spec.train.ema_decay if spec.train.enable_ema else None
+        followers = [SpectralVectors(objective), self.batchnorm, LossStatistics(objective), self.targets]
+        super().__init__(
+            [self.ledger, self.non_finite, self.spikes, *followers, self.bad_samples, *outer, *own, self.reporter]
+        )
+
+    def attach(self, engine: Any) -> Ema | None:  # noqa: ANN401
+        """Take up the engine, once the optimizer is restored; returns the moving average, if the run keeps one."""
+        self.batchnorm.sync()
+        if self._decay is None:
+            return None
+        ema = Ema(engine, trainable(self._objective), self._statistics, self._decay)
+        self.add_before(ema, self.bad_samples)
+        return ema
+
+    def _statistics(self) -> dict[str, torch.Tensor]:
+        """BatchNorm statistics in fp32 by the student's names."""
+        prefix = "student."
+        mine = self.batchnorm.state_dict().items()
+        return {name.removeprefix(prefix): value for name, value in mine if name.startswith(prefix)}
