@@ -98,10 +98,10 @@ class DetectObjective(Objective):
         weight = batch.weight[rows] if factor else torch.zeros_like(batch.weight[rows])
         theirs = {name: value[rows] for name, value in batch.targets[teacher.name].named.items()}
         overlap = _rows_of(batch.overlaps.get(teacher.name), rows)
-        found = self.peers[teacher.name](outputs, theirs, weight, truth, overlap)
-        losses |= {f"loss/{teacher.name}/{name}": factor * value for name, value in found.items()}
+        values = self.peers[teacher.name](outputs, theirs, weight, truth, overlap)
+        losses |= {f"loss/{teacher.name}/{name}": factor * value for name, value in values.items()}
         weights = {bound.name: bound.weight for bound in teacher.bindings}
-        return sum(weights[name] * factor * value for name, value in found.items())
+        return sum(weights[name] * factor * value for name, value in values.items())
 
     def _factor(self, targets: list[dict[str, torch.Tensor]]) -> float:
         """What makes the step's mean of a detector's losses, which are means over the objects of these images."""
@@ -145,11 +145,11 @@ def target_of(boxes: torch.Tensor, size: tuple[int, int]) -> dict[str, torch.Ten
 
 def by_kind(terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """``loss_giou``, ``loss_giou_aux_0``, ``loss_giou_dn_1``, ... added up as ``giou``."""
-    found: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
     for name, value in terms.items():
         kind = name.removeprefix("loss_").split("_")[0]
-        found[kind] = found[kind] + value if kind in found else value
-    return found
+        values[kind] = values[kind] + value if kind in values else value
+    return values
 
 
 def count_boxes(boxes: np.ndarray | None, weight: np.ndarray) -> tuple[float, float]:

@@ -73,25 +73,25 @@ class DetectorBindings(nn.Module):
             truth: of each image ``[N, 4]``, see :func:`object_mask`.
         """
         theirs = {name.removeprefix(MODULE): zero_unweighted(value.float(), weight) for name, value in theirs.items()}
-        found = {}
+        values = {}
         for bound in self.teacher.bindings:
             pair = self._queries if bound.teacher_module in QUERY_MODULES else self._maps
-            a, b, seen = pair(bound, mine, theirs, truth, overlap)
-            found[bound.name] = weighted_mean(*self.criteria[bound.name](a, b, weight, seen))
-        return found
+            a, b, visible = pair(bound, mine, theirs, truth, overlap)
+            values[bound.name] = weighted_mean(*self.criteria[bound.name](a, b, weight, visible))
+        return values
 
     def _maps(self, bound: Bound, mine, theirs, truth, overlap):
         student, teacher = mine[bound.student_module].permute(0, 2, 3, 1).float(), theirs[bound.teacher_module]
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
-        student, teacher, seen = on_common_grid(student, teacher, overlap)
+        student, teacher, visible = on_common_grid(student, teacher, overlap)
         if definition_of(bound.loss).object_mask:
             at = (theirs[name] for name in ("pred_logits", "pred_boxes", "queries", "memory.0"))
             logits, boxes, queries, memory = at
             mask = object_mask(logits, boxes, queries, memory, truth)
             mask = to_grid(mask[..., None], teacher.shape[1:3])[..., 0]
-            seen = mask if seen is None else seen * mask
-        return student, teacher, seen
+            visible = mask if visible is None else visible * mask
+        return student, teacher, visible
 
     def _queries(self, bound: Bound, mine, theirs, truth, overlap):
         own, other = (Answers(of["pred_logits"], of["pred_boxes"]) for of in (mine, theirs))
@@ -101,8 +101,8 @@ class DetectorBindings(nn.Module):
         student = select_queries(mine[bound.student_module].float(), pairs.mine)
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
-        told = select_queries(theirs[bound.teacher_module], pairs.theirs)
-        return student, told, best_class_score(select_queries(other.logits, pairs.theirs))
+        target = select_queries(theirs[bound.teacher_module], pairs.theirs)
+        return student, target, best_class_score(select_queries(other.logits, pairs.theirs))
 
 
 def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:
@@ -131,7 +131,7 @@ def binding_widths(
     with captured(detector, student_modules(teachers)) as outputs, torch.no_grad():
         detector.eval().outputs(torch.zeros(1, 3, size, size, dtype=torch.uint8))
     detector.train(training)
-    found: Widths = {}
+    widths: Widths = {}
     for teacher in teachers:
         for bound in teacher.bindings:
             mine, named = outputs.get(bound.student_module), infos[teacher.name].named
@@ -140,10 +140,10 @@ def binding_widths(
                 problems.append(Problem(why, bound.where, "Name maps on both sides, or the same of " + _LISTED))
             elif mine is not None:
                 width = mine.shape[1] if mine.ndim == 4 else mine.shape[-1]
-                found[f"{teacher.name}/{bound.name}"] = (width, theirs[-1])
+                widths[f"{teacher.name}/{bound.name}"] = (width, theirs[-1])
     if problems:
         raise SpecError(*problems)
-    return found
+    return widths
 
 
 _LISTED = f"{', '.join(QUERY_MODULES)}."

@@ -132,7 +132,7 @@ class DistillObjective(Objective):
             keep = 1.0 if keeps is None else keeps[i]
             total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
         for name, mine in parts.items():
-            self.balance.see(name, sum(part.mean() for part in mine), _seen(batch, name).sum())
+            self.balance.see(name, sum(part.mean() for part in mine), _weight_for(batch, name).sum())
         if self.classifies and self.label_weight:
             hard = label_loss(zero_unweighted(features.named["logits"].float(), batch.weight), batch.label)
             losses["loss/labels"] = weighted_mean(hard, batch.weight * (batch.label >= 0))
@@ -157,16 +157,16 @@ class DistillObjective(Objective):
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor | float:
         """The bindings of one teacher, each times its weight; puts each into ``losses`` as it is logged."""
-        weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
+        weight, factor = _weight_for(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         projections, total = self.student.heads[teacher.name].bindings, 0.0
         for bound in teacher.bindings:
             theirs = zero_unweighted(batch.targets[teacher.name].named[bound.key].float(), weight)
-            mine, seen = as_features(outputs[bound.student_module], grid), None
+            mine, visible = as_features(outputs[bound.student_module], grid), None
             mine = (projections[bound.name](mine) if bound.name in projections else mine).float()
             if mine.ndim == 4:
-                mine, theirs, seen = on_common_grid(mine, theirs, batch.overlaps.get(teacher.name))
+                mine, theirs, visible = on_common_grid(mine, theirs, batch.overlaps.get(teacher.name))
             compare = self.criteria[f"{teacher.name}/{bound.name}"]
-            value = factor * weighted_mean(*compare(mine, theirs, weight, seen))
+            value = factor * weighted_mean(*compare(mine, theirs, weight, visible))
             losses[f"loss/{teacher.name}/{bound.name}"] = value
             total = total + bound.weight * value
         return total
@@ -175,7 +175,7 @@ class DistillObjective(Objective):
         self, teacher: ResolvedTeacher, features: Features, batch: MicroBatch, losses: dict[str, torch.Tensor]
     ) -> list[_Part]:
         """The terms of one teacher; puts each into ``losses`` as it is logged."""
-        weight, factor = _seen(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
+        weight, factor = _weight_for(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         head = self.student.heads[teacher.name]
         mine = self._in_space_of(teacher, features)
         theirs = batch.targets[teacher.name].map(lambda t: zero_unweighted(t, weight))
@@ -184,12 +184,12 @@ class DistillObjective(Objective):
         parts = []
         for term in teacher.terms:
             compare = self.criteria[f"{teacher.name}/{term.name}"]
-            *pair, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
+            *pair, visible = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
             if compare.raw:
                 pair[0] = head.raw(term.kind, pair[0])
             else:
                 pair[1] = head.standardize(term.kind, pair[1])
-            values, counts = compare(*pair, weight, seen)
+            values, counts = compare(*pair, weight, visible)
             losses[f"loss/{teacher.name}/{term.name}"] = factor * weighted_mean(values, counts)
             if shared or (term.kind == "logits" and self.config.alpha):
                 values = (1 - share) * values
@@ -216,7 +216,7 @@ class DistillObjective(Objective):
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         """What a peer's own weights learn by, see :mod:`radioplat.objectives.peers`; puts each term into ``losses``."""
-        weight, name = _seen(batch, teacher.name), teacher.name
+        weight, name = _weight_for(batch, teacher.name), teacher.name
         mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
         theirs = peers[name].map(lambda t: zero_unweighted(t, weight))
         share = label_share(batch.label, self.config.alpha)
@@ -224,12 +224,12 @@ class DistillObjective(Objective):
         for term in teacher.terms:
             compare = self.criteria[f"{name}/{term.name}"]
             if term.kind == "logits":
-                others = [mine, *(said.map(torch.Tensor.detach) for other, said in peers.items() if other != name)]
+                others = [mine, *(answer.map(torch.Tensor.detach) for other, answer in peers.items() if other != name)]
                 heard = [compare(theirs.named["logits"], o.named["logits"].float(), weight) for o in others]
                 values, counts = torch.stack([values for values, _ in heard]).mean(0), heard[0][1]
             else:
-                a, b, seen = _pair(term.kind, mine, theirs, batch.overlaps.get(name))
-                values, counts = compare(b, a, weight, seen)
+                a, b, visible = _pair(term.kind, mine, theirs, batch.overlaps.get(name))
+                values, counts = compare(b, a, weight, visible)
             losses[f"loss/{name}/peer_{term.name}"] = weighted_mean(values, counts)
             values = (1 - share) * values if term.kind == "logits" else values
             total = total + term.weight * weighted_mean(values, counts)
@@ -251,7 +251,7 @@ class DistillObjective(Objective):
         for teacher in active:
             each = sum(part.scale * part.values.detach() for part in parts[teacher.name])
             each = teacher.loss_lambda * balance[teacher.name] * each
-            rows.append(torch.where(_seen(batch, teacher.name) > 0, each, -torch.inf))
+            rows.append(torch.where(_weight_for(batch, teacher.name) > 0, each, -torch.inf))
         return teacher_mask(torch.stack(rows), self.config.teacher_drop_prob)
 
 
@@ -268,7 +268,7 @@ class ClassifyObjective(Objective):
         return {"loss": loss, "accuracy": accuracy.detach()}
 
 
-def _seen(batch: MicroBatch, teacher: str) -> torch.Tensor:
+def _weight_for(batch: MicroBatch, teacher: str) -> torch.Tensor:
     """Weights ``[B]`` of the samples for ``teacher``: zeros where it was not asked."""
     return batch.weight if batch.factors.get(teacher, 1.0) else torch.zeros_like(batch.weight)
 

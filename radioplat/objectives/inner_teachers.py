@@ -61,22 +61,22 @@ def answers_inside(
         average: the student's moving average, where it is asked.
         mesa_view: name of the view whose map of the average MESA compares; "" where MESA does not count.
     """
-    found = Inside()
+    inside = Inside()
     if average is not None:
-        _ask_average(average, teachers, batch, mesa_view, found)
+        _ask_average(average, teachers, batch, mesa_view, inside)
     for teacher in teachers:
         if teacher.source is Source.deeper:
             named = {b.key: as_features(outputs[b.teacher_module], grid).detach() for b in teacher.bindings}
-            found.targets[teacher.name] = Features(named=named)
+            inside.targets[teacher.name] = Features(named=named)
         elif teacher.source is Source.peer:
             answer = peers[teacher.name](batch.views[teacher.view], teacher.wanted)
-            found.peers[teacher.name] = answer
-            found.targets[teacher.name] = answer.map(torch.Tensor.detach)
-    return found
+            inside.peers[teacher.name] = answer
+            inside.targets[teacher.name] = answer.map(torch.Tensor.detach)
+    return inside
 
 
 def _ask_average(
-    average: AverageTeacher, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, mesa_view: str, found: Inside
+    average: AverageTeacher, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, mesa_view: str, inside: Inside
 ) -> None:
     """One forward for each view that is wanted of the average, whoever wants it."""
     mine = [teacher for teacher in teachers if teacher.source is Source.ema]
@@ -86,9 +86,9 @@ def _ask_average(
     if mesa_view:
         wanted[mesa_view] = wanted.get(mesa_view, frozenset()) | {"spatial"}
     answers = {view: average(batch.views[view], kinds) for view, kinds in wanted.items()}
-    found.targets |= {teacher.name: answers[teacher.view] for teacher in mine}
+    inside.targets |= {teacher.name: answers[teacher.view] for teacher in mine}
     if mesa_view:
-        found.average, found.average_view = answers[mesa_view].spatial, mesa_view
+        inside.average, inside.average_view = answers[mesa_view].spatial, mesa_view
 
 
 def with_answers(batch: MicroBatch, teachers: Sequence[ResolvedTeacher], inside: Inside) -> MicroBatch:

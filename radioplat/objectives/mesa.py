@@ -27,5 +27,5 @@ def mesa_loss(
     """
     mine, theirs = (zero_unweighted(x.float(), weight) for x in (student, average.detach()))
     mine, theirs = (F.layer_norm(x, x.shape[-1:]) for x in (mine, theirs))
-    mine, theirs, seen = on_common_grid(mine, theirs, overlap)
-    return masked_mean((mine - theirs).square().mean(-1), weight, seen)
+    mine, theirs, visible = on_common_grid(mine, theirs, overlap)
+    return masked_mean((mine - theirs).square().mean(-1), weight, visible)

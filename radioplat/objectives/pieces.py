@@ -27,9 +27,9 @@ def in_pieces(micro: MicroBatch, count: int) -> list[tuple[float, MicroBatch]]:
 
 def differs_in_pieces(module: nn.Module) -> list[str]:
     """What in this run looks at a micro-batch as a whole, and is another thing in pieces; [] where nothing does."""
-    found = []
+    reasons = []
     if any(isinstance(m, _BatchNorm) and m.training for m in module.modules()):
-        found.append("BatchNorm normalizes by the statistics of a piece")
+        reasons.append("BatchNorm normalizes by the statistics of a piece")
     if any(isinstance(m, BatchWise) for m in module.modules()):
-        found.append("relational losses compare the samples of a piece")
-    return found
+        reasons.append("relational losses compare the samples of a piece")
+    return reasons

@@ -34,7 +34,7 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
     if problems:
         raise SpecError(*problems)
     depth, heads = _depth(module), _head_prefixes(module)
-    found: dict[tuple[bool, float, bool, bool], list[nn.Parameter]] = {}
+    by_kind: dict[tuple[bool, float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             bare, decays = _bare(name), takes_decay(name, parameter, config)
@@ -46,8 +46,8 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
             factor *= next((f for pattern, f in config.lr_mults.items() if _matches(bare, pattern)), 1.0)
             relative = is_scale(name) and config.optim is not OptimizerName.sgd
             rests = head and config.head_warmup_epochs > 0
-            found.setdefault((not decays, factor, rests, relative), []).append(parameter)
-    if not found:
+            by_kind.setdefault((not decays, factor, rests, relative), []).append(parameter)
+    if not by_kind:
         raise SpecError("everything is frozen, nothing is left to train", where="model.backbone.freeze_backbone")
     return [
         {
@@ -58,7 +58,7 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
             "adapt": not plain,
             RELATIVE: relative,
         }
-        for (plain, factor, head, relative), parameters in sorted(found.items(), key=lambda item: item[0][0])
+        for (plain, factor, head, relative), parameters in sorted(by_kind.items(), key=lambda item: item[0][0])
     ]
 
 

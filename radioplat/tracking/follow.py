@@ -86,8 +86,8 @@ class Follower:
 
     def _take(self, line: dict[str, Any]) -> None:
         if self._progress and line["message"].startswith("validation at step"):
-            found = [f"{name} {value:.4f}" for name, value in line["kpi"].items()][:_SHOWN]
-            self._progress.tell("  ".join([line["message"].partition(";")[0], *found]))
+            figures = [f"{name} {value:.4f}" for name, value in line["kpi"].items()][:_SHOWN]
+            self._progress.tell("  ".join([line["message"].partition(";")[0], *figures]))
         if "checkpoint" in line:
             self._tell(CheckpointEvent(line["step"], self._path.parent / line["checkpoint"]))
         elif "max_step" in line:

@@ -157,7 +157,7 @@ class Lease:
         Raises:
             LeaseTaken: it gave a sign of life.
         """
-        holder, first, told = read_holder(self.path), self._age(self.path), False
+        holder, first, reported = read_holder(self.path), self._age(self.path), False
         while True:
             now, age = read_holder(self.path), self._age(self.path)
             if age is None:
@@ -172,8 +172,8 @@ class Lease:
                 break
             if first is not None and age < first:  # it was touched since we first looked
                 raise self._taken(now, "it gave a sign of life just now")
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 self._say(
                     f"{self.path.parent} is held by {named(now)}, silent for {age:.0f} s: looking for at most "
                     f"{self._stale_s - age:.0f} s whether it lives"

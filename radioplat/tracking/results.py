@@ -91,8 +91,8 @@ class TaskFolder:
 
     def checkpoints(self) -> list[Path]:
         """Every checkpoint in the folder, in the order they were written. Whether one is whole is not judged here."""
-        found = (path for path in self.path.glob("model_epoch_[0-9]*") if path.is_dir())
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+        folders = (path for path in self.path.glob("model_epoch_[0-9]*") if path.is_dir())
+        return sorted(folders, key=lambda path: path.stat().st_mtime_ns)
 
     def point_latest(self, name: str) -> Path:
         """Make ``model_latest`` a link to checkpoint ``name``, replacing the old link in one step.

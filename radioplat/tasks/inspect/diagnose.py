@@ -77,10 +77,10 @@ def diagnose(run: str | Path) -> Diagnosis:
     lines = lines[starts[-1] :] if starts else lines
     attempt = begun(folder)
     status = lines[-1].get("status", "") if lines else ""
-    found = _judge(folder, lines, attempt, status)
-    found.account = goodput(folder)
-    found.evidence += _facts(folder, lines, attempt)
-    return found
+    result = _judge(folder, lines, attempt, status)
+    result.account = goodput(folder)
+    result.evidence += _facts(folder, lines, attempt)
+    return result
 
 
 def _judge(folder: Path, lines: list[dict], attempt: int, status: str) -> Diagnosis:
@@ -198,15 +198,15 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
     step = next((line["step"] for line in reversed(lines) if "max_step" in line), None)
     if step is not None:
         facts.append(f"it came to step {step}")
-    found = survey(folder)
+    result = survey(folder)
     facts.append(
-        f"last whole checkpoint: {found.newest[0].name}, step {found.step}"
-        if found.newest
+        f"last whole checkpoint: {result.newest[0].name}, step {result.step}"
+        if result.newest
         else "no checkpoint that can be read"
-        if found.unreadable
+        if result.unreadable
         else "no checkpoint"
     )
-    facts += [f"{Path(one.path).name}: {one}" for one in found.unreadable]
+    facts += [f"{Path(one.path).name}: {one}" for one in result.unreadable]
     causes = Counter(cause for n in range(1, attempt) if (cause := cause_of(folder, n)[0]))
     if causes:
         facts.append("earlier attempts ended by " + ", ".join(f"{cause} ({n})" for cause, n in causes.items()))
@@ -222,11 +222,11 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
 def _task_folder(run: Path) -> Path:
     if (run / "status.json").is_file():
         return run
-    found = [p.parent for p in run.glob("*/status.json") if (p.parent / "accounts.jsonl").exists()]
-    if not found:
+    result = [p.parent for p in run.glob("*/status.json") if (p.parent / "accounts.jsonl").exists()]
+    if not result:
         hint = "Give the results_dir of a run, or its distill or train folder."
         raise DataError("no run has begun here", where=str(run), hint=hint)
-    return max(found, key=lambda folder: (folder / "status.json").stat().st_mtime)
+    return max(result, key=lambda folder: (folder / "status.json").stat().st_mtime)
 
 
 def _advice(cause: str) -> str:

@@ -165,17 +165,17 @@ def outline(homography: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def _rejects(data: RunData) -> list[tuple[str, int, str]]:
     """Reason, count and a few names: what the filters rejected, and what the scan could not use."""
-    index, found = data.index, []
+    index, rejects = data.index, []
     for reason, count in zip(*np.unique(data.reasons[data.reasons != ""].astype(str), return_counts=True), strict=True):
         rows = np.flatnonzero(data.reasons == reason)[:EXAMPLES]
         names = (f"{index.key(r)} {index.width[r]}x{index.height[r]}" for r in rows.tolist())
-        found.append((str(reason), int(count), ", ".join(names)))
+        rejects.append((str(reason), int(count), ", ".join(names)))
     faults = index.faults.to_pylist()
     for reason in dict.fromkeys(fault["reason"] for fault in faults):
         those = [f for f in faults if f["reason"] == reason]
         names = (" ".join(filter(None, (Path(f["shard"]).name, f["key"], f["detail"]))) for f in those[:EXAMPLES])
-        found.append((reason, len(those), ", ".join(names)))
-    return sorted(found, key=lambda row: -row[1])
+        rejects.append((reason, len(those), ", ".join(names)))
+    return sorted(rejects, key=lambda row: -row[1])
 
 
 def _png(image: Image.Image) -> bytes:

@@ -53,11 +53,11 @@ class Attempts:
 
     def read(self) -> list[AttemptEvent]:
         """Every event, oldest first; a line that a killed process left half-written is left out."""
-        found = []
+        events = []
         for fields in read_lines(self.path):
             with contextlib.suppress(TypeError):
-                found.append(AttemptEvent(**fields))
-        return found
+                events.append(AttemptEvent(**fields))
+        return events
 
     @property
     def last(self) -> int:

@@ -69,15 +69,15 @@ class Goodput:
 
     def kpi(self) -> dict[str, float]:
         """``goodput/<part>`` as shares, and figures of the whole run as ``run/<figure>``."""
-        found = {f"goodput/{part}": self.share(part) for part in _LABELS}
-        found |= {"run/restarts": float(len(self.restarts)), "run/samples_replayed": float(self.replayed)}
+        figures = {f"goodput/{part}": self.share(part) for part in _LABELS}
+        figures |= {"run/restarts": float(len(self.restarts)), "run/samples_replayed": float(self.replayed)}
         if self.wall:
-            found["run/images_per_s"] = self.samples / self.wall
+            figures["run/images_per_s"] = self.samples / self.wall
         if self.price is not None:
-            found["run/price"] = self.price
+            figures["run/price"] = self.price
         if self.lost is not None:
-            found["run/samples_lost"] = float(self.lost)
-        return found
+            figures["run/samples_lost"] = float(self.lost)
+        return figures
 
     def tables(self) -> list[Table]:
         """What a person reads: where the time went, what came of it, and each restart with its cause."""
@@ -107,11 +107,11 @@ class Goodput:
     def read(task_folder: Path) -> Goodput | None:
         """What :meth:`write` left; None where there is nothing."""
         try:
-            found = json.loads((task_folder / SUMMARY).read_text(encoding="utf-8"))
+            figures = json.loads((task_folder / SUMMARY).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        found.pop("kpi", None)
-        return Goodput(**found | {"restarts": [tuple(restart) for restart in found["restarts"]]})
+        figures.pop("kpi", None)
+        return Goodput(**figures | {"restarts": [tuple(restart) for restart in figures["restarts"]]})
 
 
 def read_accounts(task_folder: Path) -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ def _sessions(lines: Iterable[Mapping[str, Any]]) -> list[_Session]:
 
 
 def price_of(
-    found: Goodput, costs: TeacherCosts | None, prices: Prices, shared: Iterable[str] = (), inline: Iterable[str] = ()
+    totals: Goodput, costs: TeacherCosts | None, prices: Prices, shared: Iterable[str] = (), inline: Iterable[str] = ()
 ) -> float | None:
     """The price of a run: what workers and decoding held, and the replicas of its teachers; None where not known.
 
@@ -242,7 +242,7 @@ def price_of(
         shared: teachers whose pool serves other runs too: of these only the work that was asked for.
         inline: teachers inside the workers, whose GPUs and CPUs are the workers'.
     """
-    parts = [prices.of(TeacherCost(gpu_seconds=found.gpu_seconds, cpu_seconds=found.cpu_seconds))]
+    parts = [prices.of(TeacherCost(gpu_seconds=totals.gpu_seconds, cpu_seconds=totals.cpu_seconds))]
     for name, cost in (costs.teachers if costs else {}).items():
         if name in set(inline) or not cost.seconds:
             continue

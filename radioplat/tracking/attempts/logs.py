@@ -45,8 +45,8 @@ def attempt_folder(task_folder: Path, attempt: int) -> Path:
 
 def attempts_in(task_folder: Path) -> list[int]:
     """Attempts that have a folder, rising."""
-    found = (re.fullmatch(r"attempt_(\d+)", path.name) for path in (task_folder / "logs").glob("attempt_*"))
-    return sorted(int(match[1]) for match in found if match)
+    records = (re.fullmatch(r"attempt_(\d+)", path.name) for path in (task_folder / "logs").glob("attempt_*"))
+    return sorted(int(match[1]) for match in records if match)
 
 
 def begun(task_folder: Path) -> int:
@@ -70,17 +70,17 @@ def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
 
     A rank that left stacks and no words was ended by the timer of ``faulthandler``: no thread of it could run.
     """
-    found, folder = [], attempt_folder(task_folder, attempt)
+    records, folder = [], attempt_folder(task_folder, attempt)
     for path in folder.glob("last_words_*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(LastWords(**json.loads(path.read_text(encoding="utf-8"))))
-    spoke = {words.rank for words in found}
+            records.append(LastWords(**json.loads(path.read_text(encoding="utf-8"))))
+    spoke = {words.rank for words in records}
     for path in folder.glob("stacks_*.txt"):
         rank, state = int(path.stem.rpartition("_")[2]), path.stat()
         if state.st_size and rank not in spoke:
             detail = "a call kept Python's lock for longer than train.hang_timeout_s"
-            found.append(LastWords(attempt, rank, "hang", detail, state.st_mtime))
-    return sorted(found, key=lambda words: words.time)
+            records.append(LastWords(attempt, rank, "hang", detail, state.st_mtime))
+    return sorted(records, key=lambda words: words.time)
 
 
 def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
@@ -90,13 +90,13 @@ def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
         ``("", "")`` where nobody said anything.
     """
     ends = [e for e in Attempts(task_folder).read() if e.attempt == attempt and e.event == "end"]
-    seen = (ends[-1].cause or "unknown") if ends else ""
+    cause = (ends[-1].cause or "unknown") if ends else ""
     words = last_words(task_folder, attempt)
     # A rank that hung or had no memory is seen from outside as one that was killed.
-    if words and seen in ("", "unknown", "worker_killed", "error"):
+    if words and cause in ("", "unknown", "worker_killed", "error"):
         first = next((w for w in words if w.cause != "error"), words[0])
         return first.cause, f"rank {first.rank}: {first.detail}"
-    return seen, ends[-1].detail if ends else ""
+    return cause, ends[-1].detail if ends else ""
 
 
 def tee_output(path: Path) -> None:

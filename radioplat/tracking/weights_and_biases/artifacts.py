@@ -45,14 +45,14 @@ def artifact(product: Product, upload: bool) -> Any:
 
     path = product.path.resolve()
     metadata = {"path": str(path), "made_of": [str(Path(of).resolve()) for of in product.made_of]}
-    found = wandb.Artifact(product.name, product.kind, metadata=metadata)
+    artifact = wandb.Artifact(product.name, product.kind, metadata=metadata)
     if not upload:
-        found.add_reference(path.as_uri())
+        artifact.add_reference(path.as_uri())
     elif path.is_dir():
-        found.add_dir(str(path), policy="immutable")
+        artifact.add_dir(str(path), policy="immutable")
     else:
-        found.add_file(str(path), policy="immutable")
-    return found
+        artifact.add_file(str(path), policy="immutable")
+    return artifact
 
 
 def log_product(run: Any, product: Product, upload: bool) -> None:

@@ -217,12 +217,12 @@ class WandbRun:
         run.define_metric("*", step_metric=STEP)
         return run
 
-    def _warn(self, what: str, error: Exception | None = None) -> None:
-        if what in self._warned:
+    def _warn(self, message: str, error: Exception | None = None) -> None:
+        if message in self._warned:
             return
-        self._warned.add(what)
+        self._warned.add(message)
         reason = f" ({redact(' '.join(str(error).split())) or type(error).__name__})" if error is not None else ""
-        print(f"wandb: {what}{reason}", file=sys.stderr, flush=True)
+        print(f"wandb: {message}{reason}", file=sys.stderr, flush=True)
 
 
 @functools.cache

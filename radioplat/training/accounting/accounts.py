@@ -57,7 +57,7 @@ class Accounts(StepHook):
         self._step = step
         self._first: float | None = None
         self._at_checkpoint = dict(self._sums)
-        self._written = self._told = 0.0
+        self._written = self._counted_at = 0.0
         self._last: dict[str, float] = {}
         if self._active:
             gpus = world_size if torch.cuda.is_available() else 0
@@ -100,11 +100,11 @@ class Accounts(StepHook):
 
     def figures(self) -> dict[str, float]:
         """Shares of the whole run's wall time, restarts and price, some seconds old; {} before the first step."""
-        if self._active and self._first is not None and time.monotonic() - self._told > _LOOK_S:
-            self._told = time.monotonic()
-            found = count([*self._before, self._line()])
-            found.price = run_price(self._run, found, self._teacher_costs)
-            self._last = found.kpi()
+        if self._active and self._first is not None and time.monotonic() - self._counted_at > _LOOK_S:
+            self._counted_at = time.monotonic()
+            totals = count([*self._before, self._line()])
+            totals.price = run_price(self._run, totals, self._teacher_costs)
+            self._last = totals.kpi()
         return self._last
 
     def write(self) -> None:
@@ -128,12 +128,12 @@ def session(task_folder: Path) -> Iterator[None]:
         _append(task_folder, {"event": END})
 
 
-def run_price(run: Run, found: Goodput, teacher_costs: TeacherCosts | None) -> float | None:
+def run_price(run: Run, totals: Goodput, teacher_costs: TeacherCosts | None) -> float | None:
     """What the run has cost so far; None without prices."""
     cluster = run.spec.cluster
-    inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not found.on_cluster]
+    inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not totals.on_cluster]
     shared = [t.name for t in run.teachers if t.service.pool]
-    return price_of(found, teacher_costs, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price), shared, inline)
+    return price_of(totals, teacher_costs, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price), shared, inline)
 
 
 def settled(run: Run) -> Goodput | None:
@@ -141,16 +141,16 @@ def settled(run: Run) -> Goodput | None:
 
     None where nothing was written down.
     """
-    found = goodput(run.folder)
-    if found is None:
+    totals = goodput(run.folder)
+    if totals is None:
         return None
-    found.price = run_price(run, found, TeacherCosts.read(run.folder))
+    totals.price = run_price(run, totals, TeacherCosts.read(run.folder))
     with contextlib.suppress(RadioplatError, OSError):
         proof = prove_run(run.folder)
-        found.lost, found.replayed = proof.missing, proof.replayed
+        totals.lost, totals.replayed = proof.missing, proof.replayed
     with contextlib.suppress(OSError):
-        found.write(run.folder)
-    return found
+        totals.write(run.folder)
+    return totals
 
 
 def _append(task_folder: Path, line: dict[str, Any]) -> None:

@@ -206,11 +206,11 @@ class Persistence:
         return chosen
 
     def _choose(self) -> tuple[Path | None, RunState]:
-        found = starting_point(self._run)
+        start = starting_point(self._run)
         attempt = _attempts(self._run.folder) + 1
-        if found is None:
+        if start is None:
             return None, RunState(order_hash=self._run.order_hash, order_fields=self._run.order_fields, attempt=attempt)
-        path, state = found
+        path, state = start
         state.attempt = attempt
         if state.order_hash != self._run.order_hash or path.parent.resolve() != self._run.folder.resolve():
             state.order_from = state.global_step

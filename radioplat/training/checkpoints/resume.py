@@ -40,9 +40,9 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
         WeightsError: ``train.resume_training_checkpoint_path`` names none that can be read.
     """
     explicit = run.spec.train.resume_training_checkpoint_path
-    found = newest_of(run)
-    if found is not None or not explicit:
-        return found
+    checkpoint = newest_of(run)
+    if checkpoint is not None or not explicit:
+        return checkpoint
     path = Path(explicit)
     if is_remote(explicit):
         path = run.folder / ".resumed_from" / path.name
@@ -67,21 +67,21 @@ def newest_of(run: Run) -> tuple[Path, RunState] | None:
         WeightsError: there is none here, and the mirror cannot be asked.
     """
     here, mirror = survey(run.folder), mirror_of(run.spec, run.task)
-    found, unreadable = here.newest, here.unreadable
+    checkpoint, unreadable = here.newest, here.unreadable
     if mirror is not None:
         try:
-            found, more = mirror.bring_newer(found, run.folder)
+            checkpoint, more = mirror.bring_newer(checkpoint, run.folder)
             unreadable = unreadable + more
         except OSError as error:
-            if found is None:
+            if checkpoint is None:
                 raise WeightsError(f"cannot be read: {_reason(error)}", where=FIELD) from None
-            note(f"{FIELD} cannot be read ({_reason(error)}): the newest here, {found[0].name}, is taken")
-    check_in_the_way(None if found is None else found[1].global_step, unreadable, str(run.folder))
+            note(f"{FIELD} cannot be read ({_reason(error)}): the newest here, {checkpoint[0].name}, is taken")
+    check_in_the_way(None if checkpoint is None else checkpoint[1].global_step, unreadable, str(run.folder))
     task = TaskFolder(run.folder.parent, run.folder.name)
-    if found is not None and task.latest() != found[0].resolve():
+    if checkpoint is not None and task.latest() != checkpoint[0].resolve():
         with contextlib.suppress(OSError):  # the next checkpoint's try says what is wrong
-            task.point_latest(found[0].name)
-    return found
+            task.point_latest(checkpoint[0].name)
+    return checkpoint
 
 
 def set_aside(run: Run, blocked: UnreadableCheckpoints) -> str:
@@ -119,31 +119,31 @@ def _moved(run: Run, blocked: UnreadableCheckpoints) -> list[str]:
     return places
 
 
-def catch_up(run: Run, found: tuple[Path, RunState] | None) -> None:
+def catch_up(run: Run, checkpoint: tuple[Path, RunState] | None) -> None:
     """Bring the mirror the checkpoint that the run goes on from, if it missed that.
 
     Raises:
         RadioplatError: it cannot be written.
     """
     mirror = mirror_of(run.spec, run.task)
-    if mirror is None or found is None or found[0].parent != run.folder:
+    if mirror is None or checkpoint is None or checkpoint[0].parent != run.folder:
         return
     try:
         there = mirror.standings()
-        if found[0].name not in there and all(s.step < found[1].global_step for s in there.values()):
-            mirror.upload(found[0])
+        if checkpoint[0].name not in there and all(s.step < checkpoint[1].global_step for s in there.values()):
+            mirror.upload(checkpoint[0])
     except OSError as error:
         raise _unusable(error) from None
 
 
 def unreachable(spec: Spec, task: str) -> list[Problem]:
     """What ``plan`` finds wrong with the places of checkpoints that are not this run's folder."""
-    found = []
+    problems = []
     if (mirror := mirror_of(spec, task)) is not None:
         try:
             mirror.probe()
         except OSError as error:
-            found.append(Problem(f"cannot be written: {_reason(error)}", FIELD, _CREDENTIALS))
+            problems.append(Problem(f"cannot be written: {_reason(error)}", FIELD, _CREDENTIALS))
     explicit = spec.train.resume_training_checkpoint_path
     if explicit and is_remote(explicit):
         try:
@@ -151,8 +151,8 @@ def unreachable(spec: Spec, task: str) -> list[Problem]:
                 stat_file(f"{absolute(explicit)}/{MANIFEST}")
         except OSError as error:
             message = f"{explicit} holds no {MANIFEST}: {_reason(error)}"
-            found.append(Problem(message, _EXPLICIT, _CREDENTIALS))
-    return found
+            problems.append(Problem(message, _EXPLICIT, _CREDENTIALS))
+    return problems
 
 
 def blocked_by(
@@ -164,7 +164,7 @@ def blocked_by(
         here: the checkpoints in ``folder``.
         order_fields: the run's, see :meth:`radioplat.data.loading.run_data.RunData.order_fields`; None: not known.
     """
-    mirror, found = mirror_of(spec, task), here.newest
+    mirror, checkpoint = mirror_of(spec, task), here.newest
     step, unreadable = here.step, here.unreadable
     if mirror is not None:
         try:
@@ -172,7 +172,7 @@ def blocked_by(
         except OSError:
             return  # `unreachable` reports it
         step, unreadable = candidates[0][0] if candidates else step, unreadable + more
-        found = None if candidates else found
+        checkpoint = None if candidates else checkpoint
     try:
         check_in_the_way(step, unreadable, str(folder))
     except UnreadableCheckpoints as error:
@@ -183,9 +183,9 @@ def blocked_by(
         if isinstance(state, Unreadable):
             yield _not_named_well(explicit, state)
         else:
-            found = Path(explicit), state
-    if found is not None and order_fields is not None:
-        path, state = found
+            checkpoint = Path(explicit), state
+    if checkpoint is not None and order_fields is not None:
+        path, state = checkpoint
         name = path.name if path.parent == folder else str(path)
         yield from order_problems(spec, name, state, order_fields, folder)
 
@@ -218,12 +218,12 @@ def order_problems(
         yield Problem(message, str(folder), hint)
 
 
-def _not_named_well(explicit: str, found: Unreadable) -> Problem:
-    kind = "not a whole checkpoint" if found.torn else "a checkpoint of another version"
+def _not_named_well(explicit: str, checkpoint: Unreadable) -> Problem:
+    kind = "not a whole checkpoint" if checkpoint.torn else "a checkpoint of another version"
     hint = "Give a model_epoch_... folder, local or on an object store, or the model_latest link."
-    if not found.torn:
+    if not checkpoint.torn:
         hint = "Use the version that wrote it, or name another checkpoint."
-    return Problem(f"{explicit} is {kind} ({found.reason})", _EXPLICIT, hint)
+    return Problem(f"{explicit} is {kind} ({checkpoint.reason})", _EXPLICIT, hint)
 
 
 def _upload_of(path: str) -> str | None:

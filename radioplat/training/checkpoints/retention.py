@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     score: float | None = None
 
 
-def checkpoints_to_remove(found: Mapping[str, Standing], newest: int, train: TrainConfig) -> set[str]:
+def checkpoints_to_remove(known: Mapping[str, Standing], newest: int, train: TrainConfig) -> set[str]:
     """Names that ``train.keep_last``, ``keep_best`` and ``keep_every`` do not keep; none where ``keep_last`` is unset.
 
     Args:
@@ -36,7 +36,7 @@ def checkpoints_to_remove(found: Mapping[str, Standing], newest: int, train: Tra
     """
     if train.keep_last is None:
         return set()
-    mine = {name: standing for name, standing in found.items() if 0 <= standing.step <= newest}
+    mine = {name: standing for name, standing in known.items() if 0 <= standing.step <= newest}
     by_step = sorted(mine, key=lambda name: mine[name].step, reverse=True)
     # Of equal scores the later one.
     scores = {name: score for name in by_step if (score := mine[name].score) is not None}
@@ -77,6 +77,6 @@ def write_scores(checkpoint: Path, kpi: Mapping[str, float]) -> Path:
 
 def prune(folder: Path, newest: int, train: TrainConfig, also: frozenset[str] = frozenset()) -> None:
     """Remove the checkpoints_to_remove from ``folder``, and those of ``also``."""
-    found = standings(folder)
-    for name in sorted(checkpoints_to_remove(found, newest, train) | (also & set(found))):
+    known = standings(folder)
+    for name in sorted(checkpoints_to_remove(known, newest, train) | (also & set(known))):
         remove(folder / name)

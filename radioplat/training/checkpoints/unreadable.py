@@ -66,16 +66,16 @@ def check_in_the_way(step: int | None, unreadable: Iterable[Unreadable], where: 
     Raises:
         UnreadableCheckpoints: it does.
     """
-    found = list({one.path: one for one in in_the_way(step, unreadable)}.values())
-    if found:
+    blocking = list({one.path: one for one in in_the_way(step, unreadable)}.values())
+    if blocking:
         begin = "begin anew" if step is None else f"go on at step {step}"
         question = Problem(
-            f"radioplat {__version__} cannot read {'this checkpoint' if len(found) == 1 else 'these checkpoints'}: "
-            f"shall the run {begin} without {'it' if len(found) == 1 else 'them'}?",
+            f"radioplat {__version__} cannot read {'this checkpoint' if len(blocking) == 1 else 'these checkpoints'}: "
+            f"shall the run {begin} without {'it' if len(blocking) == 1 else 'them'}?",
             where,
             "If not, use the version that wrote what is of another version, restore what is damaged, or choose "
             "another results_dir. If so, train.restart=true does, and keeps the old checkpoints aside.",
         )
-        error = UnreadableCheckpoints(*(one.problem for one in found), question)
-        error.checkpoints = tuple(found)
+        error = UnreadableCheckpoints(*(one.problem for one in blocking), question)
+        error.checkpoints = tuple(blocking)
         raise error

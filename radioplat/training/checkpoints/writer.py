@@ -64,13 +64,13 @@ class CheckpointWriter:
                 mirror.claim()
                 mirror.clear_left_behind()
 
-    def put(self, made: Snapshot, told: Callable[[Path], None]) -> None:
+    def put(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
         """Begin to write ``made``, once what was begun before is done.
 
         Args:
             told: called in the thread with the folder of the checkpoint when it is committed.
         """
-        self._begin(lambda: self._save(made, told))
+        self._begin(lambda: self._save(made, on_commit))
 
     def score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
         """Begin to write down what the validation of a checkpoint found, and to remove what that dooms."""
@@ -106,7 +106,7 @@ class CheckpointWriter:
         self.wait()
         self._flight = self._thread.submit(guarded)
 
-    def _save(self, made: Snapshot, told: Callable[[Path], None]) -> None:
+    def _save(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
         """In the thread."""
         try:
             path = commit(self._folder, made)
@@ -117,7 +117,7 @@ class CheckpointWriter:
         step = int(json.loads(made.state)["global_step"])
         self._outcome.newest, self._outcome.step = path, step
         with self._tolerated(f"checkpoint {made.name} is written, but that cannot be told"):
-            told(path)
+            on_commit(path)
         if self._mirror is not None:
             try:
                 self._mirror.upload(path)
@@ -143,21 +143,21 @@ class CheckpointWriter:
             # What has a copy elsewhere need not lie here as well, but for the one that is used.
             prune(self._folder, step, self._train, there - ({newest.name} if newest is not None else set()))
 
-    def _failed(self, what: str, reason: str) -> None:
+    def _failed(self, message: str, reason: str) -> None:
         outcome = self._outcome
         outcome.failures, outcome.reason = outcome.failures + 1, reason
         last = "no checkpoint yet" if outcome.newest is None else f"the newest here is {outcome.newest.name}"
         limit = self._train.max_checkpoint_failures
         count = f"{outcome.failures} in a row, {limit} may fail (train.max_checkpoint_failures)"
-        self.warn(f"{what}: {reason}; {last}; {count}")
+        self.warn(f"{message}: {reason}; {last}; {count}")
 
     @contextlib.contextmanager
-    def _tolerated(self, what: str) -> Iterator[None]:
+    def _tolerated(self, message: str) -> Iterator[None]:
         """What fails here costs no checkpoint: it is told."""
         try:
             yield
         except OSError as error:
-            self.warn(f"{what}: {_reason(error)}")
+            self.warn(f"{message}: {_reason(error)}")
 
 
 def _reason(error: OSError) -> str:

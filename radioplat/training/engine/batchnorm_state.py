@@ -32,8 +32,8 @@ class BatchNormStatistics(StepHook):
     name = "batchnorm"
 
     def __init__(self, module: nn.Module) -> None:
-        found = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
-        self._names, self._layers = list(found), list(found.values())
+        layers = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+        self._names, self._layers = list(layers), list(layers.values())
         self._momentum = [m.momentum for m in self._layers]
         self._sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in self._layers]
         # How often each layer ran: recomputation in backward runs some twice, and a branch may not run at all.

@@ -136,12 +136,12 @@ def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
     groups = getattr(optimizer, "bf16_groups", None) or getattr(optimizer, "bit16_groups", None)
     if groups is None:
         return {}
-    found = {}
+    result = {}
     for flat, group in zip(masters(engine), groups, strict=True):
         # A parameter without a piece on this rank has no mapping.
         addresses = [(i, p._hp_mapping.hp_fragment_address) for i, p in enumerate(group) if p._hp_mapping is not None]
-        found[flat] = Layout(len(group), tuple((i, address.start, address.numel) for i, address in addresses))
-    return found
+        result[flat] = Layout(len(group), tuple((i, address.start, address.numel) for i, address in addresses))
+    return result
 
 
 def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Iterator[tuple[int, int, int]]:
@@ -158,11 +158,11 @@ def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torc
 
     Every rank must call this.
     """
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     with _beside(engine, values) as inner:
         for name, parameter in names.items():
-            _take(found, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
-    return found
+            _take(result, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
+    return result
 
 
 def copy_beside(

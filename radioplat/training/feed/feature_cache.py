@@ -67,7 +67,7 @@ def _alike(action: Callable[[], Result]) -> Result:
         result = action()
     except RadioplatError as error:
         problem = error
-    problems = [found for found in collectives.gather_objects(problem) if found is not None]
+    problems = [one for one in collectives.gather_objects(problem) if one is not None]
     if problems:
         with collectives.mark_agreed():
             raise problems[0]

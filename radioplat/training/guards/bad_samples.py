@@ -37,7 +37,7 @@ class BadSamples(StepHook):
 
     def __init__(self, index: ShardIndex, most: float, device: torch.device, phases: Phases) -> None:
         self._index, self._most, self._device, self._phases = index, most, device, phases
-        self._seen = self._bad = 0  # in the window, on all ranks
+        self._samples = self._bad = 0  # in the window, on all ranks
         self._window: deque[tuple[int, int, Counter[str]]] = deque()  # of each step: both, and this rank's reasons
         self._fresh = [0, 0]  # seen and bad of this rank since the last judgement
         self._reasons: Counter[str] = Counter()  # likewise
@@ -63,14 +63,14 @@ class BadSamples(StepHook):
             self._check(record.step)
 
     def _check(self, step: int) -> None:
-        seen, bad = collectives.total(torch.tensor(self._fresh, dtype=torch.int64, device=self._device)).tolist()
-        self._window.append((seen, bad, self._reasons or _NONE))
+        samples, bad = collectives.total(torch.tensor(self._fresh, dtype=torch.int64, device=self._device)).tolist()
+        self._window.append((samples, bad, self._reasons or _NONE))
         self._fresh, self._reasons = [0, 0], Counter()
-        self._seen, self._bad = self._seen + seen, self._bad + bad
-        while self._seen - self._window[0][0] >= WINDOW:
-            seen, bad, _ = self._window.popleft()
-            self._seen, self._bad = self._seen - seen, self._bad - bad
-        if self._bad <= self._most * max(FEWEST, self._seen):
+        self._samples, self._bad = self._samples + samples, self._bad + bad
+        while self._samples - self._window[0][0] >= WINDOW:
+            samples, bad, _ = self._window.popleft()
+            self._samples, self._bad = self._samples - samples, self._bad - bad
+        if self._bad <= self._most * max(FEWEST, self._samples):
             return
         reasons: Counter[str] = Counter()
         named: list[str] = []
@@ -79,7 +79,7 @@ class BadSamples(StepHook):
             reasons += counts
             named += examples
         raise DataError(
-            f"step {step}: {self._bad} of the last {self._seen} samples proved unreadable "
+            f"step {step}: {self._bad} of the last {self._samples} samples proved unreadable "
             f"({', '.join(f'{count} {reason}' for reason, count in reasons.most_common())}), more than the share of "
             f"{self._most:g} that is allowed; the last are: {'; '.join(named[:EXAMPLES])}",
             where="dataset.max_bad_fraction",

@@ -21,14 +21,14 @@ from radioplat.tracking.results import write_atomic
 
 FILE = "memory.json"
 # What torch's CPU allocator and C++ say, as RuntimeError.
-_SAID = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
+_MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
 
 
 def ran_out(error: BaseException) -> bool:
     """Whether ``error`` says that a GPU's or the host's memory is used up."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from radioplat.common import collectives
 
 CAUSES = ("", "resized", "drained", "stopped")  # by the number that travels; the larger counts
 _LOOK_S = 1.0  # between two looks at Ray's notices
-_asked: tuple[int, str] = (0, "")  # of this process: the controller's calls come in another thread than the training
+_request: tuple[int, str] = (0, "")  # of this process: the controller's calls come in another thread than the training
 _stepping = False  # whether the training of this process has come to its first step
 
 
@@ -39,9 +39,9 @@ class Paused(Exception):
 
 def ask_to_pause(cause: str, detail: str = "") -> None:
     """Ask the worker in this process to pause after its step; the first reason of the larger kind stays."""
-    global _asked
-    if CAUSES.index(cause) > _asked[0]:
-        _asked = CAUSES.index(cause), detail
+    global _request
+    if CAUSES.index(cause) > _request[0]:
+        _request = CAUSES.index(cause), detail
 
 
 def ask_to_stop(detail: str = "") -> None:
@@ -54,12 +54,12 @@ def ask_to_stop(detail: str = "") -> None:
 class Pauses:
     """Whether the ranks are to pause, found out together without waiting: one number a step, reduced beside it.
 
-    Every rank makes one, in the training thread, and calls :meth:`begin_step` and :meth:`asked` at each step.
+    Every rank makes one, in the training thread, and calls :meth:`begin_step` and :meth:`requested` at each step.
     """
 
     def __init__(self) -> None:
-        global _asked, _stepping
-        _asked, _stepping = (0, ""), False
+        global _request, _stepping
+        _request, _stepping = (0, ""), False
         self._channel = collectives.open_channel()
         self._number = torch.zeros(1, dtype=torch.int64)
         self._work: dist.Work | None = None
@@ -68,16 +68,16 @@ class Pauses:
         """Send what this rank was asked so far."""
         global _stepping
         _stepping = True
-        self._number[0] = _asked[0]
+        self._number[0] = _request[0]
         if self._channel is not None:
             self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, group=self._channel, async_op=True)
 
-    def asked(self) -> Paused | None:
+    def requested(self) -> Paused | None:
         """After a step: what to leave with, the same on every rank; None to go on."""
         if self._work is not None:
             self._work.wait()
-        cause = CAUSES[_asked[0] if self._channel is None else int(self._number[0])]
-        return Paused(cause, _asked[1]) if cause else None
+        cause = CAUSES[_request[0] if self._channel is None else int(self._number[0])]
+        return Paused(cause, _request[1]) if cause else None
 
 
 def is_stepping() -> bool:

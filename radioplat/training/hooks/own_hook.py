@@ -143,13 +143,13 @@ def hook_class(path: str, where: str) -> Any:  # noqa: ANN401
     Raises:
         SpecError: it cannot be imported, is no class, or lacks methods.
     """
-    found = import_object(path, where)
+    cls = import_object(path, where)
     hint = f"Derive it from {_BASE}, whose methods do nothing."
-    if not isinstance(found, type):
+    if not isinstance(cls, type):
         raise SpecError(f"{path} is no class", where=where, hint=hint)
-    if missing := [name for name in _METHODS if not callable(getattr(found, name, None))]:
+    if missing := [name for name in _METHODS if not callable(getattr(cls, name, None))]:
         raise SpecError(f"{path} lacks the methods {', '.join(missing)}", where=where, hint=hint)
-    return found
+    return cls
 
 
 def hook_problems(spec: Spec) -> Iterator[Problem]:

@@ -121,7 +121,7 @@ class Trainer:
             self.state.optimizer_steps += record.moved
             self._passed(step + 1)
             validates = self._validation_due(step + 1)
-            pause = pauses.asked()
+            pause = pauses.requested()
             if validates or pause or self.persistence.due(step + 1):
                 self._clock.check_lease()
                 self.save(validates and not pause)

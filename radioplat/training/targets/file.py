@@ -66,7 +66,7 @@ def problems(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key
         return [Problem(f"{path} holds no statistics of teachers", WHERE, _HINT)]
     if about.get("version") != _VERSION:
         return [Problem(f"{path} is of another version of radioplat", WHERE, _HINT)]
-    found = []
+    result = []
     for teacher in teachers:
         kinds = [kind for name, kind in normed([teacher]) if name == teacher.name]
         absent = [kind for kind in kinds if f"{teacher.name}.{kind}.outer" not in shapes]
@@ -76,13 +76,13 @@ def problems(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key
             if kind not in absent and shapes[f"{teacher.name}.{kind}.outer"] != [widths[teacher.name, kind]] * 2
         ]
         if absent:
-            found.append(Problem(f"{path} says nothing of the {absent[0]} of teacher {teacher.name}", WHERE, _HINT))
+            result.append(Problem(f"{path} says nothing of the {absent[0]} of teacher {teacher.name}", WHERE, _HINT))
         elif other:
-            found.append(Problem(f"{path} was measured of another teacher {teacher.name}: {other[0]}", WHERE, _HINT))
+            result.append(Problem(f"{path} was measured of another teacher {teacher.name}: {other[0]}", WHERE, _HINT))
         elif kinds and weights.get(teacher.name) != weights_hash(teacher):
             message = f"{path} was measured with other weights of teacher {teacher.name}"
-            found.append(Problem(message, WHERE, _HINT))
-    return found
+            result.append(Problem(message, WHERE, _HINT))
+    return result
 
 
 def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: dict[Key, Moments]) -> None:
@@ -118,11 +118,11 @@ def shared_moments(
             answer = (_read(path, teachers, widths), None)
         except RadioplatError as error:
             answer = (None, error)
-    found, problem = collectives.broadcast_object(answer)
+    result, problem = collectives.broadcast_object(answer)
     with collectives.mark_agreed():
         if problem is not None:
             raise problem
-    return found
+    return result
 
 
 def _read(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key, int]) -> dict[Key, Moments]:

@@ -59,8 +59,8 @@ class TargetPass:
 
     def _fit(self, student: Student, fed: Iterable[Fed]) -> None:
         path, teachers = self._norm.path, self._run.teachers
-        found = fit_target_norm(student, teachers, fed, self._device, full=path is not None)
-        share_moments(path, teachers, found)
+        moments = fit_target_norm(student, teachers, fed, self._device, full=path is not None)
+        share_moments(path, teachers, moments)
         self._unfold(student)
 
     def _unfold(self, student: Student) -> None:

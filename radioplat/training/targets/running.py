@@ -53,8 +53,8 @@ class RunningNorm(StepHook):
         """What teacher ``name`` said of ``view``; samples of ``weight`` 0, and what hides the image, do not count."""
         for (other, kind), moments in self._step.items():
             if other == name and not self._frozen:
-                told = getattr(features, kind)
-                moments.add(told, counting(kind, told, weight, view))
+                values = getattr(features, kind)
+                moments.add(values, counting(kind, values, weight, view))
 
     def end_step(self, record: StepRecord) -> None:
         """See :meth:`step`."""
@@ -91,13 +91,13 @@ class RunningNorm(StepHook):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Moments of all ranks and the transforms' bases; every rank calls this."""
         self._put_together()
-        found = {
+        state = {
             f"{TARGET_NORM}.{name}.{kind}.{part}": tensor.clone()
             for (name, kind), moments in self._known.items()
             for part, tensor in zip(_PARTS, moments.parts(), strict=True)
         }
         bases = {f"{TARGET_NORM}.{n}.{kind}.basis": basis.clone() for (n, kind), basis in self._bases.items()}
-        return found | bases
+        return state | bases
 
     def _put_together(self) -> None:
         for key, moments in self._since.items():

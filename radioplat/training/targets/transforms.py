@@ -84,18 +84,18 @@ def fit_target_norm(
                 continue  # padding, or a micro-batch that other teachers see
             if name not in features:
                 features[name] = unpack(answers[name]())
-            told = getattr(features[name], kind)
-            sums[name, kind].add(told, counting(kind, told, weight, batch.views.get(views[name])))
-    found = {key: moments.reduced(collectives.total) for key, moments in sums.items()}
-    set_transforms(student, teachers, found)
-    return found
+            values = getattr(features[name], kind)
+            sums[name, kind].add(values, counting(kind, values, weight, batch.views.get(views[name])))
+    moments = {key: moments.reduced(collectives.total) for key, moments in sums.items()}
+    set_transforms(student, teachers, moments)
+    return moments
 
 
-def counting(kind: str, told: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
+def counting(kind: str, values: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
     """What of a teacher's answer of ``kind`` counts: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
     if kind != "spatial":
         return weight
-    return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(told.shape[:3]))
+    return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(values.shape[:3]))
 
 
 def set_transforms(
@@ -135,10 +135,10 @@ def set_transforms(
         else:
             # LAPACK may round differently on another machine: one rank decides.
             old = bases.get((name, kind))
-            found = collectives.broadcast_object(
+            transform = collectives.broadcast_object(
                 _MATRICES[norm](moments.covariance(), old) if collectives.is_first() else None
             )
-            head.set_space(kind, mean=mean, rotation=found.forward, inverse=found.inverse)
-            if found.basis is not None:
-                bases[name, kind] = found.basis
+            head.set_space(kind, mean=mean, rotation=transform.forward, inverse=transform.inverse)
+            if transform.basis is not None:
+                bases[name, kind] = transform.basis
     return bases

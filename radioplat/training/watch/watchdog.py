@@ -83,9 +83,9 @@ class Watchdog:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stacks = open(self._folder / f"stacks_{rank}.txt", "a", encoding="utf-8")
         self._mark, self._still_since = phases.mark(), time.monotonic()
-        self._told = 0.0
+        self._last_reported_s = 0.0
         self._ticks = 0
-        self._seen: dict[int, tuple[int, float]] = {}  # by rank: its ticks, and when they last grew
+        self._ticks_of: dict[int, tuple[int, float]] = {}  # by rank: its ticks, and when they last grew
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._beat()
@@ -119,7 +119,7 @@ class Watchdog:
         # A validation may wait for storage; its first sign of progress comes after the wait.
         waits = self._phases.now in LONG and is_waiting()
         if mark != self._mark or waits:
-            self._mark, self._still_since, self._told = mark, now, 0.0
+            self._mark, self._still_since, self._last_reported_s = mark, now, 0.0
         self._ticks += 1
         with contextlib.suppress(OSError):
             aside = self._folder / f".pulse_{self._rank}"
@@ -134,7 +134,7 @@ class Watchdog:
     def _look(self) -> None:
         mine = self._mine()
         if mine.still_s < self._limit / 2:
-            self._seen.clear()
+            self._ticks_of.clear()
             return
         others = self._others()  # from half-time on, so that at the end it is known whose ticks still grow
         if mine.still_s < self._limit:
@@ -142,7 +142,7 @@ class Watchdog:
         if mine.phase in WAITS:
             self._tell(mine)
             return
-        awake = [status for status in others if time.monotonic() - self._seen[status.rank][1] < self._limit / 4]
+        awake = [status for status in others if time.monotonic() - self._ticks_of[status.rank][1] < self._limit / 4]
         if not any(self._explains(status, mine) for status in awake):
             self._hangs(mine, others, awake)
 
@@ -152,22 +152,22 @@ class Watchdog:
         return behind and (other.phase in WAITS or other.still_s < self._limit)
 
     def _others(self) -> list[HealthStatus]:
-        found, now = [], time.monotonic()
+        statuses, now = [], time.monotonic()
         for rank in range(self._world):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 if rank != self._rank:
                     status = HealthStatus(**json.loads((self._folder / f"pulse_{rank}.json").read_text()))
-                    if self._seen.get(rank, (-1, 0.0))[0] != status.ticks:
-                        self._seen[rank] = (status.ticks, now)
-                    found.append(status)
-        return found
+                    if self._ticks_of.get(rank, (-1, 0.0))[0] != status.ticks:
+                        self._ticks_of[rank] = (status.ticks, now)
+                    statuses.append(status)
+        return statuses
 
     def _tell(self, mine: HealthStatus) -> None:
-        if mine.still_s >= 2 * self._told:
-            self._told = mine.still_s
-            what = "data" if mine.phase == "data" else "a teacher"
+        if mine.still_s >= 2 * self._last_reported_s:
+            self._last_reported_s = mine.still_s
+            source = "data" if mine.phase == "data" else "a teacher"
             step = max(0, mine.step)
-            self._say(f"rank {self._rank} has waited {mine.still_s:.0f} s for {what} at step {step}: no hang")
+            self._say(f"rank {self._rank} has waited {mine.still_s:.0f} s for {source} at step {step}: no hang")
 
     def _hangs(self, mine: HealthStatus, others: list[HealthStatus], awake: list[HealthStatus]) -> None:
         asleep = [status for status in others if status not in awake]

@@ -13,15 +13,15 @@ from radioplat.training.guards.pause import Paused, Pauses, ask_to_pause
 def test_alone():
     pauses = Pauses()
     pauses.begin_step()
-    assert pauses.asked() is None
+    assert pauses.requested() is None
     ask_to_pause("resized", "more room")  # nobody else has to hear of it first
-    assert pauses.asked().cause == "resized"
+    assert pauses.requested().cause == "resized"
     ask_to_pause("drained", "a notice")
     ask_to_pause("resized", "late")
     pauses.begin_step()
-    found = pauses.asked()
+    found = pauses.requested()
     assert (found.cause, found.detail) == ("drained", "a notice")
-    assert Pauses().asked() is None, "a new attempt was not asked"
+    assert Pauses().requested() is None, "a new attempt was not asked"
 
 
 def test_it_travels():
@@ -38,7 +38,7 @@ def work() -> None:
         pauses.begin_step()
         if number == 1 and step == 2:
             ask_to_pause("resized", "more room")
-        found = pauses.asked()
+        found = pauses.requested()
         if found:
             print(number, step, found.cause)
             break
