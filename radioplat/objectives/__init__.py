@@ -1,1 +1,1 @@
-"""What is learnt from a micro-batch: distillation, labels, detection."""
+"""Training objectives: distillation, classification, detection."""

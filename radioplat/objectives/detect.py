@@ -1,4 +1,4 @@
-"""A detector and its losses as one module: what DeepSpeed sees where ``model.task`` is detection."""
+"""A detector and its losses as one module: the module that DeepSpeed wraps where ``model.task`` is detection."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class DetectObjective(Objective):
         return sum(weights[name] * factor * value for name, value in values.items())
 
     def _factor(self, targets: list[dict[str, torch.Tensor]]) -> float:
-        """What makes the step's mean of a detector's losses, which are means over the objects of these images."""
+        """The factor from a mean over the objects of these images to the step's mean."""
         mine = max(1, sum(len(target["class_labels"]) for target in targets))
         return 1.0 if self.boxes_per_image is None else mine / (self.boxes_per_image * len(targets))
 
@@ -131,7 +131,7 @@ def _rows_of(overlap: Overlap | None, rows: torch.Tensor) -> Overlap | None:
 
 
 def target_of(boxes: torch.Tensor, size: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """What a detector learns of one image: ``class_labels`` and ``boxes`` without crowds, see ``Detector.forward``.
+    """Training target of one image: ``class_labels`` and ``boxes`` without crowds, see ``Detector.forward``.
 
     Args:
         boxes: ``[N, 6]``, see :class:`radioplat.data.batch.View`.

@@ -1,4 +1,4 @@
-"""Student, heads and losses as one module: what DeepSpeed, torch.compile and tests see."""
+"""Student, heads and losses as one module: the module that DeepSpeed wraps."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class DistillObjective(Objective):
         return parts
 
     def _in_space_of(self, teacher: ResolvedTeacher, features: Features) -> Features:
-        """What the student says to ``teacher``, in the space of the losses."""
+        """The student's features for ``teacher``, in the space of the losses."""
         mine = self.student.heads[teacher.name](features, raw=False)
         if self.classifies and "logits" in teacher.wanted:
             mine.named["logits"] = features.named["logits"]
@@ -215,7 +215,7 @@ class DistillObjective(Objective):
         batch: MicroBatch,
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        """What a peer's own weights learn by, see :mod:`radioplat.objectives.peers`; puts each term into ``losses``."""
+        """The loss of a peer's own weights, see :mod:`radioplat.objectives.peers`; puts each term into ``losses``."""
         weight, name = _weight_for(batch, teacher.name), teacher.name
         mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
         theirs = peers[name].map(lambda t: zero_unweighted(t, weight))

@@ -28,11 +28,11 @@ class AverageTeacher(Protocol):
 
 @dataclass
 class Inside:
-    """What they say of one micro-batch.
+    """Answers of the teachers inside the module to one micro-batch.
 
     Attributes:
         targets: by teacher, without a gradient.
-        peers: what each peer says, with its gradient.
+        peers: each peer's features, with their gradient.
         average: the map of the student's average for MESA, ``[B, h, w, D]``; None where MESA does not count.
         average_view: name of the view that this map is of.
     """

@@ -17,7 +17,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 
 @dataclass(frozen=True)
 class StepContext:
-    """What an objective may look at before the first micro-batch of a step.
+    """Arguments of :meth:`Objective.begin_step`.
 
     Attributes:
         step: the global step that begins, from 0.

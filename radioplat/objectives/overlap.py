@@ -12,7 +12,7 @@ _ALIKE = 1e-4  # of a view's side: homographies are float32, and differ by less 
 
 
 def overlap_of(student: View, teacher: View) -> Overlap | None:
-    """How two views of the same images lie to each other; None where they show the same, all of it.
+    """The warp between two views of the same images and their masks; None if both show the same, all of it.
 
     Args:
         student, teacher: of the images ``[B]``, of any size each.

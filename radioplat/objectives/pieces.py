@@ -26,7 +26,7 @@ def in_pieces(micro: MicroBatch, count: int) -> list[tuple[float, MicroBatch]]:
 
 
 def differs_in_pieces(module: nn.Module) -> list[str]:
-    """What in this run looks at a micro-batch as a whole, and is another thing in pieces; [] where nothing does."""
+    """Reasons why splitting a micro-batch changes the result; empty if splitting is exact."""
     reasons = []
     if any(isinstance(m, _BatchNorm) and m.training for m in module.modules()):
         reasons.append("BatchNorm normalizes by the statistics of a piece")

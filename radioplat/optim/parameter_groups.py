@@ -77,7 +77,7 @@ def is_scale(name: str) -> bool:
 
 
 def pattern_problems(module: nn.Module, config: OptimConfig) -> Iterator[Problem]:
-    """What ``train.optim`` asks of parameters that ``module`` (which may be on the meta device) does not have."""
+    """Problems of ``train.optim`` that names parameters which ``module`` (it may be on the meta device) lacks."""
     names = [_bare(name) for name, _ in module.named_parameters()]
     for pattern in config.lr_mults:
         if not any(_matches(name, pattern) for name in names):
@@ -85,7 +85,7 @@ def pattern_problems(module: nn.Module, config: OptimConfig) -> Iterator[Problem
             yield Problem("no parameter of the student has such a name", f"train.optim.lr_mults.{pattern}", hint)
     if config.layer_decay != 1 and not _depth(module):
         hint = "Give train.optim.lr_mults by name."
-        yield Problem("the backbone is no row of blocks", "train.optim.layer_decay", hint)
+        yield Problem("layer_decay needs a backbone with numbered blocks (blocks.0, blocks.1, ...)", "train.optim.layer_decay", hint)
 
 
 def _matches(name: str, pattern: str) -> bool:

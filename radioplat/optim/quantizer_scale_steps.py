@@ -37,5 +37,5 @@ def step_relatively(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What moves relatively, in the order of the groups; asked anew, as ZeRO puts other tensors in their place."""
+    """Tensors with relative steps, in the order of the groups; read each time, as ZeRO replaces them."""
     return [tensor for group in optimizer.param_groups if group.get(RELATIVE) for tensor in group["params"]]

@@ -1,1 +1,1 @@
-"""What a run writes down: status.json, the results folder, its lease, costs."""
+"""Records of a run: status.json, the results folder, its lease, costs."""

@@ -28,7 +28,7 @@ STALE_S = 45.0  # of silence: several beats, and as long as a file server may ha
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a folder.
+    """The holder of a folder.
 
     Attributes:
         token: of this hold, unlike any other.
@@ -78,7 +78,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """What :func:`check_lease` compares."""
+        """Identity of this hold, which :func:`check_lease` compares."""
         return self._mine.token
 
     def __enter__(self) -> Lease:
@@ -215,7 +215,7 @@ class Lease:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds a lease file; None where it is away or half-written."""
+    """Read the holder from a lease file; None if it is missing or half-written."""
     try:
         return parse_holder(path.read_bytes())
     except OSError:
@@ -223,7 +223,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def parse_holder(text: bytes) -> Holder | None:
-    """Who is named in the text of such a file; None where it is half-written."""
+    """Parse the holder in the text of such a file; None if it is half-written."""
     try:
         return Holder(**json.loads(text))
     except (ValueError, TypeError):

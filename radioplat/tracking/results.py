@@ -35,7 +35,7 @@ class TaskFolder:
         field = f"{task}.results_dir" if override else "results_dir"
         if "://" in str(override or results_dir):
             raise RadioplatError(
-                f"{override or results_dir} is no folder; diaries are appended to, which object stores cannot",
+                f"{override or results_dir} is no folder; task logs are appended to, which object stores cannot do",
                 where=field,
                 hint="Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine.",
             )
@@ -68,7 +68,7 @@ class TaskFolder:
         return write_atomic(self.experiment_path, redact_yaml(yaml_text))
 
     def spec_changes(self, new_yaml: str) -> list[str]:
-        """What differs between the saved spec and ``new_yaml``, one line a field in the order of the fields.
+        """Differences between the saved spec and ``new_yaml``, one line a field in the order of the fields.
 
         Returns:
             Lines such as ``train.optim.lr: 0.001 -> 0.002``; empty if nothing is saved or nothing changed.

@@ -1,4 +1,4 @@
-"""``status.json``: one JSON object a line, the machine-readable diary of a task (the format of TAO's)."""
+"""``status.json``: one JSON object a line, the machine-readable log of a task (TAO's format)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radioplat.tracking.json_lines import parse_line, read_lines
 
 
 class Status(str, Enum):
-    """How far a task has come."""
+    """State of a task."""
 
     STARTED = "STARTED"
     RUNNING = "RUNNING"

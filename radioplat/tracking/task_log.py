@@ -1,4 +1,4 @@
-"""What every task leaves beside its product: ``experiment.yaml``, and the beginning and end in ``status.json``."""
+"""The log of a task: ``experiment.yaml``, and its beginning and end in ``status.json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log_task(
 ) -> Result:
     """Run ``action`` as ``task``: STARTED before it, SUCCESS with ``kpi`` or FAILURE with the reason after it.
 
-    To be told to stop is no failure, as for a run. Whatever ``action`` raises is raised on.
+    A stop by SIGTERM is no failure, as for a run. Whatever ``action`` raises is raised on.
     """
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} starts", Status.STARTED)

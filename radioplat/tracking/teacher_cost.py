@@ -1,4 +1,4 @@
-"""What teachers cost a run: seconds, bytes, GPU-seconds and the price of 1,000 images."""
+"""Costs of the teachers of a run: seconds, bytes, GPU-seconds and the price of 1,000 images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "teacher_cost.json"
 
 @dataclass(frozen=True)
 class TeacherCost:
-    """What one teacher did for one run. Parts of a run add up with ``+``, and so do runs that share a pool.
+    """Cost of one teacher in one run. Parts of a run add up with ``+``, and so do runs that share a pool.
 
     Attributes:
         images: that it was asked for, with those that the feature cache answered; padding is never asked for.
@@ -57,7 +57,7 @@ class Prices:
     cpu_hour: float | None = None
 
     def of(self, cost: TeacherCost) -> float | None:
-        """The price of what a teacher did; None where what it ran on has no price.
+        """The price of a teacher's work; None if its hardware has no price.
 
         Without ``cpu_hour``, a GPU's price is taken to have its CPUs in it.
         """
@@ -75,21 +75,21 @@ class TeacherCosts:
     prices: Prices = Prices()
 
     def figures(self, teacher: str) -> dict[str, float]:
-        """What is told of a teacher, by name; what is not known is left out."""
+        """Figures of a teacher, by name; unknown ones are left out."""
         cost = self.teachers[teacher]
 
         def per_1000(amount: float | None) -> float | None:
             one = cost.per_image(amount)
             return None if one is None else 1000 * one
 
-        found = {
+        figures = {
             "seconds_per_1000_images": per_1000(cost.seconds),
             "bytes_per_image": cost.per_image(cost.bytes),
             "gpu_seconds_per_1000_images": per_1000(cost.gpu_seconds),
             "price_per_1000_images": per_1000(self.prices.of(cost)),
             "busy": cost.busy,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in figures.items() if value is not None}
 
     def kpi(self) -> dict[str, float]:
         """``cost/<teacher>/<figure>``."""
@@ -103,11 +103,11 @@ class TeacherCosts:
         columns += ["GPU-s / 1000", *(["price / 1000"] if with_price else []), "busy"]
         rows = []
         for teacher, cost in self.teachers.items():
-            found = self.figures(teacher)
-            size = found.get("bytes_per_image")
-            row = [teacher, cost.images, *([cost.cached] if with_cache else []), found.get("seconds_per_1000_images")]
-            row += [None if size is None else size / 1000, found.get("gpu_seconds_per_1000_images")]
-            row += [found.get("price_per_1000_images")] if with_price else []
+            figures = self.figures(teacher)
+            size = figures.get("bytes_per_image")
+            row = [teacher, cost.images, *([cost.cached] if with_cache else []), figures.get("seconds_per_1000_images")]
+            row += [None if size is None else size / 1000, figures.get("gpu_seconds_per_1000_images")]
+            row += [figures.get("price_per_1000_images")] if with_price else []
             rows.append([*row, f"{cost.busy:.0%}" if cost.busy is not None else None])
         note = (
             "Of 1,000 images that a teacher was asked for: the seconds of its forwards, and these times the GPUs of a "
@@ -123,11 +123,11 @@ class TeacherCosts:
 
     @staticmethod
     def read(folder: Path) -> TeacherCosts | None:
-        """What :meth:`write` left in ``folder``; None where there is nothing."""
+        """Read what :meth:`write` wrote into ``folder``; None if there is no file."""
         try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            saved = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         names = [f.name for f in dataclasses.fields(TeacherCost)]
-        teachers = {name: TeacherCost(*(cost[n] for n in names)) for name, cost in found["teachers"].items()}
-        return TeacherCosts(teachers, Prices(found["gpu_hour_price"], found["cpu_hour_price"]))
+        teachers = {name: TeacherCost(*(cost[n] for n in names)) for name, cost in saved["teachers"].items()}
+        return TeacherCosts(teachers, Prices(saved["gpu_hour_price"], saved["cpu_hour_price"]))

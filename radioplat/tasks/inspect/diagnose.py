@@ -19,7 +19,7 @@ from radioplat.tracking.attempts.logs import LastWords, attempt_folder, begun, c
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import survey
 
-_ALIVE_S = 120.0  # a pulse this fresh is of a worker that lives
+_ALIVE_S = 120.0  # a status this fresh is of a live worker
 _TAIL = 65536  # bytes of a log that are looked through
 _NAMED = 3
 # What the ranks that outlive another one say: a consequence, never the cause.
@@ -50,7 +50,7 @@ _ADVICE = {
 
 @dataclass
 class Diagnosis:
-    """What became of a run.
+    """The outcome of a run and its cause.
 
     Attributes:
         cause: one line.
@@ -181,7 +181,7 @@ def _first_real(words: list[LastWords]) -> Iterator[LastWords]:
 
 
 def _signs(folder: Path, attempt: int) -> Iterator[str]:
-    """What the logs of an attempt hold of known signs: meaning, and where it stands."""
+    """Known signs in the logs of an attempt: meaning, and the place in the log."""
     for path in sorted(attempt_folder(folder, attempt).glob("*.log")):
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL))

@@ -1,4 +1,4 @@
-"""``driver.log``: what the process that started a run said and was told, beside the logs of the attempt of then."""
+"""``driver.log``: the driver process's output, stored with the logs of the attempt that was running."""
 
 from __future__ import annotations
 

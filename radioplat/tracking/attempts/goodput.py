@@ -80,7 +80,7 @@ class Goodput:
         return figures
 
     def tables(self) -> list[Table]:
-        """What a person reads: where the time went, what came of it, and each restart with its cause."""
+        """Tables for people: where the time went, what came of it, and each restart with its cause."""
         rows = [(_LABELS[part], f"{self.share(part):.1%}", s) for part, s in self.seconds.items() if s > 0]
         note = (
             "Waiting is that of the slowest worker. Recovery: from the checkpoint that a restarted group went on from "
@@ -105,7 +105,7 @@ class Goodput:
 
     @staticmethod
     def read(task_folder: Path) -> Goodput | None:
-        """What :meth:`write` left; None where there is nothing."""
+        """Read what :meth:`write` wrote; None if there is no file."""
         try:
             figures = json.loads((task_folder / SUMMARY).read_text(encoding="utf-8"))
         except (OSError, ValueError):

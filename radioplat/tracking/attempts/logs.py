@@ -1,4 +1,4 @@
-"""What every attempt of a run leaves in ``<task folder>/logs/attempt_NNNN``, on the results' own storage.
+"""Files of each attempt in ``<task folder>/logs/attempt_NNNN``, on the results' own storage.
 
 ``driver.log``, ``worker_R.log`` and ``teacher_X.log`` are what the processes said; ``pulse_R.json`` is where rank R was
 last; ``stacks_R.txt`` is what its threads were at when it hung; ``last_words_R.json`` says why it ended, where it knew.
@@ -66,7 +66,7 @@ def write_last_words(task_folder: Path, attempt: int, rank: int, cause: str, det
 
 
 def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
-    """What the ranks of ``attempt`` said, the earliest first.
+    """The reasons that the ranks of ``attempt`` gave for their end, the earliest first.
 
     A rank that left stacks and no words was ended by the timer of ``faulthandler``: no thread of it could run.
     """

@@ -90,7 +90,7 @@ class WandbRun:
         return self._dir
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Log numbers by name at optimizer step ``step``. Never raises or waits: a failure is told in one line."""
+        """Log numbers by name at optimizer step ``step``. Never raises or waits: a failure is reported in one line."""
         line = {**values, STEP: step}
         self._later(lambda run: run.log(line))
 
@@ -176,7 +176,7 @@ class WandbRun:
             try:
                 # wandb holds the id of a start that failed until the process ends, so this part has one of its own.
                 self._run = self._init(run_dir, spec, "offline", f"{self.id}-{secrets.token_hex(2)}")
-            except Exception:  # told already that W&B is not to be had
+            except Exception:  # already reported that W&B cannot be reached
                 return
         self._dir = Path(self._run.dir).parent
 

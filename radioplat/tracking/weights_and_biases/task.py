@@ -1,4 +1,4 @@
-"""What a task without a loop of its own tells W&B at its end: figures, pictures, what it made and of what."""
+"""W&B records of a task without training steps: figures, pictures, and the artifacts that it made and used."""
 
 from __future__ import annotations
 

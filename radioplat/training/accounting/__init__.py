@@ -1,1 +1,1 @@
-"""What is written down of steps, costs and attempts."""
+"""Records of steps, costs and attempts."""

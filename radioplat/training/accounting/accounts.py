@@ -1,4 +1,4 @@
-"""What a worker and its driver write down of a run's time: ``accounts.jsonl``, which outlives attempts and starts."""
+"""A run's use of time, written by a worker and its driver: ``accounts.jsonl``, over all attempts and starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 
 _EVERY_S = 30.0  # between two lines; beside these, one at each checkpoint
-_LOOK_S = 5.0  # how old what is told at a step may be
+_LOOK_S = 5.0  # how old the figures of a step may be
 
 
 class Accounts(StepHook):
@@ -129,7 +129,7 @@ def session(task_folder: Path) -> Iterator[None]:
 
 
 def run_price(run: Run, totals: Goodput, teacher_costs: TeacherCosts | None) -> float | None:
-    """What the run has cost so far; None without prices."""
+    """The price of the run so far; None without prices."""
     cluster = run.spec.cluster
     inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not totals.on_cluster]
     shared = [t.name for t in run.teachers if t.service.pool]

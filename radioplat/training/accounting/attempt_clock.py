@@ -1,5 +1,4 @@
-"""What one start of the workers says of itself: its line in ``attempts.jsonl``, and where the time to its first step
-went."""
+"""One start of the workers: its line in ``attempts.jsonl``, and the times up to its first step."""
 
 from __future__ import annotations
 

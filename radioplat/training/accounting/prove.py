@@ -35,10 +35,10 @@ def prove_run(folder: Path) -> Proof:
     Raises:
         DataError: it has no whole checkpoint, or its copy of the index makes another order than the checkpoint's.
     """
-    found = newest(folder)
-    if found is None:
+    checkpoint = newest(folder)
+    if checkpoint is None:
         raise DataError("there is no whole checkpoint, so nothing led to one", where=str(folder))
-    path, state = found
+    path, state = checkpoint
     dataset = load_spec(folder / "experiment.yaml").dataset
     data = RunData.load(folder / "data", dataset.train_dataset)
     global_batch = int(state.order_fields["global_batch"])

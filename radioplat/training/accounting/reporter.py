@@ -1,4 +1,4 @@
-"""What a worker tells of its steps: status.json, W&B and TensorBoard, from rank 0."""
+"""Figures of each step in status.json, W&B and TensorBoard, from rank 0."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class Reporter(StepHook):
             if costs.teachers:
                 costs.write(self._run.folder)
 
-    def validation(self, kpi: dict[str, float], step: int, said: Sequence[str] = ()) -> None:
-        """Report what a validation found.
+    def validation(self, kpi: dict[str, float], step: int, notes: Sequence[str] = ()) -> None:
+        """Report the figures of a validation.
 
         Args:
-            said: sentences about how.
+            notes: sentences about how they were measured.
         """
         if self._active:
-            self._status.write("; ".join([f"validation at step {step}", *said]), kpi=kpi, step=step)
+            self._status.write("; ".join([f"validation at step {step}", *notes]), kpi=kpi, step=step)
             self._wandb.log(step, kpi)
             self._events.log(step, kpi)
 

@@ -115,11 +115,11 @@ def commit(folder: Path, made: Snapshot) -> Path:
 
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint: it loses its name before it loses its files."""
-    gone = checkpoint.with_name(_gone(checkpoint.name))
-    shutil.rmtree(gone, ignore_errors=True)
+    removed = checkpoint.with_name(_removed(checkpoint.name))
+    shutil.rmtree(removed, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        os.rename(checkpoint, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+        os.rename(checkpoint, removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def clear_left_behind(folder: Path) -> None:
@@ -128,7 +128,7 @@ def clear_left_behind(folder: Path) -> None:
         final = folder / old.name.removeprefix(".").removesuffix(".old")
         if not final.exists():
             os.rename(old, final)  # killed between two renames
-    for pattern in (_aside, _old, _gone):
+    for pattern in (_aside, _old, _removed):
         for path in folder.glob(pattern("model_epoch_*")):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -141,7 +141,7 @@ def _old(name: str) -> str:
     return f".{name}.old"
 
 
-def _gone(name: str) -> str:
+def _removed(name: str) -> str:
     return f".{name}.gone"
 
 
@@ -219,13 +219,13 @@ def _matches(file: Path, digest: str | None) -> bool:
 
 def verified_state(folder: Path) -> RunState | None:
     """The state of a checkpoint that can be read; None for anything else."""
-    found = examine(folder)
-    return found if isinstance(found, RunState) else None
+    state = examine(folder)
+    return state if isinstance(state, RunState) else None
 
 
 @dataclass
 class Survey:
-    """What a task's folder holds.
+    """The checkpoints in a task's folder.
 
     Attributes:
         newest: the checkpoint with the most steps that can be read, and its state.
@@ -244,15 +244,15 @@ class Survey:
 def survey(folder: Path) -> Survey:
     """Examine the checkpoints in ``folder``, those with the most steps first, until one can be read."""
     steps = {path: step_of(path) for path in folder.glob("model_epoch_*") if path.is_dir()}
-    found = Survey()
-    # Of those whose step cannot be told, none may be missed.
+    result = Survey()
+    # Those of unknown step come first: none may be missed.
     for path in sorted(steps, key=lambda path: step if (step := steps[path]) is not None else math.inf, reverse=True):
         state = examine(path)
         if isinstance(state, RunState):
-            found.newest = path, state
+            result.newest = path, state
             break
-        found.unreadable.append(state)
-    return found
+        result.unreadable.append(state)
+    return result
 
 
 def newest(folder: Path) -> tuple[Path, RunState] | None:
@@ -261,9 +261,9 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
     Raises:
         UnreadableCheckpoints: there are checkpoints, but none can be read, or a newer one is of another version.
     """
-    found = survey(folder)
-    check_in_the_way(found.step, found.unreadable, str(folder))
-    return found.newest
+    result = survey(folder)
+    check_in_the_way(result.step, result.unreadable, str(folder))
+    return result.newest
 
 
 def step_of(path: Path) -> int | None:

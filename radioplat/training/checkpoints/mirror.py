@@ -83,13 +83,13 @@ class Mirror:
         return self._judged(self._finished())
 
     def _judged(self, uploads: list[Upload]) -> dict[str, Standing]:
-        found = {}
+        known = {}
         for upload in sorted(uploads, key=lambda upload: upload.written):
             step = step_in(self._texts(upload)[1])
             if step is not None and not self._missing(upload):
                 score = read_score(self._read(upload, SCORES)) if SCORES in upload.files else None
-                found[upload.checkpoint] = Standing(step, score)
-        return found
+                known[upload.checkpoint] = Standing(step, score)
+        return known
 
     def upload(self, checkpoint: Path) -> None:
         """Copy a checkpoint here. What stood here before counts until its manifest stands.
@@ -107,7 +107,7 @@ class Mirror:
             self._own()
             there = next((one.files for one in self._uploads() if one.folder == folder), {})
             if missing := [file.name for file in files if file.name not in there]:
-                raise OSError(f"{missing[0]} of {folder} is gone from {self.folder}")
+                raise OSError(f"{missing[0]} of {folder} is missing from {self.folder}")
             copy_file(str(checkpoint / MANIFEST), f"{self.folder}/{folder}/{MANIFEST}")
         except BaseException:
             with contextlib.suppress(OSError):  # the next start clears it
@@ -131,13 +131,13 @@ class Mirror:
             TrainingError: another writer has come.
         """
         uploads = self._finished()
-        found = self._judged(uploads)
-        gone = checkpoints_to_remove(found, step, train)
+        known = self._judged(uploads)
+        removed = checkpoints_to_remove(known, step, train)
         self._own()
         for upload in uploads:
-            if upload.checkpoint in gone:
+            if upload.checkpoint in removed:
                 self._remove_folder(upload.folder)
-        return set(found) - gone
+        return set(known) - removed
 
     def clear_left_behind(self) -> None:
         """Remove what was never finished, as the one who claimed this place."""
@@ -146,7 +146,7 @@ class Mirror:
                 self._remove_folder(upload.folder)
 
     def newer(self, least: int | None) -> tuple[list[tuple[int | None, str]], list[Unreadable]]:
-        """What has more steps than ``least`` (None: all), as far as can be told without reading a tensor.
+        """Checkpoints with more steps than ``least`` (None: all), as far as is known without reading a tensor.
 
         Returns:
             Steps and paths, the newest first; and what cannot be read.
@@ -165,19 +165,19 @@ class Mirror:
                 unreadable.append(Unreadable(path, step, reason, torn=False))
             else:
                 candidates.append((step, path))
-        # Of those whose step cannot be told, none may be missed.
-        candidates.sort(key=lambda found: math.inf if found[0] is None else found[0], reverse=True)
+        # Those of unknown step come first: none may be missed.
+        candidates.sort(key=lambda one: math.inf if one[0] is None else one[0], reverse=True)
         return candidates, unreadable
 
     def bring_newer(
-        self, found: tuple[Path, RunState] | None, folder: Path
+        self, newest: tuple[Path, RunState] | None, folder: Path
     ) -> tuple[tuple[Path, RunState] | None, list[Unreadable]]:
-        """The newest checkpoint of all: ``found``, or one from here, which is then copied into ``folder``.
+        """The newest checkpoint of all: ``newest``, or one from here, which is then copied into ``folder``.
 
         Returns:
             It, and what comes before it here and cannot be read.
         """
-        candidates, unreadable = self.newer(None if found is None else found[1].global_step)
+        candidates, unreadable = self.newer(None if newest is None else newest[1].global_step)
         for _, path in candidates:
             upload = _UPLOAD.fullmatch(PurePosixPath(path).name)
             assert upload is not None  # as all that `newer` names
@@ -186,7 +186,7 @@ class Mirror:
             if isinstance(state, RunState):
                 return (target, state), unreadable
             unreadable.append(state)
-        return found, unreadable
+        return newest, unreadable
 
     def find(self, name: str) -> str | None:
         """The path of the upload of a checkpoint, or of one folder, that was finished last."""
@@ -209,11 +209,11 @@ class Mirror:
             listed = [(PurePosixPath(path), state) for path, state in list_files(self.folder, lambda _: True)]
         except FileNotFoundError:
             return []
-        found: dict[str, Upload] = {}
+        uploads: dict[str, Upload] = {}
         for path, state in listed:
             if len(path.parts) == 2 and (match := _UPLOAD.fullmatch(path.parts[0])):
-                found.setdefault(match[0], Upload(match[0], match[1], {})).files[path.name] = state
-        return [upload for upload in found.values() if _SET_ASIDE not in upload.files]
+                uploads.setdefault(match[0], Upload(match[0], match[1], {})).files[path.name] = state
+        return [upload for upload in uploads.values() if _SET_ASIDE not in upload.files]
 
     def _finished(self) -> list[Upload]:
         return [upload for upload in self._uploads() if MANIFEST in upload.files]
@@ -232,8 +232,8 @@ class Mirror:
 
     def _json(self, upload: Upload, file: str) -> dict | None:
         with contextlib.suppress(ValueError, FileNotFoundError):
-            found = json.loads(self._read(upload, file))
-            return found if isinstance(found, dict) else None
+            value = json.loads(self._read(upload, file))
+            return value if isinstance(value, dict) else None
         return None
 
     def _read(self, upload: Upload, file: str) -> bytes:

@@ -54,7 +54,7 @@ class Persistence:
         self._last = 0  # step of the last save
 
     def warn_through(self, warn: Callable[[str], None]) -> None:
-        """Have what goes wrong in the background told to ``warn`` and to the terminal."""
+        """Report failures of the background thread to ``warn`` and to the terminal."""
 
         def warn_both(line: str) -> None:
             note(line)

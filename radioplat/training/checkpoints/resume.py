@@ -137,7 +137,7 @@ def catch_up(run: Run, checkpoint: tuple[Path, RunState] | None) -> None:
 
 
 def unreachable(spec: Spec, task: str) -> list[Problem]:
-    """What ``plan`` finds wrong with the places of checkpoints that are not this run's folder."""
+    """Problems of the places of checkpoints outside this run's folder."""
     problems = []
     if (mirror := mirror_of(spec, task)) is not None:
         try:

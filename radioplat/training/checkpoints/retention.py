@@ -20,7 +20,7 @@ METRICS = tuple(dict.fromkeys(column for task in TRAINING_TASKS for column in ta
 
 
 class Standing(NamedTuple):
-    """What is asked of a checkpoint: its global step, and its score where it was validated."""
+    """Global step of a checkpoint, and its score if it was validated."""
 
     step: int
     score: float | None = None

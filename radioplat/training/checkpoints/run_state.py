@@ -45,7 +45,7 @@ class RunState:
 
 
 def foreign_schema(state: Any) -> str:
-    """What is foreign to this version about the schema of a ``state.json``; empty for nothing."""
+    """Why this version cannot read the schema of a ``state.json``; empty if it can."""
     if not isinstance(state, dict) or state.get("schema") is None:
         return f"{STATE} names no schema, radioplat {__version__} reads schema {SCHEMA}"
     theirs = state["schema"]
@@ -53,7 +53,7 @@ def foreign_schema(state: Any) -> str:
 
 
 def unknown_in_state(state: dict[str, Any]) -> list[str]:
-    """What this version does not understand in a ``state.json`` of its schema; empty for nothing."""
+    """Problems of a ``state.json`` of this version's schema: unknown fields, no step; empty if there are none."""
     names = unknown_fields(state, RunState)
     costs = state.get("teacher_cost")
     costs = costs if isinstance(costs, dict) else {}

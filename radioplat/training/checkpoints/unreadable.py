@@ -11,11 +11,11 @@ from radioplat.errors import Problem, WeightsError
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A folder that bears a checkpoint's name and cannot be read.
+    """A folder with a checkpoint's name that cannot be read.
 
     Attributes:
         path: local, or on an object store.
-        step: its global step; None where that cannot be told.
+        step: its global step; None if unknown.
         reason: what is wrong, and in which file.
         torn: files are missing or damaged; else all are whole, and of another version.
     """

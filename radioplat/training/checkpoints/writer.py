@@ -19,14 +19,14 @@ from radioplat.training.checkpoints.retention import prune, write_scores
 
 @dataclasses.dataclass
 class Outcome:
-    """How saving has gone.
+    """Result of the saves so far.
 
     Attributes:
         newest: the newest checkpoint that was committed in the run's folder; None before the first.
         step: its global step.
         failures: saves in a row that failed, the last one included; 0 where it was well.
         reason: why the last one failed.
-        fatal: what no disk or store can be blamed for.
+        fatal: an unexpected exception, not one of a disk or store.
     """
 
     newest: Path | None = None
@@ -65,15 +65,15 @@ class CheckpointWriter:
                 mirror.clear_left_behind()
 
     def put(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
-        """Begin to write ``made``, once what was begun before is done.
+        """Start to write ``made``, after the previous write has ended.
 
         Args:
-            told: called in the thread with the folder of the checkpoint when it is committed.
+            on_commit: called in the thread with the folder of the checkpoint when it is committed.
         """
         self._begin(lambda: self._save(made, on_commit))
 
     def score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
-        """Begin to write down what the validation of a checkpoint found, and to remove what that dooms."""
+        """Queue writing a checkpoint's score and deleting the checkpoints that retention no longer keeps."""
         self._begin(lambda: self._keep_score(checkpoint, kpi))
 
     def missed(self, step: int, reason: str) -> None:
@@ -97,7 +97,7 @@ class CheckpointWriter:
         """Start ``action`` in the thread once it is free."""
 
         def guarded() -> None:
-            """What nobody expects is raised by all ranks when they next meet, not by this thread."""
+            """Keep an unexpected exception: all ranks raise it when they next synchronize."""
             try:
                 action()
             except Exception as error:
@@ -116,7 +116,7 @@ class CheckpointWriter:
             return
         step = int(json.loads(made.state)["global_step"])
         self._outcome.newest, self._outcome.step = path, step
-        with self._tolerated(f"checkpoint {made.name} is written, but that cannot be told"):
+        with self._tolerated(f"checkpoint {made.name} is written, but that cannot be reported"):
             on_commit(path)
         if self._mirror is not None:
             try:
@@ -153,7 +153,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def _tolerated(self, message: str) -> Iterator[None]:
-        """What fails here costs no checkpoint: it is told."""
+        """Report an OSError as a warning: it costs no checkpoint."""
         try:
             yield
         except OSError as error:

@@ -67,7 +67,7 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
 
 
 def moving_scaler(engine: Any) -> Any | None:
-    """What moves the loss scale of an fp16 run; None elsewhere."""
+    """The loss scaler of an fp16 run; None otherwise."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
 
@@ -125,7 +125,7 @@ def masters(engine: Any) -> list[torch.Tensor]:
 
 
 def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
-    """Whose pieces the flat tensors among :func:`masters` hold; empty where parameters are whole."""
+    """Parameters of which the flat tensors among :func:`masters` have pieces; empty if parameters are whole."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         groups, rank = optimizer.fp16_groups, dist.get_rank()
@@ -153,32 +153,32 @@ def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Ite
             yield i, start, real
 
 
-def gather_beside(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def gather_values(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """``values``, which lie beside :func:`masters` in their shapes, by parameter, as :func:`full_state` gives them.
 
     Every rank must call this.
     """
     result: dict[str, torch.Tensor] = {}
-    with _beside(engine, values) as inner:
+    with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
             _take(result, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
     return result
 
 
-def copy_beside(
+def copy_values(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: dict[str, torch.Tensor]
 ) -> None:
-    """As :func:`gather_beside`, straight into the tensors of ``into``, where they lie."""
-    with _beside(engine, values) as inner:
+    """As :func:`gather_values`, straight into the tensors of ``into``, where they lie."""
+    with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
             into[name].copy_(_whole(inner, parameter, _BESIDE))
 
 
-def scatter_beside(
+def scatter_values(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:
-    """Inverse of :func:`gather_beside`, into ``values``; parameters that ``state`` lacks are left as they are."""
-    with _beside(engine, values) as inner:
+    """Inverse of :func:`gather_values`, into ``values``; parameters that ``state`` lacks are left as they are."""
+    with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
             if name not in state:
                 continue
@@ -189,7 +189,7 @@ def scatter_beside(
 
 
 @contextlib.contextmanager
-def _beside(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.Optimizer]:
+def _as_moment(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.Optimizer]:
     """For a while ``values`` are a moment of the optimizer: so DeepSpeed's own code gathers and cuts them."""
     inner = _inner(engine.optimizer)
     for tensor, value in zip(masters(engine), values, strict=True):

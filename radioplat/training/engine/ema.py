@@ -55,7 +55,7 @@ class Ema(StepHook):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The averages by the student's names, fp32, on the CPU; every rank must call this."""
         statistics = {name: value.cpu().clone() for name, value in self._statistics.items()}
-        return {**deepspeed_compat.gather_beside(self._engine, self._names, self._average), **statistics}
+        return {**deepspeed_compat.gather_values(self._engine, self._names, self._average), **statistics}
 
     @torch.no_grad()
     def copy_into(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -64,14 +64,14 @@ class Ema(StepHook):
         Rounded to their dtype, and on their device.
         """
         names = {name: parameter for name, parameter in self._names.items() if name in tensors}
-        deepspeed_compat.copy_beside(self._engine, names, self._average, tensors)
+        deepspeed_compat.copy_values(self._engine, names, self._average, tensors)
         for name, value in self._statistics.items():
             if name in tensors:
                 tensors[name].copy_(value)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore it at any world size and stage; what ``state`` lacks is left as it is."""
-        deepspeed_compat.scatter_beside(self._engine, self._names, self._average, state)
+        deepspeed_compat.scatter_values(self._engine, self._names, self._average, state)
         for name in self._statistics:
             if name in state:
                 self._statistics[name] = state[name].clone()

@@ -26,7 +26,7 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
     """``clients`` by name, behind ``feature_cache`` where it is on; on leaving, what it holds back is written.
 
     Every rank enters, in the training thread; the process group is up and the teachers are ready. That the
-    cache cannot be filled any more is told in ``status.json``.
+    cache cannot be filled any more is reported in ``status.json``.
 
     Raises:
         SpecError, WeightsError: on every rank, where one cannot use the folder or read the weights.
@@ -61,7 +61,7 @@ def _warn(run: Run, line: str) -> None:
 
 
 def _alike(action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on this rank; an error of one rank is raised on all."""
+    """Return the result of ``action`` on this rank; an error of one rank is raised on all."""
     problem: RadioplatError | None = None
     try:
         result = action()

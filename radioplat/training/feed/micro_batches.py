@@ -58,7 +58,7 @@ class MicroBatches:
     def micro_batch(
         self, step: int, micro_batch: int, batch: Batch, answers: dict[str, Pending], record: StepRecord
     ) -> MicroBatch:
-        """What arrived as micro-batch ``micro_batch`` of ``step``, with the teachers' answers, which are waited for.
+        """Put micro-batch ``micro_batch`` of ``step`` on the device with the teachers' answers, which are waited for.
 
         Args:
             record: gets what was answered, and how long it took.
@@ -120,14 +120,14 @@ class MicroBatches:
         return micro
 
     def _overlap_inside(self, batch: Batch, micro: MicroBatch) -> None:
-        """How the views of teachers inside the module lie to the student's."""
+        """Add the overlaps of the student's view with those of the teachers inside the module."""
         for name in self._run.inner_views if batch.micro_batch >= 0 else ():
             overlap = overlap_of(batch.views[self._run.student_view], batch.views[name])
             if overlap is not None:
                 micro.inner_overlaps[name] = overlap.to(self._device)
 
     def _answer(self, teacher: ResolvedTeacher, pending: Pending, record: StepRecord) -> Packed:
-        """What a teacher says. One in this process is work of its own; for another it waits."""
+        """Wait for a teacher's answer; a teacher in this process computes it here."""
         here = not self._on_cluster or teacher.service.placement is Placement.inline
         begin = time.perf_counter()
         try:

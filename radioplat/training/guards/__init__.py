@@ -1,1 +1,1 @@
-"""What may stop or skip a step."""
+"""Guards: what may skip a step, pause a run or end it."""

@@ -28,7 +28,7 @@ Trail = list[tuple[int, np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class RollBack:
-    """How a worker resumes from the last checkpoint after a loss spike.
+    """The order to resume from the last checkpoint after a loss spike.
 
     Attributes:
         step: the first that is taken.

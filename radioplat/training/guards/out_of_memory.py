@@ -32,7 +32,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:
-    """How often the micro-batches of this start are halved, and the line that says so, empty for 0; rank 0 asks.
+    """The number of halvings of this start's micro-batches, and a line for the user, empty for 0; rank 0 calls it.
 
     What was found at another ``dataset.batch_size`` is no guide. An attempt that an out-of-memory killer ended, the
     host's or Ray's, could not write down anything: there the cause that its driver saw counts as one halving more.
@@ -58,7 +58,7 @@ def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def watched(task_folder: Path, spec: Spec, count: int, attempt: int, step: int) -> Iterator[None]:
-    """Around forward and backward: when memory runs out, the next start is told to halve once more than ``count``.
+    """Around forward and backward: when memory runs out, record that the next start halves once more than ``count``.
 
     Raises:
         OutOfMemory: on this rank; the group has to start again.

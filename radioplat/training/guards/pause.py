@@ -1,5 +1,5 @@
 """Stopping a worker group on purpose, between two steps and with a checkpoint: before a node goes, for more workers, or
-because the command was told to stop.
+because the command received SIGTERM.
 
 A resize by Ray Train kills its workers where they are. Ours are asked first: every rank learns at the same step that
 one of them was asked, all save, and all leave with :class:`Paused`, which the failure policy does not count. From then

@@ -27,7 +27,7 @@ _BASE = f"{StepHook.__module__}.{StepHook.__name__}"
 
 @dataclass(frozen=True)
 class HookContext:
-    """What a user's hook is built with, on each rank.
+    """Constructor argument of a user's hook, on each rank.
 
     Attributes:
         objective: the module that is trained; ``objective.student`` is the model. From ZeRO stage 1 on its weights are
@@ -153,7 +153,7 @@ def hook_class(path: str, where: str) -> Any:  # noqa: ANN401
 
 
 def hook_problems(spec: Spec) -> Iterator[Problem]:
-    """What is wrong with the classes in ``train.hooks``, before a worker starts."""
+    """Problems of the classes in ``train.hooks``, before a worker starts."""
     for i, path in enumerate(spec.train.hooks):
         try:
             hook_class(path, f"train.hooks[{i}]")

@@ -1,4 +1,4 @@
-"""How long ranks may wait for each other inside a collective."""
+"""The timeout of collectives between the ranks."""
 
 from __future__ import annotations
 

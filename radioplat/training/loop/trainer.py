@@ -38,7 +38,7 @@ class Trainer:
 
     Args:
         clock, meter, accounts: hooks that outlive a roll-back.
-        phases: told what is being done.
+        phases: set to what is being done, for the watchdog.
         halvings: how often each micro-batch is halved for want of memory, and the line that says why.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What was measured of teachers' targets, on disk, for other runs: a sweep pays for that pass once.
+"""Measured statistics of teachers' targets on disk, for other runs: a sweep measures them once.
 
 A safetensors file (``distill.target_norm.path``) with the float64 sums of each teacher's summary and map: the count of
 rows, ``total`` ``[D]`` and ``outer`` ``[D, D]``. Every ``type`` of transform follows from them, the same in any run.
@@ -105,7 +105,7 @@ def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: d
 def shared_moments(
     path: str | None, teachers: list[ResolvedTeacher], widths: dict[Key, int]
 ) -> dict[Key, Moments] | None:
-    """What the file at ``path`` holds of ``teachers``; None without a path or a file. All ranks call it.
+    """Read the moments of ``teachers`` from ``path``; None without a path or a file. All ranks call it.
 
     Raises:
         SpecError, WeightsError: on every rank; see :func:`problems`.

@@ -21,7 +21,7 @@ KEPT_BYTES = 2**30  # of batches kept from the pass for the steps that they belo
 
 
 class TargetPass:
-    """What is measured, over which steps, and whether the batches stay in memory for their own steps.
+    """The batches to measure, and whether they stay in memory for their own steps.
 
     Attributes:
         first_stop: the step up to which the first stream of batches is to reach. Where that is not the run's end, the
@@ -82,7 +82,7 @@ class TargetPass:
 
 
 def _micro_batch_bytes(run: Run) -> int:
-    """What a micro-batch and the answers to it take in memory, bytes."""
+    """Bytes of a micro-batch and of the answers to it."""
     pixels = sum(3 * view.size**2 for view in run.views)
     numbers = 0
     for teacher in run.asked:

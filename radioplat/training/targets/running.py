@@ -50,7 +50,7 @@ class RunningNorm(StepHook):
         self._frozen = start >= config.freeze_after
 
     def see(self, name: str, features: Features, weight: torch.Tensor, view: View | None = None) -> None:
-        """What teacher ``name`` said of ``view``; samples of ``weight`` 0, and what hides the image, do not count."""
+        """Add the answer of teacher ``name`` to ``view``; samples of ``weight`` 0 and hidden positions do not count."""
         for (other, kind), moments in self._step.items():
             if other == name and not self._frozen:
                 values = getattr(features, kind)

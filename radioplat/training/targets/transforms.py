@@ -36,7 +36,7 @@ _MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Tr
 
 
 def normed(teachers: list[ResolvedTeacher]) -> dict[Key, TargetNormType]:
-    """What is transformed, and how."""
+    """The transforms by teacher and kind of features."""
     return {(t.name, kind): norm for t in teachers for kind, norm in sorted(t.norms.items())}
 
 
@@ -92,7 +92,7 @@ def fit_target_norm(
 
 
 def counting(kind: str, values: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
-    """What of a teacher's answer of ``kind`` counts: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
+    """Which parts of an answer of ``kind`` count: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
     if kind != "spatial":
         return weight
     return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(values.shape[:3]))

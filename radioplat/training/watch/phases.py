@@ -1,4 +1,4 @@
-"""What a worker is doing, by the clock: one phase at a time, so that each second belongs to one of them."""
+"""The phase of a worker: one at a time, so that each second belongs to exactly one."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class Watchdog:
         folder: the task's results folder.
         attempt: whose logs these are.
         world_size: ranks 0 to ``world_size - 1`` are looked at.
-        say: told once a wait is long, and again whenever it has doubled.
-        say_hang: told right before this process ends.
+        say: called when a wait is long, and again whenever it has doubled.
+        say_hang: called right before this process ends.
         end: how the process ends.
     """
 

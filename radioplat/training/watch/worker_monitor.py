@@ -1,4 +1,4 @@
-"""What stands around a worker while it trains: its log, its phases, the watchdog, and its last words."""
+"""Monitoring of a worker while it trains: its log, its phases, the watchdog, and the reason of its end."""
 
 from __future__ import annotations
 
