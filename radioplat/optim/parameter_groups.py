@@ -84,8 +84,8 @@ def pattern_problems(module: nn.Module, config: OptimConfig) -> Iterator[Problem
             hint = f"Names are like {names[0]}." if names else ""
             yield Problem("no parameter of the student has such a name", f"train.optim.lr_mults.{pattern}", hint)
     if config.layer_decay != 1 and not _depth(module):
-        hint = "Give train.optim.lr_mults by name."
-        yield Problem("layer_decay needs a backbone with numbered blocks (blocks.0, blocks.1, ...)", "train.optim.layer_decay", hint)
+        message = "layer_decay needs a backbone with numbered blocks (blocks.0, blocks.1, ...)"
+        yield Problem(message, "train.optim.layer_decay", "Give train.optim.lr_mults by name.")
 
 
 def _matches(name: str, pattern: str) -> bool:
