@@ -163,7 +163,7 @@ def test_running_means_are_those_of_the_step_however_it_is_cut(size):
         )
     for state in states:
         state.step()
-    found, expected = states[1].tensors(), states[0].tensors()
+    found, expected = states[1].state_dict(), states[0].state_dict()
     assert found.keys() == expected.keys() == {"balance.total", "balance.samples"}
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)

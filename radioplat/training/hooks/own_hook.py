@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ import torch
 
 from radioplat.common import collectives
 from radioplat.common.import_path import import_object
-from radioplat.data.batch import Batch
 from radioplat.errors import Problem, SpecError, TrainingError
 from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.root import Spec
 from radioplat.training.hooks.step_hook import StepHook
-from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRecord
+from radioplat.training.hooks.step_record import StepDecision
 
 _METHODS = sorted(name for name, _ in inspect.getmembers(StepHook, inspect.isfunction))
+_DECISIONS = ("losses", "before_update")
 _BASE = f"{StepHook.__module__}.{StepHook.__name__}"
 
 
@@ -51,87 +51,48 @@ class OwnHook(StepHook):
     """
 
     def __init__(self, path: str, where: str, context: HookContext) -> None:
-        self._where, self._device = where, context.device
-        self.name = path
-        with self._guarded("__init__", SpecError):
-            cls = hook_class(path, where)
-            self._hook = cls(context) if cls.__init__ is not object.__init__ else cls()
-        self._decides = any(
-            getattr(type(self._hook), name) is not getattr(StepHook, name) for name in ("losses", "before_update")
-        )
+        self.name, self._where, self._device = path, where, context.device
+        cls = hook_class(path, where)
+        build = cls if cls.__init__ is object.__init__ else partial(cls, context)
+        hook = self._guarded("__init__", build, SpecError)()
+        calls = {method: getattr(hook, method) for method in _METHODS}
+        calls["figures"] = lambda: {str(name): float(value) for name, value in hook.figures().items()}
+        calls["state_dict"] = lambda: _storable(hook.state_dict())
+        for method, call in calls.items():
+            guarded = self._guarded(method, call)
+            decides = method in _DECISIONS and getattr(cls, method) is not getattr(StepHook, method)
+            setattr(self, method, self._agreed(method, guarded) if decides else guarded)
 
-    def begin_step(self, step: int) -> None:
-        """See :class:`StepHook`, as for the other methods."""
-        with self._guarded("begin_step"):
-            self._hook.begin_step(step)
+    def _guarded(
+        self, method: str, call: Callable[..., Any], kind: type[SpecError | TrainingError] = TrainingError
+    ) -> Callable[..., Any]:
+        def guarded(*arguments: Any) -> Any:  # noqa: ANN401
+            try:
+                return call(*arguments)
+            except Exception as error:  # a user's code may raise anything
+                message = f"{self.name}.{method} raised {type(error).__name__}: {error}"
+                raise kind(message, where=self._where, hint="Mend it, or take it out of train.hooks.") from error
 
-    def begin_micro_batch(self, step: int, batch: Batch) -> None:
-        """See the class."""
-        with self._guarded("begin_micro_batch"):
-            self._hook.begin_micro_batch(step, batch)
+        return guarded
 
-    def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
-        """Skip the step if the hook of any rank decides so."""
-        with self._guarded("losses"):
-            mine = self._hook.losses(step, batch, losses, last)
-        return self._agreed(mine, "losses")
+    def _agreed(self, method: str, call: Callable[..., Any]) -> Callable[..., StepDecision]:
+        """``call``, where the hook of any rank that skips the step skips it on all."""
 
-    def end_micro_batch(self, step: int, batch: Batch) -> None:
-        """See the class."""
-        with self._guarded("end_micro_batch"):
-            self._hook.end_micro_batch(step, batch)
+        def agreed(*arguments: Any) -> StepDecision:  # noqa: ANN401
+            mine = call(*arguments)
+            if not isinstance(mine, StepDecision):
+                message, hint = f"{self.name}.{method} returned {type(mine).__name__}", "Return a StepDecision."
+                raise TrainingError(message, where=self._where, hint=hint)
+            skips = collectives.maximum(torch.tensor([float(bool(mine.skip))], device=self._device))
+            return mine if mine.skip or not skips.item() else StepDecision(f"{self.name} of another rank")
 
-    def before_update(self, record: StepRecord) -> StepDecision:
-        """Skip the step if the hook of any rank decides so."""
-        with self._guarded("before_update"):
-            mine = self._hook.before_update(record)
-        return self._agreed(mine, "before_update")
+        return agreed
 
-    def end_step(self, record: StepRecord) -> None:
-        """See the class."""
-        with self._guarded("end_step"):
-            self._hook.end_step(record)
 
-    def after_step(self, record: StepRecord) -> None:
-        """See the class."""
-        with self._guarded("after_step"):
-            self._hook.after_step(record)
-
-    def figures(self) -> dict[str, float]:
-        """See the class."""
-        with self._guarded("figures"):
-            return {str(name): float(value) for name, value in self._hook.figures().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """See the class."""
-        with self._guarded("state_dict"):
-            state = dict(self._hook.state_dict())
-            json.dumps({name: value for name, value in state.items() if not isinstance(value, torch.Tensor)})
-            return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See the class."""
-        with self._guarded("load_state_dict"):
-            self._hook.load_state_dict(state)
-
-    def _agreed(self, mine: StepDecision, method: str) -> StepDecision:
-        if not self._decides:
-            return CONTINUE
-        if not isinstance(mine, StepDecision):
-            message = f"{self.name}.{method} returned {type(mine).__name__}"
-            raise TrainingError(message, where=self._where, hint="Return a StepDecision; CONTINUE lets the step go on.")
-        skips = collectives.maximum(torch.tensor([float(bool(mine.skip))], device=self._device))
-        return (mine if mine.skip else StepDecision(f"{self.name} of another rank")) if skips.item() else CONTINUE
-
-    @contextlib.contextmanager
-    def _guarded(self, method: str, kind: type[SpecError | TrainingError] = TrainingError) -> Iterator[None]:
-        try:
-            yield
-        except SpecError:
-            raise
-        except Exception as error:  # a user's code may raise anything
-            message = f"{self.name}.{method} raised {type(error).__name__}: {error}"
-            raise kind(message, where=self._where, hint="Mend it, or take it out of train.hooks.") from error
+def _storable(state: dict[str, Any]) -> dict[str, Any]:
+    """``state``, which must have tensors and JSON values only."""
+    json.dumps({name: value for name, value in state.items() if not isinstance(value, torch.Tensor)})
+    return state
 
 
 def hook_class(path: str, where: str) -> Any:  # noqa: ANN401

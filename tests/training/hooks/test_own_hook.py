@@ -18,7 +18,6 @@ from radioplat.tasks.plan.plan import plan
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import HOOKS
 from radioplat.training.hooks.own_hook import OwnHook, hook_problems
-from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import CONTINUE, StepRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -170,9 +169,3 @@ def test_what_it_returns_is_checked():
     with pytest.raises(TrainingError, match="NoDecision.before_update returned bool"):
         own("others:NoDecision").before_update(StepRecord(0, 0.1))
     assert own("others:Broken").before_update(StepRecord(0, 0.1)) == CONTINUE
-
-
-def test_every_method_is_passed_on():
-    """A method that is added to the interface reaches users' hooks too."""
-    methods = {name for name, value in vars(StepHook).items() if callable(value) and not name.startswith("_")}
-    assert methods <= set(vars(OwnHook))
