@@ -57,7 +57,7 @@ def measure(case: tuple[str, int, str, bool]) -> float:
     before = set(_live())
     module = Layers()
     engine = build_engine(module, Spec(train=train, dataset=DatasetConfig(batch_size=2)), 2)
-    average = Ema(engine, dict(module.named_parameters()), {}, 0.9) if train.enable_ema else None
+    average = Ema(engine, dict(module.named_parameters()), dict, 0.9) if train.enable_ema else None
     found = 0
     for step in range(2):
         for i in range(2):
@@ -67,7 +67,7 @@ def measure(case: tuple[str, int, str, bool]) -> float:
                 found = sum(size for place, size in _live().items() if place not in before)
         engine.step()
         if average is not None:
-            average.step({})
+            average.step()
     engine.destroy()
     del engine, module, average
     gc.collect()

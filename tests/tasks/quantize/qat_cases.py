@@ -100,7 +100,7 @@ def train(case: Any, begin: dict[str, torch.Tensor] | None = None) -> dict[str, 
         for place in range(rank, MICRO, world):
             with arithmetic(spec, torch.device("cpu")):
                 total += run.backward(images(place), place + world >= MICRO)
-        run.ema.step({})
+        run.ema.step()
         losses.append(total)
         if step + 1 == HALF:
             half = run.state()

@@ -118,9 +118,9 @@ class Run:
         self.engine, self.names = build_engine(module, spec, micro), dict(module.named_parameters())
         if begin:
             deepspeed_compat.load_full_state(self.engine, self.names, self.moments, begin, HALF)
-        self.ema = Ema(self.engine, self.names, {}, 0.8)
+        self.ema = Ema(self.engine, self.names, dict, 0.8)
         if begin:
-            self.ema.load({k.removesuffix(".ema"): v for k, v in begin.items() if k.endswith(".ema")})
+            self.ema.load_state_dict({k.removesuffix(".ema"): v for k, v in begin.items() if k.endswith(".ema")})
 
     def backward(self, x: torch.Tensor, last: bool) -> float:
         """One micro-batch; its loss."""
@@ -133,7 +133,7 @@ class Run:
     def state(self) -> State:
         """Everything that a checkpoint keeps, on every rank, as each reads all of it."""
         whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
-        return broadcast_object(whole | {f"{name}.ema": value for name, value in self.ema.whole().items()})
+        return broadcast_object(whole | {f"{name}.ema": value for name, value in self.ema.state_dict().items()})
 
 
 def start(case: Case, begin: State | None = None) -> Run:
@@ -157,7 +157,7 @@ def train(case: Case, begin: State | None = None) -> dict[str, Any]:
             x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + place))
             total += run.backward(x, place + world >= MICRO)
         assert run.engine.was_step_applied()
-        run.ema.step({})
+        run.ema.step()
         losses.append(total)
         if step + 1 == HALF:
             half = run.state()
