@@ -193,6 +193,7 @@ def test_a_path_inside_rays_copy_is_refused(submit, student):
     assert not (ROOT / "results" / "never").exists()
 
 
+@pytest.mark.proof
 def test_compress(submit, student, tmp_path):
     chain = {"checkpoint": str(student.parent / "distill" / "model_latest"), "stages": ["ptq", "export"]}
     spec = changed(student, tmp_path, {"compress": chain})
