@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,6 @@ import psutil
 import pytest
 import ray
 import yaml
-from forked import Forked, run_script
 from wandb_files import artifacts, history, records, run_files
 
 from radioplat.cli.main import main
@@ -57,17 +58,18 @@ def killed(base, tmp_path_factory, ray_environment):
     spec = base | {"results_dir": str(folder), "wandb": {"enable": True, "mode": "offline"}}
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     (folder / "space.yaml").write_text(yaml.safe_dump(space(STEPS, concurrent=1)))
-    command = [str(ROOT / "jobs" / "sweep.py"), "-e", str(folder / "spec.yaml"), "--space", str(folder / "space.yaml")]
+    command = [sys.executable, str(ROOT / "jobs" / "sweep.py"), "-e", str(folder / "spec.yaml")]
+    command += ["--space", str(folder / "space.yaml")]
     environment = ray_environment | {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
-    process = Forked(run_script, *command, environment=environment)
-    end = time.monotonic() + 200
-    while not list(folder.glob("tune/trial_0001/distill/model_epoch_*")):
-        assert process.poll() is None and time.monotonic() < end, process.output
-        time.sleep(0.02)
-    for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.send_signal(signal.SIGKILL)  # trials too: they would live for a second, which is 30 steps here
-    process.kill()
+    log = (folder / "log").open("w")
+    with subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as process:
+        end = time.monotonic() + 200
+        while not list(folder.glob("tune/trial_0001/distill/model_epoch_*")):
+            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.02)
+        for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)  # trials too: they would live for a second, which is 30 steps here
     return folder
 
 

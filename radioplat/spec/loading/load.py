@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import typing
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.loading.fields import faults, first_line, is_secret
+from radioplat.spec.loading.fields import faults, first_line, is_secret, strip_optional
 from radioplat.spec.loading.overrides import apply_override
 from radioplat.spec.loading.tao_dino import accept_dino
 from radioplat.spec.ranges import range_problems
@@ -49,8 +51,9 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     if problems := [*unavailable, *faults(tree, Spec, "", Spec)]:
         raise SpecError(*_located(problems, name))
     try:
-        merged = OmegaConf.merge(_defaults(), tree)
-        OmegaConf.resolve(merged)
+        merged = OmegaConf.unsafe_merge(pickle.loads(_defaults()), tree)  # into a copy of the defaults
+        if "${" in str(tree):
+            OmegaConf.resolve(merged)
         spec = typing.cast(Spec, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
@@ -61,21 +64,69 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
 
 
 @functools.cache
-def _defaults() -> DictConfig:
-    """Return the schema; cached because creating it takes longer than the rest of a load."""
-    return OmegaConf.structured(Spec)
+def _defaults() -> bytes:
+    """Return the pickled schema; creating it takes longer than a load, and copying it five times as long as this."""
+    return pickle.dumps(OmegaConf.structured(Spec))
 
 
 def to_yaml(spec: Spec) -> str:
     """Return the whole spec as YAML with all defaults; :func:`load_spec` reads it back unchanged."""
-    return OmegaConf.to_yaml(OmegaConf.structured(spec))
+    return yaml.dump(_tree(spec, Spec, names=True), allow_unicode=True, sort_keys=False, Dumper=_Dumper)
+
+
+class _Dumper(yaml.Dumper):
+    """Writes YAML that OmegaConf reads back: text that looks like a number or a truth value is quoted."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Return True: equal values are written out wherever they stand."""
+        return True
+
+
+def _text(dumper: yaml.Dumper, text: str) -> yaml.ScalarNode:
+    try:
+        float(text)
+    except ValueError:
+        quoted = text.lower() in _TRUTH_VALUES
+    else:
+        quoted = True
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if quoted else None)
+
+
+_TRUTH_VALUES = ("y", "yes", "n", "no", "true", "false", "on", "off")
+_Dumper.add_representer(str, _text)
+
+
+def _tree(value: Any, kind: Any, names: bool = False) -> Any:
+    """Return dataclasses as dicts, tuples as lists, whole numbers of float fields as floats.
+
+    Args:
+        kind: the annotation of ``value``.
+        names: write the names of enum members in place of the members.
+    """
+    kind = strip_optional(kind)
+    if dataclasses.is_dataclass(value):
+        kinds = _hints(type(value))
+        return {f.name: _tree(getattr(value, f.name), kinds[f.name], names) for f in dataclasses.fields(value)}
+    inner = typing.get_args(kind)[-1:] or (None,)
+    if isinstance(value, dict):
+        return {key: _tree(each, inner[0], names) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tree(each, inner[0], names) for each in value]
+    if isinstance(value, Enum):
+        return value.name if names else value
+    return float(value) if kind is float and type(value) is int else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _read(source: str | Path | dict[str, Any] | Spec | None) -> tuple[str, dict[str, Any]]:
     if source is None:
         return "", {}
     if isinstance(source, Spec):
-        return "", typing.cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.structured(source)))
+        return "", _tree(source, Spec)
     if isinstance(source, (dict, DictConfig)):
         return "", _plain(source, "")
     path = Path(source)
