@@ -105,7 +105,7 @@ def _tree(value: Any, kind: Any, names: bool = False) -> Any:
     """
     kind = strip_optional(kind)
     if dataclasses.is_dataclass(value):
-        kinds = _hints(type(value))
+        kinds = _hints(value.__class__)
         return {f.name: _tree(getattr(value, f.name), kinds[f.name], names) for f in dataclasses.fields(value)}
     inner = typing.get_args(kind)[-1:] or (None,)
     if isinstance(value, dict):
