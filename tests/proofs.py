@@ -48,9 +48,11 @@ def proof_files() -> list[str]:
 def run_file(file: str, logs: Path) -> bool:
     """Run the proofs of one file; returns whether all passed."""
     log, begin = logs / f"{file.removeprefix('tests/').replace('/', '.')}.log", time.monotonic()
+    lines = os.dup(sys.stdout.fileno())
     with log.open("w") as output:
-        command = [sys.executable, __file__, file, "--descriptor", str(sys.stdout.fileno())]
-        ended = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, pass_fds=[sys.stdout.fileno()])
+        command = [sys.executable, __file__, file, "--descriptor", str(lines)]
+        ended = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, pass_fds=[lines])
+    os.close(lines)
     if ended.returncode in FINE:
         return True
     if ended.returncode != pytest.ExitCode.TESTS_FAILED:
