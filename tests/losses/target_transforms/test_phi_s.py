@@ -30,7 +30,7 @@ def steep(width: int) -> torch.Tensor:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from([2, 4, 12, 20, 28, 64, 92]), st.integers(0, 99))
+@given(st.sampled_from([2, 4, 12, 20, 28, 64, 96]), st.integers(0, 99))
 def test_every_dimension_has_the_same_variance_and_the_way_back_is_exact(width, seed):
     given_ = covariance(steep(width), seed)
     found = phi_s(given_)
