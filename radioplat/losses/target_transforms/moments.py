@@ -20,8 +20,7 @@ class Moments:
         outer: sum of y y^T, ``[D, D]``; or only its diagonal ``[D]``.
 
     Features are bf16: their products have 16 bits of mantissa, so float64 sums of millions are exact, or nearly so, in
-        any
-    order.
+    any order.
     """
 
     count: torch.Tensor

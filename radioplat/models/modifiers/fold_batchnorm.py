@@ -15,8 +15,7 @@ def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
     """Return a copy of ``model`` in which each BatchNorm that directly follows a convolution is folded into it.
 
     The pairs are found by running the model: a BatchNorm is folded if its input is the tensor that a convolution
-        returned.
-    If something else uses that tensor too, outputs would change; then ``model`` itself is returned.
+    returned. If something else uses that tensor too, outputs would change; then ``model`` itself is returned.
 
     Args:
         model: in evaluation mode; called as ``model(example)``.

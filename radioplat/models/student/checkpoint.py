@@ -114,9 +114,9 @@ def unknown_form(file: Path, metadata: Mapping[str, str], key: str, kind: type, 
         fields = unknown_fields(json.loads(metadata[key]), kind)
     except ValueError:
         fields = []
-    what = f" ({key}: {', '.join(fields)})" if fields else f" ({key})"
+    part = f" ({key}: {', '.join(fields)})" if fields else f" ({key})"
     return WeightsError(
-        f"{file} describes a model that radioplat {__version__} cannot read{what}; {written_by(metadata)}",
+        f"{file} describes a model that radioplat {__version__} cannot read{part}; {written_by(metadata)}",
         where=where,
         hint="Use the version that wrote it.",
     )

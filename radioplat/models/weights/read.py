@@ -119,9 +119,9 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
             content = torch.load(path, map_location="meta" if shapes_only else "cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"the class {named[1]}" if named else "something other than tensors"
+        content_name = f"the class {named[1]}" if named else "something other than tensors"
         raise WeightsError(
-            f"{path} holds {what}, which would run code when loaded",
+            f"{path} holds {content_name}, which would run code when loaded",
             where=where,
             hint="Save only tensors: torch.save(model.state_dict(), path), or a .safetensors file.",
         ) from None
@@ -190,7 +190,7 @@ def fit(
     shapes = [f"{k} is {list(tensors[k].shape)} there and {list(v.shape)} here" for k, v in own.items() if k in unlike]
     if missing or extra or shapes:
         misfits = (("missing", missing), ("left over", extra), ("shapes", shapes))
-        parts = [f"{what}: {_few(names)}" for what, names in misfits if names]
+        parts = [f"{kind}: {_few(names)}" for kind, names in misfits if names]
         raise WeightsError(
             f"{path} does not fit the architecture ({'; '.join(parts)})",
             where=where,

@@ -142,7 +142,7 @@ def _normalisation(
     model.normalise_by(teacher.norm_mean, teacher.norm_std)
     if best:
         findings.flags.append(
-            f"images are told apart better under {best} normalisation (by {gain:.3f}, over three standard errors): "
+            f"images are distinguished better with {best} normalisation (by {gain:.3f}, over three standard errors): "
             f"look at {teacher.where}.norm_mean and norm_std"
         )
 

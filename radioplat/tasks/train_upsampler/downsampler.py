@@ -13,8 +13,7 @@ class BlurDownsampler(nn.Module):
     """A learned blur, the same for all channels (after FeatUp, Fu et al., ICLR 2024).
 
     Its weights are positive and sum to 1, so it cannot sharpen: a backbone's position looks at more than its own cell,
-        how
-    much more is learned. It is initialised close to the mean of the cell.
+    how much more is learned. It is initialised close to the mean of the cell.
 
     Args:
         factor: fine positions in a coarse one, along each axis. The blur covers the cell and its eight neighbours.

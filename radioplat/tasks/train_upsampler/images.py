@@ -47,7 +47,7 @@ class Photographs:
         order = np.concatenate(passes)[:wanted]
         yield from self._pixels(Images(order, self.training.reader, batch_size, self.training.threads))
 
-    def judged(self, batch_size: int) -> Iterator[torch.Tensor]:
+    def held_out_batches(self, batch_size: int) -> Iterator[torch.Tensor]:
         """Return the held-out images, uint8 ``[B, 3, size, size]``."""
         yield from self._pixels(Images(self.held_out.rows, self.held_out.reader, batch_size, self.held_out.threads))
 
@@ -70,16 +70,16 @@ def open_photographs(spec: Spec, size: int, held_out: int, seed: int) -> Photogr
     dataset = spec.dataset
     rows, reader = _open(spec, "train", dataset.train_dataset, size)
     if dataset.val_dataset.tar_data_sources or dataset.val_dataset.images_dir:
-        judged, judging = _open(spec, "val", dataset.val_dataset, size)
-        judged = _some(judged, held_out, seed)
+        held_out_rows, held_out_reader = _open(spec, "val", dataset.val_dataset, size)
+        held_out_rows = _some(held_out_rows, held_out, seed)
     else:
-        judged, judging = _some(rows, min(held_out, len(rows) // 4), seed), reader
-        rows = np.setdiff1d(rows, judged)
-    for found, name in ((rows, "train_dataset"), (judged, "val_dataset")):
-        if not len(found):
+        held_out_rows, held_out_reader = _some(rows, min(held_out, len(rows) // 4), seed), reader
+        rows = np.setdiff1d(rows, held_out_rows)
+    for chosen, name in ((rows, "train_dataset"), (held_out_rows, "val_dataset")):
+        if not len(chosen):
             raise DataError("there is no image here to use", where=f"dataset.{name}")
     threads = decode_threads(dataset.workers)
-    return Photographs(Images(rows, reader, 1, threads), Images(judged, judging, 1, threads), size, seed)
+    return Photographs(Images(rows, reader, 1, threads), Images(held_out_rows, held_out_reader, 1, threads), size, seed)
 
 
 def _open(spec: Spec, name: str, split: SplitConfig, size: int) -> tuple[np.ndarray, MicroBatchReader]:

@@ -83,7 +83,7 @@ def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] 
     with StatusLog(folder.status_path) as status, limit_torch_threads(decoders):
         batches = -(-config.fit_images // config.batch_size)
         training.fit(torch.cat(list(images.steps(batches, config.batch_size))))
-        before = training.measure(images.judged(config.batch_size))
+        before = training.measure(images.held_out_batches(config.batch_size))
         status.write("before training", kpi=asdict(before))
         for step, loss, bilinear in training.train_on(images.steps(config.steps, config.batch_size)):
             if progress:
@@ -91,12 +91,12 @@ def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] 
             if step % config.log_interval == 0 or step == config.steps:
                 kpi = {"loss/featsharp": loss, "loss/bilinear": bilinear}
                 status.write(f"step {step} of {config.steps}", kpi=kpi, step=step, max_step=config.steps)
-        after = training.measure(images.judged(config.batch_size))
+        after = training.measure(images.held_out_batches(config.batch_size))
     path = folder.path / "upsampler.safetensors"
     save_upsampler(model, path, teacher=teacher.backbone.type or teacher.name, input_size=teacher.input_size)
     result = UpsamplerResult(teacher.name, path, folder.path, before, after, len(images.held_out.rows))
-    found = {"teacher": teacher.name, "before": asdict(before), "after": asdict(after), "held_out": result.held_out}
-    write_atomic(folder.path / "results.json", json.dumps(found, indent=1))
+    figures = {"teacher": teacher.name, "before": asdict(before), "after": asdict(after), "held_out": result.held_out}
+    write_atomic(folder.path / "results.json", json.dumps(figures, indent=1))
     return result
 
 

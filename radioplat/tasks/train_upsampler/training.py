@@ -109,8 +109,8 @@ class UpsamplerTraining(nn.Module):
         """Return the errors on held-out images; every call draws the same views."""
         total, count = torch.zeros(2, dtype=torch.float64), 0
         for number, images in enumerate(batches):
-            found = torch.stack(self.losses(images, _generator(self._seed, -1 - number))).double().cpu()
-            total, count = total + found * len(images), count + len(images)
+            errors = torch.stack(self.losses(images, _generator(self._seed, -1 - number))).double().cpu()
+            total, count = total + errors * len(images), count + len(images)
         featsharp, bilinear = (total / max(count, 1)).tolist()
         return Consistency(featsharp, bilinear)
 

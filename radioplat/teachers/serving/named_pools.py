@@ -11,7 +11,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.serving.pool import NAMESPACE, await_pool_controller, open_pool_controller
 from radioplat.teachers.serving.pool_controller import PoolStatus
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def pool_statuses() -> list[NamedPool]:
         name, _, teacher = full.rpartition("/")
         try:
             controller = ray.get_actor(full, namespace=NAMESPACE)
-            status = ray.get(controller.status.remote(), timeout=_PATIENCE_S)
+            status = ray.get(controller.status.remote(), timeout=_TIMEOUT_S)
         except (ValueError, ray.exceptions.RayError):
             status = None
         pools.append(NamedPool(name, teacher, status))
@@ -79,5 +79,5 @@ def stop_pools(names: list[str] | None) -> list[str]:
 
 
 def _names() -> list[str]:
-    found = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(actor["name"] for actor in found if actor["namespace"] == NAMESPACE and "/" in actor["name"])
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(actor["name"] for actor in actors if actor["namespace"] == NAMESPACE and "/" in actor["name"])

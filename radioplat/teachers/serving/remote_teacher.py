@@ -21,10 +21,10 @@ from radioplat.teachers.serving.pool import await_pool_controller, open_pool_con
 from radioplat.teachers.serving.replica_health import health_of
 
 _LOOK_AGAIN_S = 5.0  # maximum age of the list of an elastic pool's replicas
-_GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
+_LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
-def _no_one(line: str) -> None:
+def _report_nothing(line: str) -> None:
     """Report nothing: only a worker with a status file reports what it waits for."""
 
 
@@ -49,12 +49,12 @@ class RemoteTeacher:
     wanted: frozenset[str]
     service: TeacherServiceConfig
     least: Held
-    say: Callable[[str], None] = _no_one
+    say: Callable[[str], None] = _report_nothing
     direct: bool = False
     turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # runs that share a pool have no common ranks
     _replicas: list = field(default_factory=list)
     _size: int = 0  # replicas in the last listing, including other nodes
-    _seen: float = 0.0
+    _listed_at: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> number of our open requests
     _restarted: set = field(default_factory=set)  # actor ids whose features use the object store from now on
 
@@ -83,7 +83,7 @@ class RemoteTeacher:
             raise PlacementError(
                 f"replicas of teacher {self.name} compute in {' and '.join(sorted(precisions))}",
                 where=f"teachers.{self.name}.precision",
-                hint="Set it, so that features do not depend on which replica is asked.",
+                hint="Set it, so that features do not depend on which replica computes them.",
             )
         return precisions.pop()
 
@@ -123,13 +123,13 @@ class RemoteTeacher:
     def replicas(self) -> list:
         """Return those that accept requests now."""
         least, most = self.service.bounds
-        if not self._replicas or (least < most and time.monotonic() - self._seen > _LOOK_AGAIN_S):
+        if not self._replicas or (least < most and time.monotonic() - self._listed_at > _LOOK_AGAIN_S):
             replicas = ray.get(self.controller.replicas.remote())
             self._size = len(replicas)
             here = ray.get_runtime_context().get_node_id()
             colocate = self.service.placement is Placement.colocate
             near = [r for r in replicas if (p := health_of(r)) and p.node == here] if colocate else []
-            self._replicas, self._seen = near or replicas, time.monotonic()
+            self._replicas, self._listed_at = near or replicas, time.monotonic()
         return self._replicas
 
     def choose(self) -> ray.actor.ActorHandle:
@@ -181,7 +181,7 @@ class _Request:
                 self._closed()
                 teacher._restarted.add(self._replica._actor_id)
                 self._send()
-            except _GONE:
+            except _LOST:
                 self._closed()
                 teacher.look_again()
                 self._send()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import ray
 
-_PATIENCE_S = 10.0  # for an answer of a replica
+_TIMEOUT_S = 10.0  # for an answer of a replica
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,6 @@ class ReplicaHealth:
 def health_of(replica: ray.actor.ActorHandle) -> ReplicaHealth | None:
     """Request the health status of ``replica``; None if its process does not respond."""
     try:
-        return ray.get(replica.health.remote(), timeout=_PATIENCE_S)
+        return ray.get(replica.health.remote(), timeout=_TIMEOUT_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
         return None
