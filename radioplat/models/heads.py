@@ -135,7 +135,7 @@ class TeacherHead(TargetSpaces):
             ("spatial", a.spatial_dim, a.spatial_norm),
         ):
             if width is not None:
-                self.hold(kind, width, form)
+                self.register_space(kind, width, form)
 
     def forward(self, features: Features, raw: bool = True) -> Features:
         """Map features to the teacher's space: summary ``[B, Dt]``, spatial ``[B, h * u, w * u, Dt]``, logits ``[B,

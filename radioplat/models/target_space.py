@@ -24,7 +24,7 @@ class TargetSpaces(nn.Module):
     identity.
     """
 
-    def hold(self, kind: str, width: int, form: str = SCALAR) -> None:
+    def register_space(self, kind: str, width: int, form: str = SCALAR) -> None:
         """Register the identity of ``width`` dimensions as the transform of ``kind``; ``form`` is the form of W."""
         for part in _PARTS:
             self._buffers.pop(f"{kind}_{part}", None)

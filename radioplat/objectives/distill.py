@@ -132,7 +132,7 @@ class DistillObjective(Objective):
             keep = 1.0 if keeps is None else keeps[i]
             total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
         for name, mine in parts.items():
-            self.balance.see(name, sum(part.mean() for part in mine), _weight_for(batch, name).sum())
+            self.balance.add_loss(name, sum(part.mean() for part in mine), _weight_for(batch, name).sum())
         if self.classifies and self.label_weight:
             hard = label_loss(zero_unweighted(features.named["logits"].float(), batch.weight), batch.label)
             losses["loss/labels"] = weighted_mean(hard, batch.weight * (batch.label >= 0))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radioplat.data.batch import View
-from radioplat.losses.base.grid import Overlap, seen_positions
+from radioplat.losses.base.grid import Overlap, visible_positions
 
 _ALIKE = 1e-4  # of a view's side: homographies are float32, and differ by less where two views show the same
 
@@ -41,4 +41,4 @@ def shown_positions(view: View | None, shape: tuple[int, int, int]) -> torch.Ten
         shape: B, h and w.
     """
     valid = None if view is None or view.valid is None else torch.tensor(view.valid)
-    return seen_positions(valid, torch.empty(*shape, 0)) > 0
+    return visible_positions(valid, torch.empty(*shape, 0)) > 0

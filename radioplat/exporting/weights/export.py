@@ -23,7 +23,7 @@ from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
 from radioplat.models.student.checkpoint import load_student, save_one_file
 from radioplat.models.student.student import Student
-from radioplat.models.weights.radio_layout import read_radio, take_apart
+from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import load_into
 from radioplat.spec.schema.export import ExportFormat
 
@@ -174,7 +174,7 @@ def _read_radio(path: Path) -> Encode:
     """The backbone that our own reader makes of a RADIO file or folder."""
     contents = read_radio(path)
     assert contents is not None
-    parts = take_apart(contents, str(path))
+    parts = split_radio(contents, str(path))
     backbone = RadioViT(**parts.arguments).eval()
     load_into(backbone, parts.backbone, path, str(path))
     return backbone

@@ -58,7 +58,7 @@ def on_common_grid(
     if overlap is None:
         grid = (min(student.shape[1], teacher.shape[1]), min(student.shape[2], teacher.shape[2]))
         return to_grid(student, grid), to_grid(teacher, grid), None
-    mine, theirs = seen_positions(overlap.student, student), seen_positions(overlap.teacher, teacher)
+    mine, theirs = visible_positions(overlap.student, student), visible_positions(overlap.teacher, teacher)
     if overlap.warp is None:
         grid = (min(student.shape[1], teacher.shape[1]), min(student.shape[2], teacher.shape[2]))
         (a, visible_a), (b, visible_b) = _averaged(student, mine, grid), _averaged(teacher, theirs, grid)
@@ -72,7 +72,7 @@ def on_common_grid(
     return torch.where(both, a, 0.0), torch.where(both, b, 0.0), visible
 
 
-def seen_positions(valid: torch.Tensor | None, spatial: torch.Tensor) -> torch.Tensor:
+def visible_positions(valid: torch.Tensor | None, spatial: torch.Tensor) -> torch.Tensor:
     """Return fp32 ``[B, h, w]``, 1 for each position of a map ``[B, h, w, D]`` all of whose pixels show the image, else
     0.
 

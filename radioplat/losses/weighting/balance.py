@@ -52,7 +52,7 @@ class TeacherBalance(Running):
         return dict(zip(active, factors.float(), strict=True))
 
     @torch.no_grad()
-    def see(self, name: str, mean: torch.Tensor, samples: torch.Tensor) -> None:
+    def add_loss(self, name: str, mean: torch.Tensor, samples: torch.Tensor) -> None:
         """Count a micro-batch in which ``name`` had this ``mean`` loss over ``samples`` (the sum of their weights)."""
         if self.rule is Balance.fixed:
             return
@@ -63,7 +63,7 @@ class TeacherBalance(Running):
         self.add("total", mine * (mean * samples))
         self.add("samples", mine * samples)
 
-    def move(self, sums: dict[str, torch.Tensor]) -> None:
+    def end_step(self, sums: dict[str, torch.Tensor]) -> None:
         """See :class:`Running`; older steps have less weight."""
         for name, value in sums.items():
             self._buffers[name].mul_(DECAY).add_(value)

@@ -10,7 +10,7 @@ from torch import nn
 
 from radioplat.errors import SpecError
 from radioplat.models.backbones.patch_generator import PatchGenerator
-from radioplat.models.backbones.vitdet import Windows, enter, leave
+from radioplat.models.backbones.vitdet import Windows, from_windows, to_windows
 from radioplat.models.features import Features
 
 DEFAULT_REGISTER_MULTIPLE = 8  # tokens before the patches, when nothing else is asked for
@@ -94,7 +94,7 @@ class RadioViT(nn.Module):
         for i, block in enumerate(self.blocks):
             windowed = bool(size) and self.windows is not None and i not in self.windows.global_layers
             if windowed is not inside:
-                tokens = (enter if windowed else leave)(tokens, prefix, h, w, size)
+                tokens = (to_windows if windowed else from_windows)(tokens, prefix, h, w, size)
                 inside = windowed
             if self.grad_checkpointing and self.training:
                 tokens = torch.utils.checkpoint.checkpoint(block, tokens, use_reentrant=False)

@@ -65,7 +65,7 @@ def design_windows(
     return Windows(prob, tuple(sizes) or SIZES, global_layers(depth, num_global, num_windowed))
 
 
-def enter(tokens: torch.Tensor, prefix: int, rows: int, columns: int, size: int) -> torch.Tensor:
+def to_windows(tokens: torch.Tensor, prefix: int, rows: int, columns: int, size: int) -> torch.Tensor:
     """Cut ``[B, prefix + rows * columns, D]`` into windows ``[B * n, prefix + size**2, D]``, row by row of the map."""
     b, _, d = tokens.shape
     n = rows // size * (columns // size)
@@ -75,8 +75,8 @@ def enter(tokens: torch.Tensor, prefix: int, rows: int, columns: int, size: int)
     return torch.cat([copies, patches], dim=1)
 
 
-def leave(windows: torch.Tensor, prefix: int, rows: int, columns: int, size: int) -> torch.Tensor:
-    """Inverse of :func:`enter`; the windows' copies of the prefix are averaged."""
+def from_windows(windows: torch.Tensor, prefix: int, rows: int, columns: int, size: int) -> torch.Tensor:
+    """Inverse of :func:`to_windows`; the windows' copies of the prefix are averaged."""
     n, d = rows // size * (columns // size), windows.shape[-1]
     b = windows.shape[0] // n
     patches = windows[:, prefix:].reshape(b, rows // size, columns // size, size, size, d)

@@ -14,7 +14,7 @@ from radioplat.errors import WeightsError
 from radioplat.models.modifiers.spectral import plain_tensors
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, read_architecture, read_tensors
 from radioplat.models.weights.manifest import require_unchanged
-from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
+from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio
 from radioplat.models.weights.read import read_checkpoint, require_finite
 
 EMBEDDER, TABLE, TOKENS = (f"patch_generator.{k}" for k in ("embedder.weight", "pos_embed", "cls_token.token"))
@@ -81,7 +81,7 @@ def read_source(
             hint = "Give the path of local weights; nothing is downloaded."
             raise WeightsError(f"no such file: {path}", where=where, hint=hint)
         if is_radio(contents.tensors):
-            source = _of_radio(take_apart(contents, str(path), where, num_heads))
+            source = _of_radio(split_radio(contents, str(path), where, num_heads))
         else:
             source = SourceCheckpoint("timm or plain tensors", contents.tensors)
     if not shapes_only:

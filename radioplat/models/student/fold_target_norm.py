@@ -71,7 +71,7 @@ def raw_layers(head: TeacherHead, kind: str, tensors: dict[str, torch.Tensor]) -
     if mean is None or mean.is_meta:
         return layers
     theirs = copy.deepcopy(head)
-    theirs.hold(kind, len(mean), form_of(kind, tensors))
+    theirs.register_space(kind, len(mean), form_of(kind, tensors))
     theirs.load_state_dict(tensors, strict=False)
     _fold(theirs, kind, mean=True)
     return {name: tensor for name, tensor in theirs.state_dict().items() if name in layers}
@@ -100,7 +100,7 @@ def _fold(head: TeacherHead, kind: str, mean: bool) -> None:
     for rows in _positions(linear, centre):
         linear.weight[rows] = (inverse @ linear.weight[rows].double()).to(linear.weight)
         linear.bias[rows] = (inverse @ linear.bias[rows].double() + (centre if mean else 0)).to(linear.bias)
-    head.hold(kind, len(centre))
+    head.register_space(kind, len(centre))
     head.to(linear.weight.device)
     if not mean:
         head.set_space(kind, mean=centre)

@@ -140,7 +140,7 @@ def read_radio(path: str | Path, where: str = "", shapes_only: bool = False) -> 
     return Contents(contents.tensors, args or contents.args, contents.metadata)
 
 
-def take_apart(contents: Contents, path: str, where: str = "", num_heads: int | None = None) -> RadioParts:
+def split_radio(contents: Contents, path: str, where: str = "", num_heads: int | None = None) -> RadioParts:
     """Sort the tensors of a RADIO checkpoint into its parts.
 
     Args:

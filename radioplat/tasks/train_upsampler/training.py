@@ -23,7 +23,7 @@ from torch import nn
 from radioplat.errors import TrainingError
 from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
 from radioplat.tasks.train_upsampler.downsampler import BlurDownsampler
-from radioplat.tasks.train_upsampler.views import draw_views, move
+from radioplat.tasks.train_upsampler.views import draw_views, sample_views
 from radioplat.teachers.base.teacher import FrozenTeacher
 from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp
 
@@ -71,9 +71,9 @@ class UpsamplerTraining(nn.Module):
         ours, theirs = [], []
         for _ in range(config.views):
             theta = draw_views(len(fine), generator, config.max_zoom, config.max_shift)
-            target = self._coarse(move(fine, theta))
-            ours.append(F.mse_loss(self.blur(move(sharp, theta)), self.model.clean(target)))
-            theirs.append(F.mse_loss(self.bilinear_blur(move(wide, theta)), self.model.normalise(target)))
+            target = self._coarse(sample_views(fine, theta))
+            ours.append(F.mse_loss(self.blur(sample_views(sharp, theta)), self.model.clean(target)))
+            theirs.append(F.mse_loss(self.bilinear_blur(sample_views(wide, theta)), self.model.normalise(target)))
         return torch.stack(ours).mean(), torch.stack(theirs).mean()
 
     def train_on(self, batches: Iterable[torch.Tensor]) -> Iterator[tuple[int, float, float]]:

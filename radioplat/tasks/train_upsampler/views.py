@@ -28,7 +28,7 @@ def draw_views(count: int, generator: torch.Generator, max_zoom: float, max_shif
     return theta
 
 
-def move(maps: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+def sample_views(maps: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
     """Sample ``maps`` ``[B, C, H, W]`` in the views ``theta`` ``[B, 2, 3]``, at the same size; bilinear."""
     grid = F.affine_grid(theta.to(maps.device), list(maps.shape), align_corners=False)
     return F.grid_sample(maps, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

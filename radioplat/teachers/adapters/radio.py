@@ -13,7 +13,7 @@ from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
 from radioplat.models.heads import shuffle_up
 from radioplat.models.student.student import StudentArchitecture, build_backbone
-from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, take_apart
+from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio
 from radioplat.models.weights.read import Contents, fit, read_checkpoint, require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
@@ -53,7 +53,7 @@ class RadioTeacher(Adapter):
         contents = _contents(teacher, shapes_only=True)
         if contents is None or not is_radio(contents.tensors):
             return cls._by_name(teacher, kwargs, where, options["adaptor"], contents)
-        parts = take_apart(contents, str(teacher.weights), weights_field(teacher), kwargs.pop("num_heads", None))
+        parts = split_radio(contents, str(teacher.weights), weights_field(teacher), kwargs.pop("num_heads", None))
         adaptor = options["adaptor"]
         if adaptor and adaptor not in parts.heads:
             known = f"It has: {', '.join(sorted(parts.heads)) or 'none'}."
@@ -102,7 +102,7 @@ class RadioTeacher(Adapter):
         if not is_radio(contents.tensors):
             layers = fit(self.backbone, contents.tensors, path, where)
             return {f"backbone.{k}": v for k, v in layers.items()}
-        parts = take_apart(contents, str(path), where, self.backbone.blocks[0].attn.num_heads)
+        parts = split_radio(contents, str(path), where, self.backbone.blocks[0].attn.num_heads)
         tensors = {f"backbone.{k}": v for k, v in parts.backbone.items()}
         tensors |= {f"normalizer.{k}": v for k, v in parts.normalizer.items()}
         for kind, layers in parts.heads.get(self.adaptor or "", {}).items():

@@ -139,7 +139,7 @@ class RemoteTeacher:
         self.turn += 1
         return min(replicas[start:] + replicas[:start], key=lambda r: self._open.get(r._actor_id, 0))
 
-    def look_again(self) -> None:
+    def forget_replicas(self) -> None:
         """Discard the list of replicas: one of them is lost."""
         self._replicas = []
 
@@ -183,7 +183,7 @@ class _Request:
                 self._send()
             except _LOST:
                 self._closed()
-                teacher.look_again()
+                teacher.forget_replicas()
                 self._send()
 
     def _look_after(self, lost_since: float | None) -> float | None:

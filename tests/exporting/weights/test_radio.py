@@ -14,7 +14,7 @@ import torch
 from radioplat.errors import EngineError
 from radioplat.exporting.weights.radio import radio_file, write_radio
 from radioplat.models.heads import HeadArchitecture
-from radioplat.models.weights.radio_layout import read_radio, take_apart
+from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
@@ -263,6 +263,6 @@ def test_what_is_missing_is_silent_and_said(radio_student, tmp_path):
     student = radio_student()
     found = write_radio(student, tmp_path / "s.pth")
     assert any("sam has no summary head" in note for note in found.notes)
-    parts = take_apart(read_radio(tmp_path / "s.pth"), "s.pth")
+    parts = split_radio(read_radio(tmp_path / "s.pth"), "s.pth")
     assert set(parts.heads["sam"]) == {"spatial"} and parts.summary_slots == [0, 2]
     assert read_weights(tmp_path / "s.pth")["_heads.sam.final.2.bias"].tolist() == [0.0]

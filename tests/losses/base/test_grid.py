@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radioplat.losses.base.grid import Overlap, on_common_grid, seen_positions
+from radioplat.losses.base.grid import Overlap, on_common_grid, visible_positions
 from radioplat.losses.base.reduce import masked_mean, to_grid
 from radioplat.losses.terms.feature import balanced
 
@@ -119,12 +119,12 @@ def test_a_perspective_against_its_own_formula():
 def test_only_a_position_that_shows_the_image_everywhere_is_seen():
     valid = torch.ones(1, 6, 6, dtype=torch.bool)
     valid[0, 0, 5] = valid[0, 3, 1] = False
-    assert seen_positions(valid, torch.zeros(1, 3, 3, 2)).tolist() == [[[1, 1, 0], [0, 1, 1], [1, 1, 1]]]
+    assert visible_positions(valid, torch.zeros(1, 3, 3, 2)).tolist() == [[[1, 1, 0], [0, 1, 1], [1, 1, 1]]]
     # Positions of 2.4 pixels: the pixel that two of them share hides both.
     valid = torch.ones(1, 12, 12, dtype=torch.bool)
     valid[0, 0, 2] = False
-    assert seen_positions(valid, torch.zeros(1, 5, 5, 2))[0, 0].tolist() == [0, 0, 1, 1, 1]
-    assert seen_positions(None, torch.zeros(2, 3, 4, 5)).shape == (2, 3, 4)
+    assert visible_positions(valid, torch.zeros(1, 5, 5, 2))[0, 0].tolist() == [0, 0, 1, 1, 1]
+    assert visible_positions(None, torch.zeros(2, 3, 4, 5)).shape == (2, 3, 4)
 
 
 WARPS = {"one view": None, "shifted": shift(0.25, -0.5), "turned": warp([[0.8, 0.2, 0], [-0.2, 0.8, 0.2], [0, 0, 1.0]])}
@@ -150,7 +150,7 @@ def test_what_is_hidden_changes_neither_value_nor_gradient(kind, grids, hidden, 
     def run(filling: float) -> tuple[torch.Tensor, torch.Tensor]:
         maps = [map_of(n, n, seed) for seed, n in enumerate(grids)]
         for spatial, mask in zip(maps, masks, strict=True):
-            spatial[seen_positions(mask, spatial) == 0] = filling
+            spatial[visible_positions(mask, spatial) == 0] = filling
         student = maps[0].requires_grad_()
         a, b, seen = on_common_grid(student, maps[1], overlap)
         loss = masked_mean(balanced(a, b), torch.ones(B), seen)

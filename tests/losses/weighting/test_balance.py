@@ -19,8 +19,8 @@ def step(balance: TeacherBalance, **seen: list[tuple[float, float]]) -> None:
     """One optimizer step in which each teacher had these (mean, samples) micro-batches."""
     for name, micro_batches in seen.items():
         for mean, samples in micro_batches:
-            balance.see(name, torch.tensor(mean), torch.tensor(samples))
-    balance.move(balance.sums())
+            balance.add_loss(name, torch.tensor(mean), torch.tensor(samples))
+    balance.end_step(balance.sums())
     balance.clear()
 
 

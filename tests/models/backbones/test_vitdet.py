@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows, enter, global_layers, leave
+from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows, from_windows, global_layers, to_windows
 
 TINY = dict(patch_size=4, embed_dim=16, depth=3, num_heads=2, num_class_tokens=2, num_registers=1, cpe_max_size=32)
 P = 3  # tokens before the patches
@@ -23,15 +23,15 @@ P = 3  # tokens before the patches
 )
 def test_there_and_back(b, prefix, down, across, size):
     tokens = torch.randn(b, prefix + down * across * size**2, 2)
-    windows = enter(tokens, prefix, down * size, across * size, size)
+    windows = to_windows(tokens, prefix, down * size, across * size, size)
     assert windows.shape == (b * down * across, prefix + size**2, 2)
-    torch.testing.assert_close(leave(windows, prefix, down * size, across * size, size), tokens)
+    torch.testing.assert_close(from_windows(windows, prefix, down * size, across * size, size), tokens)
 
 
 def test_what_lies_where():
     rows, columns = torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij")
     tokens = torch.stack([rows, columns], dim=-1).reshape(1, 24, 2).float()
-    windows = enter(torch.cat([torch.full((1, 1, 2), -1.0), tokens], dim=1), 1, 4, 6, 2)
+    windows = to_windows(torch.cat([torch.full((1, 1, 2), -1.0), tokens], dim=1), 1, 4, 6, 2)
     assert (windows[:, 0] == -1).all()
     assert windows[4, 1:].tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]  # second row of windows, second of three
 
@@ -39,7 +39,7 @@ def test_what_lies_where():
 def test_the_copies_of_the_prefix_are_averaged():
     windows = torch.zeros(4, 2, 1)
     windows[:, 0, 0] = torch.tensor([1.0, 3.0, 5.0, 9.0])
-    assert leave(windows, 1, 1, 2, 1)[:, 0, 0].tolist() == [2.0, 7.0]
+    assert from_windows(windows, 1, 1, 2, 1)[:, 0, 0].tolist() == [2.0, 7.0]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from radioplat.tasks.train_upsampler.downsampler import BlurDownsampler
-from radioplat.tasks.train_upsampler.views import draw_views, move
+from radioplat.tasks.train_upsampler.views import draw_views, sample_views
 
 
 def drawn(count=500, zoom=1.8, shift=0.15):
@@ -31,7 +31,7 @@ def test_no_zoom_and_no_shift_is_the_image_or_its_mirror():
     mirrored = theta[:, 0, 0] < 0
     expected = torch.where(mirrored[:, None, None, None], image.flip(-1), image)
     assert 0 < mirrored.sum() < 8
-    torch.testing.assert_close(move(image, theta), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(sample_views(image, theta), expected, rtol=0, atol=1e-5)
 
 
 def test_pixels_and_features_move_alike():
@@ -39,7 +39,7 @@ def test_pixels_and_features_move_alike():
     y, x = torch.meshgrid(torch.linspace(0, 3, 96), torch.linspace(0, 3, 96), indexing="ij")
     image = torch.stack([torch.sin(x + y), torch.cos(x - 2 * y)])[None].expand(20, 2, 96, 96)
     theta = drawn(20, 1.8, 0.0)
-    ours, theirs = move(F.avg_pool2d(image, 4), theta), F.avg_pool2d(move(image, theta), 4)
+    ours, theirs = sample_views(F.avg_pool2d(image, 4), theta), F.avg_pool2d(sample_views(image, theta), 4)
     assert (ours - theirs)[..., 2:-2, 2:-2].abs().max() < 0.02
 
 

@@ -207,12 +207,12 @@ def test_replicas_come_where_requests_queue_up_and_go_where_none_do(pool, slow):
         seed += 4
         answers[-4]()
     assert len(ray.get(asked.controller.replicas.remote())) == 2
-    asked.look_again()
+    asked.forget_replicas()
     assert len(asked.replicas()) == asked.held().replicas == 2
     for answer in answers:
         answer()
     while len(ray.get(asked.controller.replicas.remote())) > 1 and time.monotonic() < deadline + 60:
         time.sleep(0.5)
     assert len(ray.get(asked.controller.replicas.remote())) == 1
-    asked.look_again()
+    asked.forget_replicas()
     ask(asked, [0])[0]()

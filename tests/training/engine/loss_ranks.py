@@ -38,7 +38,7 @@ class Losses(nn.Module):
             values, counts = criterion(student, teacher, weight)
             total = total + (values * counts).sum()
         # a loss that no optimizer step changes, so that any cut can be compared
-        self.balance.see("t", teacher.square().mean(), weight.sum())
+        self.balance.add_loss("t", teacher.square().mean(), weight.sum())
         return total
 
 
