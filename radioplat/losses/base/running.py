@@ -12,7 +12,7 @@ class Running(nn.Module):
 
     ``forward`` reads the buffers as of the previous step and calls :meth:`add`. At the end of the step
     :class:`radioplat.training.engine.loss_statistics.LossStatistics` adds the sums of all ranks and calls
-    :meth:`end_step`.
+    :meth:`update`.
 
     Args:
         shapes: of the buffers, by name; they start at zero.
@@ -41,7 +41,7 @@ class Running(nn.Module):
         """Discard this step's contributions."""
         self._sums.clear()
 
-    def end_step(self, sums: dict[str, torch.Tensor]) -> None:
+    def update(self, sums: dict[str, torch.Tensor]) -> None:
         """End a step: update the buffers by ``sums`` of all ranks. Here every sample has the same weight, however
         old."""
         for name, value in sums.items():

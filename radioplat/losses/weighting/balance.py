@@ -63,7 +63,7 @@ class TeacherBalance(Running):
         self.add("total", mine * (mean * samples))
         self.add("samples", mine * samples)
 
-    def end_step(self, sums: dict[str, torch.Tensor]) -> None:
+    def update(self, sums: dict[str, torch.Tensor]) -> None:
         """See :class:`Running`; older steps have less weight."""
         for name, value in sums.items():
             self._buffers[name].mul_(DECAY).add_(value)

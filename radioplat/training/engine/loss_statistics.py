@@ -43,7 +43,7 @@ class LossStatistics(StepHook):
         for part, mine in zip(self._parts.values(), sums, strict=True):
             total = {name: next(pieces).view(value.shape) for name, value in mine.items()}
             if commit:
-                part.end_step(total)
+                part.update(total)
             part.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:

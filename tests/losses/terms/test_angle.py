@@ -29,7 +29,7 @@ def step(loss: Running, *micro_batches: torch.Tensor, weight: torch.Tensor | Non
     """One optimizer step on one rank."""
     for batch in micro_batches:
         loss(torch.zeros_like(batch), batch, torch.ones(len(batch)) if weight is None else weight)
-    loss.end_step(loss.sums())
+    loss.update(loss.sums())
     loss.clear()
 
 
@@ -93,7 +93,7 @@ def test_statistics_are_those_of_the_step_however_it_is_cut(make, size):
         cut.counting = False
         cut(torch.zeros(4, D), torch.randn(4, D), torch.ones(4))  # padding
         cut.counting = True
-        cut.end_step(cut.sums())
+        cut.update(cut.sums())
         cut.clear()
     for (name, expected), (_, found) in zip(whole.named_buffers(), cut.named_buffers(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, msg=name)

@@ -18,7 +18,7 @@ def test_phi_error_is_the_squared_error_of_phi_s_targets():
     loss = PhiError(8).train()
     first = loss.compare(student.float(), teacher.float(), torch.ones(4), None)
     torch.testing.assert_close(first, mse(student, teacher).float())  # nothing is known yet
-    loss.end_step(loss.sums())
+    loss.update(loss.sums())
     rows = teacher.flatten(0, 2)
     transform = phi_s(torch.cov(rows.T, correction=0))
     w, mu = transform.forward, rows.mean(0)

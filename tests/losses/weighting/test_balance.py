@@ -20,7 +20,7 @@ def step(balance: TeacherBalance, **seen: list[tuple[float, float]]) -> None:
     for name, micro_batches in seen.items():
         for mean, samples in micro_batches:
             balance.add_loss(name, torch.tensor(mean), torch.tensor(samples))
-    balance.end_step(balance.sums())
+    balance.update(balance.sums())
     balance.clear()
 
 
