@@ -88,7 +88,7 @@ def test_a_changed_field_begins_what_depends_on_it_anew(report, spec_file):
     again = compress(spec_file, ("export.format=safetensors",), say=lines.append)
     done = [line.partition(" ")[0] for line in lines if "is done already" in line]
     assert done == ["00_start", "01_prune", "02_retrain", "04_ptq"]
-    assert [line for line in lines if "anew" in line] == [
+    assert [line for line in lines if "runs again" in line] == [
         "03_export runs again, changed: export.format: onnx -> safetensors; its old result is in 03_export.before1",
         "05_evaluate runs again, a stage before it changed; its old result is in 05_evaluate.before1",
     ]
