@@ -1,4 +1,4 @@
-"""The detector of a run: what it is, what it starts from, and what cannot work, before a worker starts."""
+"""The detector of a run before a worker starts: architecture, starting weights, and checks of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from radioplat.spec.schema.model import DetectorConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.info import TeacherInfo
 
-# What of a detector is its decoder: layers, the heads that choose its queries, and its view of the encoder's maps.
+# Names of a detector's decoder: layers, the heads that choose its queries, and its projections of the encoder's maps.
 _DECODER = re.compile(
     r"detr\.(model\.)?(decoder|enc_output|enc_score_head|enc_bbox_head|denoising_class_embed|decoder_input_proj"
     r"|query_content|weight_embedding)\b"
@@ -34,7 +34,7 @@ _DECODER = re.compile(
 
 
 def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Sequence[str]) -> DetectorArchitecture:
-    """What ``model.detector`` asks for on ``backbone``; left at its default, what pretrained weights say.
+    """Return the architecture of ``model.detector`` on ``backbone``; at its default, that of the pretrained weights.
 
     Raises:
         SpecError: it cannot be built, or does not take images of the run's sizes.
@@ -46,8 +46,8 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
         theirs = DetectorConfig(known.kind, known.options)
         config = theirs if config == DetectorConfig() else config
         if quantized is not None and config != theirs:
-            hint = "Leave model.detector out: the checkpoint says what it is."
-            raise SpecError(f"the quantized detector in {path} is another", where="model.detector", hint=hint)
+            hint = "Leave model.detector out: the checkpoint has its own."
+            raise SpecError(f"the quantized detector in {path} differs", where="model.detector", hint=hint)
     architecture = DetectorArchitecture(
         backbone, len(classes), config.kind, dict(config.options), tuple(classes), quantized
     )
@@ -64,10 +64,9 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
 
 
 def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) -> Detector:
-    """A detector with its starting weights: seeded by ``train.seed``, then what the spec names as pretrained.
+    """Build a detector with its starting weights: seeded by ``train.seed``, then the pretrained ones of the spec.
 
-    A pretrained detector gives every tensor of the same name and shape: one of other classes all but those that score
-    them.
+    A pretrained detector gives every tensor of the same name and shape; with other classes, all but the classifiers.
 
     Raises:
         WeightsError: pretrained weights cannot be read, or nothing in them fits.
@@ -78,52 +77,55 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
         detector = Detector(architecture)
     detector.student.load_state_dict(student.fold().state_dict())
     if path := _pretrained_detector(spec):
-        left = take_matching(detector, path, MODEL_PATH)
-        if strange := [name for name in left if is_scale(name)]:
-            hint = "Leave model.backbone and model.detector out: the checkpoint says what they are."
-            raise SpecError(f"the quantizers of {path} do not fit: {strange[0]}", where=MODEL_PATH, hint=hint)
+        unfilled = load_matching(detector, path, MODEL_PATH)
+        if scales := [name for name in unfilled if is_scale(name)]:
+            hint = "Leave model.backbone and model.detector out: the checkpoint has its own."
+            raise SpecError(f"the quantizers of {path} do not fit: {scales[0]}", where=MODEL_PATH, hint=hint)
     if is_taught(task) and spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return detector
 
 
 def _pretrained_detector(spec: Spec) -> str | None:
-    """``train.pretrained_model_path``, where a detector is there."""
+    """Return ``train.pretrained_model_path`` if it is a detector."""
     path = spec.train.pretrained_model_path
     return path if path and model_kind(path) is ModelKind.detector else None
 
 
 def take_decoder(detector: Detector, path: str | Path) -> None:
-    """Give ``detector`` the decoder of the detector at ``path``.
+    """Load the decoder of the detector at ``path`` into ``detector``.
 
     Raises:
-        WeightsError: it cannot be read, or its decoder is another.
+        WeightsError: it cannot be read, or its decoder has other names or shapes.
     """
     where = "distill.decoder_from_teacher"
     _, theirs = read_detector(path, where)
-    mine = {n: t.shape for n, t in detector.state_dict().items() if _DECODER.match(n)}
-    given = {n: t for n, t in theirs.items() if _DECODER.match(n)}
-    differ = sorted({n for n, t in given.items() if mine.get(n) != t.shape} | (mine.keys() - given.keys()))
+    shapes = {n: t.shape for n, t in detector.state_dict().items() if _DECODER.match(n)}
+    decoder = {n: t for n, t in theirs.items() if _DECODER.match(n)}
+    differ = sorted({n for n, t in decoder.items() if shapes.get(n) != t.shape} | (shapes.keys() - decoder.keys()))
     if differ:
-        name, shapes = differ[0], {n: t.shape for n, t in given.items()}
-        here, there = (tuple(of[name]) if name in of else "not" for of in (mine, shapes))
-        message = f"the teacher's decoder is another: {name} is {there} there and {here} here"
+        name, given = differ[0], {n: t.shape for n, t in decoder.items()}
+        here, there = (tuple(of[name]) if name in of else "absent" for of in (shapes, given))
+        message = f"the teacher's decoder differs: {name} is {there} there and {here} here"
         hint = "Take its kind, d_model, decoder_layers, num_queries and classes in model.detector, or set it to false."
         raise WeightsError(message, where=where, hint=hint)
-    detector.load_state_dict(given, strict=False)
+    detector.load_state_dict(decoder, strict=False)
 
 
 def detector_widths(
-    spec: Spec, form: DetectorArchitecture, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo]
+    spec: Spec,
+    architecture: DetectorArchitecture,
+    teachers: Sequence[ResolvedTeacher],
+    infos: Mapping[str, TeacherInfo],
 ) -> Widths:
-    """See :func:`binding_widths`; also sees that the teacher's decoder fits, where it is asked for.
+    """Return :func:`binding_widths`; with ``decoder_from_teacher``, check that the teacher's decoder fits.
 
     Raises:
         SpecError, WeightsError: bindings or the decoder do not fit.
     """
     if not teachers:
         return {}
-    detector = Detector(form)
+    detector = Detector(architecture)
     if spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return binding_widths(detector, teachers, infos, spec.dataset.img_size)
@@ -137,26 +139,26 @@ def detect_objective(
     config: DistillConfig,
     seed: int,
 ) -> DetectObjective:
-    """The module of a run; projections are seeded, and so equal on every rank."""
+    """Return the objective of a run; projections are seeded, so equal on every rank."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return DetectObjective(detector, view, teachers, widths, config)
 
 
-def take_matching(detector: Detector, path: str | Path, where: str) -> list[str]:
+def load_matching(detector: Detector, path: str | Path, where: str) -> list[str]:
     """Copy the tensors of the detector at ``path`` whose names and shapes ``detector`` has too.
 
     Returns:
-        Names of those of ``detector`` that nothing filled.
+        Names of the tensors of ``detector`` that stay as they are.
 
     Raises:
-        WeightsError: it cannot be read, or not one of its tensors fits.
+        WeightsError: it cannot be read, or none of its tensors fits.
     """
     _, theirs = read_detector(path, where)
-    mine = detector.state_dict()
-    fitting = {n: t for n, t in theirs.items() if n in mine and mine[n].shape == t.shape}
+    own = detector.state_dict()
+    fitting = {n: t for n, t in theirs.items() if n in own and own[n].shape == t.shape}
     if not any(tensor.ndim > 1 for tensor in fitting.values()):
         hint = "Take the same kind, width (d_model) and layers, in model.detector."
-        raise WeightsError(f"nothing of {path} fits this detector", where=where, hint=hint)
+        raise WeightsError(f"no tensor of {path} fits this detector", where=where, hint=hint)
     detector.load_state_dict(fitting, strict=False)
-    return sorted(mine.keys() - fitting.keys())
+    return sorted(own.keys() - fitting.keys())

@@ -1,4 +1,4 @@
-"""What a spec says of a teacher that is a detector's file, against the file: TAO's specs describe it once more."""
+"""Check a spec's description of a teaching detector against its file: TAO's specs describe teachers as well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radioplat.spec.schema.root import Spec
 
 
 def teacher_file_problems(spec: Spec) -> Iterator[Problem]:
-    """Where ``distill.teacher[i].model`` says something else than the teacher's file.
+    """Yield fields of ``distill.teacher[i].model`` that contradict the teacher's file.
 
     Raises:
         WeightsError: a file cannot be read.
@@ -25,24 +25,24 @@ def teacher_file_problems(spec: Spec) -> Iterator[Problem]:
         path = teacher.pretrained_teacher_model_path
         if path and model_kind(path) is ModelKind.detector:
             where = f"distill.teacher[{i}]"
-            form = read_detector_architecture(path, f"{where}.pretrained_teacher_model_path")
-            yield from _apart(teacher, form, f"{where}.model")
+            architecture = read_detector_architecture(path, f"{where}.pretrained_teacher_model_path")
+            yield from _differences(teacher, architecture, f"{where}.model")
 
 
-def _apart(teacher: TeacherConfig, form: DetectorArchitecture, where: str) -> Iterator[Problem]:
-    hint = "Leave out what the file knows, or name the teacher's own file."
-    told = teacher.model.backbone.type
-    if told and resolve(told, where=f"{where}.backbone.type").name != resolve(form.student.type).name:
-        yield Problem(f"the teacher's file holds a {form.student.type}, not {told}", f"{where}.backbone.type", hint)
+def _differences(teacher: TeacherConfig, architecture: DetectorArchitecture, where: str) -> Iterator[Problem]:
+    hint = "Leave the field out, or name the file of another teacher."
+    given, actual = teacher.model.backbone.type, architecture.student.type
+    if given and resolve(given, where=f"{where}.backbone.type").name != resolve(actual).name:
+        yield Problem(f"the teacher's file holds a {actual}, not {given}", f"{where}.backbone.type", hint)
     detector = teacher.model.detector
     if detector == DetectorConfig():
         return
-    if detector.kind != form.kind:
-        yield Problem(f"the teacher's file holds a {form.kind}, not {detector.kind}", f"{where}.detector.kind", hint)
+    if detector.kind != architecture.kind:
+        message = f"the teacher's file holds a {architecture.kind}, not {detector.kind}"
+        yield Problem(message, f"{where}.detector.kind", hint)
         return
-    own = Detector(form).detr.config
+    own = Detector(architecture).detr.config
     for name, value in detector.options.items():
-        there = getattr(own, name, None)
-        if there != value:
-            said = f"the teacher's file was made with {there}, not {value}"
-            yield Problem(said, f"{where}.detector.options.{name}", hint)
+        if (used := getattr(own, name, None)) != value:
+            message = f"the teacher's file was made with {used}, not {value}"
+            yield Problem(message, f"{where}.detector.options.{name}", hint)

@@ -1,4 +1,4 @@
-"""What is known, from structure alone, of teachers inside the student's module: its average, its layers, its peers."""
+"""Widths and maps, from structure alone, of teachers inside the objective: the student's average, layers, peers."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ _PEERS = ("timm", "clip", "dino", "radio", "radioplat")  # adapters whose models
 
 
 def describe_inside(
-    teachers: Sequence[ResolvedTeacher], bare: StudentArchitecture, size: int
+    teachers: Sequence[ResolvedTeacher], architecture: StudentArchitecture, size: int
 ) -> dict[str, TeacherInfo]:
-    """Widths and maps of the teachers that are the student itself, by name.
+    """Return widths and maps of the teachers that are the student itself, by name.
 
     Args:
         teachers: all of the run, in the spec's order.
-        bare: the student without heads.
+        architecture: of the student, without heads.
         size: pixels a side of the largest view that the student sees.
 
     Raises:
-        SpecError: one problem for each binding to a module that the student has not, or does not run.
+        SpecError: one problem for each binding to a module that the student lacks or does not run.
     """
-    mine = [t for t in teachers if t.source in (Source.ema, Source.deeper)]
-    architecture = replace(bare, num_class_tokens=max(bare.num_class_tokens, len(teachers)))
+    own = [t for t in teachers if t.source in (Source.ema, Source.deeper)]
+    architecture = replace(architecture, num_class_tokens=max(architecture.num_class_tokens, len(teachers)))
     with torch.device("meta"):
         backbone = build_backbone(architecture)
     problems = []
-    for bound in (b for t in mine for b in t.bindings):
+    for bound in (b for t in own for b in t.bindings):
         try:
             find_module(backbone.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(*problems)
-    with captured(backbone.target, sorted({b.teacher_module for t in mine for b in t.bindings})) as outputs:
-        found = probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
-    assert found.spatial is not None and found.summary is not None  # both were asked for
-    rows, columns, width = found.spatial.shape[1:]
-    summary = found.summary.shape[-1]
+    with captured(backbone.target, sorted({b.teacher_module for t in own for b in t.bindings})) as outputs:
+        features = probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
+    assert features.spatial is not None and features.summary is not None  # both were asked for
+    rows, columns, width = features.spatial.shape[1:]
+    summary = features.summary.shape[-1]
     if isinstance(backbone, RadioViT):
         summary = backbone.token_dim * (len(_taught_slots(teachers)) or architecture.num_class_tokens)
     parameters = sum(p.numel() for p in backbone.parameters())
     infos = {}
-    for teacher in mine:
+    for teacher in own:
         named = {}
         for bound in teacher.bindings:
             if bound.teacher_module not in outputs:
@@ -93,13 +93,13 @@ def _taught_slots(teachers: Sequence[ResolvedTeacher]) -> set[int]:
 def peer_problems(
     spec: Spec, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo]
 ) -> Iterator[Problem]:
-    """Peers that cannot be trained, or that cannot speak to each other."""
+    """Yield peers that cannot be trained, or whose class scores differ in number."""
     peers = [t for t in teachers if t.source is Source.peer and t.name in infos]
     for peer in peers:
         kind = infos[peer.name].adapter
         if kind not in _PEERS:
             hint = "Take a timm model, or a checkpoint of radioplat train."
-            message = f"a model of kind {kind} is taken as it is, and a peer is trained"
+            message = f"a model of kind {kind} stays as it is, and a peer is trained"
             yield Problem(message, f"{peer.where}.model.backbone.type", hint)
         if infos[peer.name].logits_dim != infos[peers[0].name].logits_dim:
             message = f"{infos[peer.name].logits_dim} classes, and the peer {peers[0].name} has "

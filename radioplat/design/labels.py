@@ -1,4 +1,4 @@
-"""Whether the labels of the images, the student's classifier and the classes of teachers belong together."""
+"""Checks of image labels against the student's classifier and the classes of teachers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def label_problems(
     data: RunData,
     num_classes: int = 0,
 ) -> Iterator[Problem]:
-    """Images without any label, labels that a classifier has no place for, and classes that are not the same.
+    """Yield missing labels, labels beyond the classifier, and classes of teachers that differ.
 
     Args:
         num_classes: of the student's own classifier, 0 for none.
@@ -36,10 +36,10 @@ def label_problems(
     scored = [teacher for teacher in teachers if "logits" in teacher.wanted]
     if not num_classes:
         if weight and teachers:
-            yield from _beside_scores(scored, infos, highest_label(data))
+            yield from _scores_and_labels(scored, infos, highest_label(data))
         return
     names, highest = data.index.classes, highest_label(data)
-    if weight and names and (why := _numbers_beside_names(data)):
+    if weight and names and (why := _mixed_labels(data)):
         hint = "Give all labels as names, or all as numbers; a sidecar may have both, `label` and `label_name`."
         yield Problem(why, "dataset.train_dataset", hint)
     if weight and highest < 0:
@@ -49,8 +49,8 @@ def label_problems(
         else:
             yield Problem("no image has a label", "dataset.train_dataset", _LABELS)
     if highest >= num_classes:
-        told = f": {_few(names)}" if names else ""
-        message = f"{num_classes} classes, and the images have {highest + 1}{told}"
+        listed = f": {_few(names)}" if names else ""
+        message = f"{num_classes} classes, and the images have {highest + 1}{listed}"
         yield Problem(message, "dataset.num_classes", f"Take {highest + 1}.")
     for teacher in scored:
         info, where = infos[teacher.name], _weights_or_backbone(teacher)
@@ -58,8 +58,8 @@ def label_problems(
             message = f"{teacher.name} has {info.logits_dim} classes, and dataset.num_classes is {num_classes}"
             hint = "Fine-tune it on these images (`radioplat train`), or take mode summary or spatial."
             if not info.class_names:
-                told = f"{teacher.where}.model.backbone.kwargs={{num_classes: {num_classes}}}"
-                hint += f" Where its weights have {num_classes}, say so: {told}."
+                override = f"{teacher.where}.model.backbone.kwargs={{num_classes: {num_classes}}}"
+                hint += f" Where its weights have {num_classes}, set {override}."
             yield Problem(message, where, hint)
         elif why := classes_differ(info.class_names, names):
             message = f"the classes of {teacher.name} are not those of the images: {why}"
@@ -72,7 +72,7 @@ def class_names(
     teachers: Sequence[ResolvedTeacher] = (),
     infos: Mapping[str, TeacherInfo] | None = None,
 ) -> tuple[str, ...]:
-    """What the classes of a classifier are called; empty where labels are numbers, or do not name all of them.
+    """Return the names of a classifier's classes; empty where labels are numbers, or do not name all of them.
 
     Where no image has a label they are those of the first teacher whose class scores it learns.
     """
@@ -83,29 +83,30 @@ def class_names(
 
 
 def highest_label(data: RunData) -> int:
-    """Of all images, -1 where none has one."""
+    """Return the highest label of all images, -1 if there is none."""
     blocks = (table["label"].to_numpy() for _, table in data.index.rows.blocks(["label"]))
     return max((int(np.max(block, initial=-1)) for block in blocks), default=-1)
 
 
-def _numbers_beside_names(data: RunData) -> str | None:
-    """Why labels that are numbers, of some images, cannot be told to be the classes that others have by name."""
+def _mixed_labels(data: RunData) -> str | None:
+    """Explain why numbers as labels cannot be matched with names as labels; None where they can."""
     names = data.index.classes
     known = pa.array(names, pa.large_string())
     for _, table in data.index.rows.blocks(["given_label", "label_name"]):
         given, place = table["given_label"], pc.index_in(table["label_name"], known, skip_nulls=True)
-        strange = pc.and_(pc.greater_equal(given, 0), pc.not_equal(pc.fill_null(pc.cast(place, pa.int64()), -1), given))
-        if len(numbers := pc.filter(given, strange)):
+        differs = pc.not_equal(pc.fill_null(pc.cast(place, pa.int64()), -1), given)
+        unmatched = pc.and_(pc.greater_equal(given, 0), differs)
+        if len(numbers := pc.filter(given, unmatched)):
             first = numbers[0].as_py()
             is_ = f"class {first} is {names[first]!r}" if first < len(names) else f"there is a class {first}"
             return f"some labels are numbers and others names ({_few(names)}), and nothing says that {is_}"
     return None
 
 
-def _beside_scores(
+def _scores_and_labels(
     scored: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], highest: int
 ) -> Iterator[Problem]:
-    """Labels of a student whose classes are those of its heads for class scores."""
+    """Yield problems of labels for a student whose only classes are those of its heads for class scores."""
     if highest < 0:
         yield Problem("no image has a label to mix in", "distill.alpha", "Leave it at 0.")
     for teacher in scored:

@@ -1,7 +1,7 @@
-"""How many bytes a parameter that is trained takes on each worker, for `plan` and for what is refused by its size.
+"""Bytes of a trained parameter on each worker: for `plan`, and for heads that are refused by their size.
 
 As Rajbhandari et al. (ZeRO, 2020, section 3) count: weights, gradients, and what the optimizer keeps, each divided by
-the number of workers from a ZeRO stage on. Two things differ from there, because DeepSpeed is told to sum gradients in
+the number of workers from a ZeRO stage on. Two things differ from there, because DeepSpeed sums gradients in
 fp32 (see :mod:`radioplat.training.engine.deepspeed_engine`): in 16 bits a summed gradient has 4 bytes, not 2, at stage
 1 beside those of a micro-batch, and in fp32 ZeRO too keeps a copy of the weights that the optimizer moves. Activations
 come on top, in a backward the buckets in which stages 1 and 2 send gradients, and at stage 3 what DeepSpeed leaves
@@ -48,7 +48,7 @@ class ParameterBytes:
 
 
 def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
-    """What DeepSpeed keeps for a parameter on each of ``world`` workers."""
+    """Return what DeepSpeed keeps for a parameter on each of ``world`` workers."""
     low, stage = train.precision is not Precision.fp32, zero_stage(train)
     number = 2 if low else 4
     kept = 0 if train.offload else 4 / (world if stage >= 1 else 1)  # of one fp32 number that the optimizer keeps

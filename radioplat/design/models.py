@@ -10,7 +10,7 @@ from typing import Any
 from radioplat.design.bindings import with_projections
 from radioplat.design.inner_teachers import describe_inside, peer_problems
 from radioplat.design.student import build_on_meta, student_problems
-from radioplat.design.views import mosaic_problems, where_sized
+from radioplat.design.views import mosaic_problems, size_fields
 from radioplat.errors import Problem, SpecError
 from radioplat.exporting.weights.export import format_problems
 from radioplat.losses.own_function import own_function_problems
@@ -64,14 +64,14 @@ def design_models(spec: Spec, task: str) -> Models:
             continue
         try:
             follows = spec.distill.teacher[i].input_size is None
-            infos[teacher.name] = _describe(teacher, where_sized(spec), follows)
+            infos[teacher.name] = _describe(teacher, size_fields(spec), follows)
         except SpecError as error:
             problems += error.problems
     try:
         if any(teacher.source in (Source.ema, Source.deeper) for teacher in teachers):
-            bare = _student_architecture(spec, task, [], {})
-            largest = max(size for size in (spec.dataset.img_size, *where_sized(spec)))
-            infos |= describe_inside(teachers, bare, largest)
+            architecture = _student_architecture(spec, task, [], {})
+            largest = max(size for size in (spec.dataset.img_size, *size_fields(spec)))
+            infos |= describe_inside(teachers, architecture, largest)
         problems += peer_problems(spec, teachers, infos)
         problems += [p for t in teachers if t.name in infos for p in _own_losses(t, infos[t.name])]
         heads = [t for t in teachers if t.name in infos] if teacher_heads else []
@@ -85,7 +85,7 @@ def design_models(spec: Spec, task: str) -> Models:
             for side in ("input_height", "input_width"):
                 if size := getattr(spec.export, side):
                     problems += _divides(size, student, f"export.{side}")
-        sizes = {spec.dataset.img_size: "dataset.img_size", **where_sized(spec)}
+        sizes = {spec.dataset.img_size: "dataset.img_size", **size_fields(spec)}
         for size, where in sizes.items():
             problems += _divides(size, student, where)
         problems += [p for t in teachers if t.name in infos for p in mosaic_problems(spec, t, infos[t.name])]
@@ -96,13 +96,13 @@ def design_models(spec: Spec, task: str) -> Models:
         problems += error.problems
     if problems:
         raise SpecError(*problems)
-    own = max(tuple(found.shape[1:3]) for found in maps if found is not None)
-    # Of a picture of several images all is sent; what is said of each is cut out of it.
-    whole = {teacher.name for teacher in teachers if teacher.mosaic > 1}
+    own = max(tuple(features.shape[1:3]) for features in maps if features is not None)
+    # The map of a mosaic is sent as a whole; the student's images are cut out of it later.
+    mosaics = {teacher.name for teacher in teachers if teacher.mosaic > 1}
     finer = {head.name: head.upsample for head in architecture.heads}
     grids = {
         name: info.grid
-        if name in whole
+        if name in mosaics
         else tuple(min(finer.get(name, 1) * mine, its) for mine, its in zip(own, info.grid, strict=True))
         for name, info in infos.items()
     }
@@ -115,7 +115,7 @@ def _own_losses(teacher: ResolvedTeacher, info: TeacherInfo) -> Iterator[Problem
 
 
 def _describe(teacher: ResolvedTeacher, where: dict[int, str], follows: bool) -> TeacherInfo:
-    """Of a teacher whose sizes change, the grid is that of the largest.
+    """Describe a teacher; if its sizes change, the grid is that of the largest.
 
     Args:
         where: the field of each size.
@@ -135,7 +135,7 @@ def _describe(teacher: ResolvedTeacher, where: dict[int, str], follows: bool) ->
 
 
 def _of_the_student(problem: Problem, teacher: ResolvedTeacher, follows: bool) -> Problem:
-    """A problem of a size that was not given to the teacher but to the student."""
+    """Name the student's field in a problem of an input size that follows the student's."""
     if not follows or problem.where != f"{teacher.where}.input_size":
         return problem
     message = f"teacher {teacher.name}: {problem.message}"
@@ -200,7 +200,7 @@ def _student_architecture(
 
 
 def _quantized(known: StudentArchitecture, heads: tuple[HeadArchitecture, ...]) -> Quantization | None:
-    """That of pretrained weights. Quantized heads stay so only where all heads are of the same form."""
+    """Return the quantization of pretrained weights; that of heads only if all heads have the same architecture."""
     same = [dataclasses.replace(head, bindings=()) for head in known.heads] == list(heads)
     return known.quantized if same or known.quantized is None else known.quantized.without_heads()
 

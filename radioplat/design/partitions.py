@@ -66,9 +66,9 @@ class Partitions:
         """Return the factor of each teacher's terms at a real micro-batch: 0 if not asked; absent means always 1."""
         step, place = divmod(micro_batch, self.micro_batches)
         away = next((names for first, names in reversed(self.away) if first <= step), frozenset())
-        found: dict[str, float] = {}
+        factors: dict[str, float] = {}
         if self.counts:
             here = self.teachers[self.of_step(step)[place]]
             named = frozenset().union(*self.teachers)
-            found = {name: self.micro_batches / self.seen_by(name) if name in here else 0.0 for name in sorted(named)}
-        return found | dict.fromkeys(sorted(away), 0.0)
+            factors = {name: self.micro_batches / self.seen_by(name) if name in here else 0.0 for name in sorted(named)}
+        return factors | dict.fromkeys(sorted(away), 0.0)

@@ -1,4 +1,4 @@
-"""What a student with quantizers cannot be trained with, and what is said of it before it is."""
+"""Checks and a summary of students with quantizers, before they are trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radioplat.spec.schema.train import Precision
 
 
 def quantized_problems(spec: Spec, student: Student) -> Iterator[Problem]:
-    """What of ``spec`` contradicts the quantizers of ``student``, which may be on the meta device."""
+    """Yield fields of ``spec`` that contradict the quantizers of ``student``, which may be on the meta device."""
     if student.architecture.quantized is None:
         return
     train = spec.train
@@ -26,23 +26,23 @@ def quantized_problems(spec: Spec, student: Student) -> Iterator[Problem]:
 
 
 def count_quantizers(student: Student) -> str:
-    """The quantizers of ``student`` in words; empty where it has none."""
-    how = student.architecture.quantized
-    if how is None:
+    """Return the number of quantizers of ``student`` by kind, as a sentence; empty if it has none."""
+    quantization = student.architecture.quantized
+    if quantization is None:
         return ""
-    found = quantizers(student)
+    by_name = quantizers(student)
     kinds = {
-        "weights": _of(found, ".weight_quantizer"),
-        "activations": _of(found, ".input_quantizer"),
-        "residual branches": _of(found, ".residual_quantizer"),
+        "weights": _of(by_name, ".weight_quantizer"),
+        "activations": _of(by_name, ".input_quantizer"),
+        "residual branches": _of(by_name, ".residual_quantizer"),
     }
     parts = [f"{len(some)} on {kind} ({_formats(some)})" for kind, some in kinds.items() if some]
-    left = f"; {len(how.skipped)} layers stay float" if how.skipped else ""
-    return f"{len(found)} quantizers: {', '.join(parts)}{left}"
+    skipped = f"; {len(quantization.skipped)} layers stay float" if quantization.skipped else ""
+    return f"{len(by_name)} quantizers: {', '.join(parts)}{skipped}"
 
 
-def _of(found: dict[str, Quantizer], ending: str) -> list[Quantizer]:
-    return [quantizer for name, quantizer in found.items() if name.endswith(ending)]
+def _of(by_name: dict[str, Quantizer], ending: str) -> list[Quantizer]:
+    return [quantizer for name, quantizer in by_name.items() if name.endswith(ending)]
 
 
 def _formats(some: list[Quantizer]) -> str:

@@ -57,8 +57,8 @@ class Run:
     notes: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> list[ResolvedTeacher]:
-        """The teachers that are asked, in actors or inline; the others answer inside the student's module."""
+    def frozen_teachers(self) -> list[ResolvedTeacher]:
+        """The teachers with frozen weights, in actors or inline; the others are inside the objective."""
         return [teacher for teacher in self.teachers if not teacher.inside]
 
     @property
@@ -75,7 +75,7 @@ class Run:
         return self.spec.global_batch_size // self.spec.dataset.batch_size
 
     def micro_batch_schedule(self, world_size: int) -> MicroBatchSchedule:
-        """How steps are cut for ``world_size`` ranks."""
+        """Return how steps are split among ``world_size`` ranks."""
         return MicroBatchSchedule(self.micro_batches, world_size)
 
     @property

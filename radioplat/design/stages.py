@@ -1,4 +1,4 @@
-"""The stages of a run as the training sees them: who is away, how long it lasts, where its schedule stands.
+"""The stages of a run during training: absent teachers, number of steps, position in the schedule.
 
 All of it follows from the spec and the global step: a run that goes on in the middle of a stage needs nothing more.
 """
@@ -21,12 +21,12 @@ def total_steps(spec: Spec, steps_per_epoch: int) -> int:
 
 def away_by_step(spec: Spec, teachers: Sequence[str]) -> tuple[tuple[int, frozenset[str]], ...]:
     """For each stage its first step, and those of ``teachers`` that do not teach in it; empty where all always do."""
-    found = tuple((s.first, frozenset(name for name in teachers if not s.has(name))) for s in stages_of(spec))
-    return found if any(names for _, names in found) else ()
+    stages = tuple((s.first, frozenset(name for name in teachers if not s.has(name))) for s in stages_of(spec))
+    return stages if any(names for _, names in stages) else ()
 
 
 def schedule_at(spec: Spec, step: int, total: int) -> tuple[OptimConfig, int, int]:
-    """What the learning rate of global ``step`` follows: optimizer fields, a step and the steps that those span.
+    """Return the learning-rate schedule at global ``step``: optimizer fields, a step, and the number of steps.
 
     In a stage the schedule, warm-up included, runs from the stage's first step to its last, at the stage's ``lr``.
 

@@ -1,4 +1,4 @@
-"""What a run would unlearn of the pretrained weights that its student starts from, told before it does."""
+"""Warnings of settings that would undo the pretrained weights of the student."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_c
 
 
 def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """A sentence for each setting under which training takes apart what the student already knows, with its cure.
+    """Return a sentence for each setting by which training would undo pretrained weights, with its cure.
 
     None where ``train.resume_training_checkpoint_path`` gives a run that is under way.
 
@@ -25,15 +25,14 @@ def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
     """
     if spec.train.resume_training_checkpoint_path:
         return []
-    found = matches(spec, architecture)
-    taken = {name for _, match in found for name in match.tensors}
+    taken = {name for _, match in matches(spec, architecture) for name in match.tensors}
     if not any(name.startswith("backbone.") for name in taken):
         return []
     return [*_untrained_heads(spec, architecture, taken), *_normalisation(spec, architecture)]
 
 
 def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[str]) -> Iterator[str]:
-    """Gradients that come through heads of random weights move the backbone before they say anything of it."""
+    """Gradients through heads of random weights move the backbone before they are of use."""
     optim, frozen = spec.train.optim, spec.model.backbone.freeze_backbone
     if optim.head_warmup_epochs > 0 or frozen:
         return
@@ -46,13 +45,13 @@ def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[s
     if fresh:
         yield (
             f"train.optim.head_warmup_epochs is 0: the backbone starts from pretrained weights, and the heads of "
-            f"{', '.join(fresh)} from random ones, whose gradients undo what it knows before they are of use. "
-            f"Set it to {min(1.0, spec.train.num_epochs / 2):g}: heads then learn first, while the backbone rests"
+            f"{', '.join(fresh)} from random ones, whose gradients undo its weights before they are of use. "
+            f"Set it to {min(1.0, spec.train.num_epochs / 2):g}: heads then learn first, while the backbone is frozen"
         )
 
 
 def _normalisation(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
-    """timm's files do not say what images they were trained on; timm's record of the model does."""
+    """timm's files lack the normalisation that they were trained with; timm's record of the model has it."""
     backbone = build_on_meta(architecture).backbone
     paths = {BACKBONE_PATH: spec.model.backbone.pretrained_backbone_path, MODEL_PATH: spec.train.pretrained_model_path}
     for where, path in paths.items():

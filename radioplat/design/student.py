@@ -1,4 +1,4 @@
-"""The student's structure against its sizes, teachers and machine; and what a run does to it before training."""
+"""Checks of the student's structure against sizes, teachers and machine; preparation of the student for training."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ LARGEST_CARD = 288 * 2**30  # bytes: what a cluster's GPU is taken to have at mo
 
 
 def build_on_meta(architecture: StudentArchitecture) -> Student:
-    """A student without memory.
+    """Build a student on the meta device.
 
     Raises:
-        SpecError: it cannot be; also where a tensor would have more bytes than can be counted.
+        SpecError: it cannot be built; also where a tensor would have more bytes than can be counted.
     """
     try:
         with torch.device("meta"):
             return Student(architecture)
     except RuntimeError as error:
-        message = f"no head of this width can be: {str(error).splitlines()[0]}"
+        message = f"no head of this width can be built: {str(error).splitlines()[0]}"
         raise SpecError(message, where="distill.mlp_hidden_size") from None
 
 
 def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int, str]) -> Iterator[Problem]:
-    """What cannot work.
+    """Yield settings that do not work with the student's structure.
 
     Args:
         student: on the meta device.
@@ -67,12 +67,12 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
     yield from quantized_problems(spec, student)
 
 
-def equip(student: Student, spec: Spec, task: str) -> Student:
-    """Freeze, window, noise and compile what the spec asks for; parameters keep their names."""
+def prepare_student(student: Student, spec: Spec, task: str) -> Student:
+    """Freeze, set windows, add noise and compile as the spec says; parameters keep their names."""
     backbone = spec.model.backbone
     if backbone.freeze_backbone:
         student.backbone.requires_grad_(False)
-        own = getattr(student.backbone, "classifier_prefix", ())  # what timm has inside its model is not the backbone
+        own = getattr(student.backbone, "classifier_prefix", ())  # timm has the classifier inside its model
         for name, parameter in student.backbone.named_parameters():
             parameter.requires_grad_(name.removeprefix("model.").startswith(own) if own else False)
     if backbone.freeze_norm:
@@ -96,7 +96,7 @@ def compile_backbone(backbone: nn.Module, backend: str = "inductor") -> None:
 
 
 def windows_of(spec: Spec, backbone: RadioViT) -> Windows:
-    """As ``distill.vitdet`` says."""
+    """Return the windows of ``distill.vitdet``."""
     config = spec.distill.vitdet
     depth = len(backbone.blocks)
     return design_windows(config.prob, config.window_sizes, depth, config.num_global, config.num_windowed)
@@ -132,8 +132,8 @@ def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator
     sides = sorted({size // student.stride for size in sizes if size % student.stride == 0})
     fitting = {size for side in sides for size in windows.fitting(side, side)}
     maps = " or ".join(f"{side} x {side}" for side in sides)
-    could = sorted({s for side in sides for s in range(2, side) if side % s == 0})
-    hint = f"Sizes that can be: {', '.join(map(str, could))}." if could else "Set prob: 0."
+    possible = sorted({s for side in sides for s in range(2, side) if side % s == 0})
+    hint = f"Possible sizes: {', '.join(map(str, possible))}." if possible else "Set prob: 0."
     for i, size in enumerate(config.window_sizes):
         if size not in fitting:
             message = f"windows of {size} x {size} do not cut the student's map of {maps} patches into whole ones"
@@ -150,20 +150,20 @@ def _token_slots(student: Student) -> Iterator[Problem]:
     for i, head in enumerate(architecture.heads):
         if head.token_slot < count or (not radio and head.token_slot == i):
             continue
-        what = f"the student has {count} class token(s), numbered from 0" if radio else "this student has one summary"
+        reason = f"the student has {count} class token(s), numbered from 0" if radio else "this student has one summary"
         where = f"distill.teacher[{i}].summary_token_idx"
-        yield Problem(f"there is no class token {head.token_slot}: {what}", where)
+        yield Problem(f"there is no class token {head.token_slot}: {reason}", where)
 
 
 def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
-    """Heads that alone are more than a worker can hold: weights, gradients, and what the optimizer and EMA keep."""
-    room, taken = _memory(spec), parameter_bytes(spec.train, spec.worker_bounds[0])
+    """Yield heads that alone need more memory than a worker has: weights, gradients, moments and EMA."""
+    available, each = _memory(spec), parameter_bytes(spec.train, spec.worker_bounds[0])
     for i, (name, head) in enumerate(student.heads.items()):
-        needed = taken.of(sum(p.numel() for p in head.parameters()))
-        if needed > room:
+        needed = each.of(sum(p.numel() for p in head.parameters()))
+        if needed > available:
             message = (
                 f"the head of {name} takes {needed / 2**30:,.0f} GiB for its weights, their gradients and the "
-                f"optimizer, and a worker has {room / 2**30:,.0f}"
+                f"optimizer, and a worker has {available / 2**30:,.0f}"
             )
             own = spec.distill.teacher[i].spatial_num_inner
             where = f"distill.teacher[{i}].spatial_num_inner" if own else "distill.mlp_hidden_size"
@@ -171,7 +171,7 @@ def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
 
 
 def _memory(spec: Spec) -> int:
-    """Bytes that a worker can have at most."""
+    """Return the most bytes that a worker can have."""
     if torch.cuda.is_available():
         return max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     try:

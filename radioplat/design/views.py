@@ -35,13 +35,13 @@ def run_views(
         student_stride: pixels that a position of the student's map covers.
     """
     own = student_view(spec)
-    seers: dict[str, list[ResolvedTeacher]] = {}
+    viewers: dict[str, list[ResolvedTeacher]] = {}
     for teacher in teachers:
         if teacher.view not in (own, AVERAGE):
-            seers.setdefault(teacher.view, []).append(teacher)
+            viewers.setdefault(teacher.view, []).append(teacher)
     apart = views_differ(spec.dataset.train_dataset)
     views = []
-    for name, mine in seers.items():
+    for name, mine in viewers.items():
         first = mine[0]
         patch = _patch(first, infos[first.name]) if apart else 1
         views.append(_view(spec, name, first.sizes, first.view_size, patch, mine))
@@ -55,26 +55,26 @@ def run_views(
 
 
 def average_moves(spec: Spec, teachers: Sequence[ResolvedTeacher]) -> bool:
-    """Whether the student's average is shown a crop of its own."""
+    """Return whether the student's average sees another crop than the student."""
     mesa = spec.distill.mesa
     moved = bool(mesa.weight) and mesa.view is AverageView.shifted
     return moved or any(teacher.view == AVERAGE for teacher in teachers)
 
 
 def _view(
-    spec: Spec, name: str, sizes: Draw, size: int, patch: int, seers: Sequence[ResolvedTeacher] | None
+    spec: Spec, name: str, sizes: Draw, size: int, patch: int, viewers: Sequence[ResolvedTeacher] | None
 ) -> ViewSpec:
-    """``sizes`` is empty for a view of one ``size``; ``seers`` is None for the student, who is always there."""
+    """``sizes`` is empty for a view of one ``size``; ``viewers`` is None for the student, who is always there."""
     plan: tuple[tuple, ...] = ()
     if changes_by_plan(spec):
-        plan = tuple(_stretch(spec, stage, sizes, size, seers) for stage in stages_of(spec))
+        plan = tuple(_stretch(spec, stage, sizes, size, viewers) for stage in stages_of(spec))
     return ViewSpec(name, max((s for s, _ in sizes), default=size), patch, sizes, plan)
 
 
-def _stretch(spec: Spec, stage: Stage, sizes: Draw, size: int, seers: Sequence[ResolvedTeacher] | None) -> tuple:
+def _stretch(spec: Spec, stage: Stage, sizes: Draw, size: int, viewers: Sequence[ResolvedTeacher] | None) -> tuple:
     def draw(partition: PartitionConfig | None) -> Draw:
-        """Sizes in ``partition``; none where nobody looks at the view there."""
-        wanted = seers is None or any(stage.has(t.name) and sees(spec, partition, t.name) for t in seers)
+        """Return the sizes in ``partition``; none where no model sees the view."""
+        wanted = viewers is None or any(stage.has(t.name) and sees(spec, partition, t.name) for t in viewers)
         return () if not wanted else draw_at(spec, stage, partition) if sizes else ((size, 1.0),)
 
     partitions, whole = spec.distill.partitions, spec.global_batch_size // spec.dataset.batch_size
@@ -87,8 +87,8 @@ def _patch(teacher: ResolvedTeacher, info: TeacherInfo) -> int:
     return max(1, round(info.stride * teacher.upsample_factor * (teacher.view_size // teacher.input_size)))
 
 
-def where_sized(spec: Spec) -> dict[int, str]:
-    """The field that each size of the student's view comes from; empty where it is always ``dataset.img_size``."""
+def size_fields(spec: Spec) -> dict[int, str]:
+    """Return the field of each size of the student's view; empty where it is always ``dataset.img_size``."""
     scales = scale_chances(spec.dataset.augmentation.multi_scales)
     fields = dict.fromkeys(scales, "dataset.augmentation.multi_scales")
     for i, teacher in enumerate(spec.distill.teacher):
@@ -101,7 +101,7 @@ def where_sized(spec: Spec) -> dict[int, str]:
 
 
 def mosaic_problems(spec: Spec, teacher: ResolvedTeacher, info: TeacherInfo) -> Iterator[Problem]:
-    """Whether the student's images lie in the pictures of ``teacher``, on whole positions of its map."""
+    """Yield sizes of the student whose images do not lie on whole positions of a mosaic teacher's map."""
     side, rows, across = teacher.input_size, info.grid[0], teacher.mosaic
     if across == 1:
         return

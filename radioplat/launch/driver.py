@@ -1,4 +1,4 @@
-"""One run of ``distill`` or ``train`` as its driver sees it: the folder, the lease, the workers, the verdict."""
+"""The driver of a run of ``distill`` or ``train``: results folder, lease, preflight, workers, final status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from radioplat.training.checkpoints.unreadable import UnreadableCheckpoints
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a finished run leaves.
+    """Result of a finished run.
 
     Attributes:
         checkpoint: the newest checkpoint folder; ``radioplat.load_student`` opens it.
@@ -44,7 +44,7 @@ class RunResult:
         global_step: optimizer steps of the whole run.
         resumed_from: the step it began at, 0 for a fresh run.
         then: results of the tasks in ``distill.then``, by name.
-        teacher_costs: what the teachers cost, from the first start on; None for a run without teachers.
+        teacher_costs: of all starts of the run; None for a run without teachers.
         account: where the time of the run went, over all its starts.
     """
 
@@ -85,7 +85,7 @@ def _run_alone(
     progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
-    """The run, while nobody else writes ``folder``."""
+    """Run while no other process writes ``folder``."""
     attempts = Attempts(folder.path)
     attempts.end("unknown", "its driver, or the whole cluster, was lost")
     status = StatusLog(folder.status_path)
@@ -97,9 +97,9 @@ def _run_alone(
             prepared.refuse()
             assert prepared.data is not None
             run = replace(prepared.run(), lease=lease.token)
-            found = _starting_point(run, say)
-            start, line = _beginning(run, folder, found)
-            catch_up(run, found)
+            checkpoint = _starting_point(run, say)
+            start, line = _beginning(run, folder, checkpoint)
+            catch_up(run, checkpoint)
             keep_data(run, prepared.data)
             say(line)
             status.write(line)
@@ -131,14 +131,14 @@ def _run_alone(
         raise
     finally:
         status.close()
-    found = newest(folder.path)
-    if found is None:
+    last = newest(folder.path)
+    if last is None:
         raise RadioplatError("the run ended without a checkpoint", where=str(folder.path))
     account = settled(run)
     with StatusLog(folder.status_path) as status:
-        status.write(f"{task} is done: {found[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
+        status.write(f"{task} is done: {last[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
     costs = TeacherCosts.read(folder.path)
-    return RunResult(found[0], folder.path, found[1].global_step, start, teacher_costs=costs, account=account)
+    return RunResult(last[0], folder.path, last[1].global_step, start, teacher_costs=costs, account=account)
 
 
 def _train(run: Run, say: Callable[[str], None]) -> None:
@@ -153,8 +153,8 @@ def _train(run: Run, say: Callable[[str], None]) -> None:
 
 
 def _starting_point(run: Run, say: Callable[[str], None]) -> tuple[Path, RunState] | None:
-    """What the run goes on from. ``train.restart`` answers what :func:`starting_point` may ask: once, for then there is
-    nothing left to ask about, and a later start goes on from what this one saves.
+    """Return the checkpoint to resume from. With ``train.restart`` unreadable checkpoints are set aside, once: a later
+    start resumes from what this one saves.
 
     Raises:
         RadioplatError: as :func:`starting_point`, or checkpoints cannot be set aside.
@@ -168,15 +168,15 @@ def _starting_point(run: Run, say: Callable[[str], None]) -> tuple[Path, RunStat
     return starting_point(run)
 
 
-def _beginning(run: Run, folder: TaskFolder, found: tuple[Path, RunState] | None) -> tuple[int, str]:
-    """The step the run begins at, and the line that says why.
+def _beginning(run: Run, folder: TaskFolder, checkpoint: tuple[Path, RunState] | None) -> tuple[int, str]:
+    """Return the first step of the run, and the line that explains it.
 
     Raises:
         SpecError: the checkpoint to go on from belongs to another order of samples.
     """
-    if found is None:
+    if checkpoint is None:
         return 0, f"{folder.path}: starts fresh, it holds no checkpoint"
-    path, state = found
+    path, state = checkpoint
     name = path.name if path.parent == run.folder else str(path)
     if problems := list(order_problems(run.spec, name, state, run.order_fields, folder.path)):
         raise SpecError(*problems)

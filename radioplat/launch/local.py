@@ -43,7 +43,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
     pools = joined_pools(run, device.type)
     clients: dict[str, TeacherClient] = {
-        t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.asked
+        t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.frozen_teachers
     }
     schedule = run.micro_batch_schedule(1)
     dataset = run.spec.dataset
@@ -75,9 +75,9 @@ def _go_on(
         except Paused:
             break
         except OutOfMemory as error:
-            said = str(error)
-        # Not inside the except clause: the error holds the frames, and they what filled the memory.
-        say(said)
+            message = str(error)
+        # Not inside the except clause: the error refers to the frames, and those to the tensors that filled the memory.
+        say(message)
         gc.collect()
         if context.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -92,12 +92,12 @@ def _stop() -> None:
 
 
 def _is_heavy(run: Run) -> bool:
-    """Whether teachers take so long for an image that decoding it, a few milliseconds of one core, needs no core.
+    """Return whether teachers need so long per image that decoding, some milliseconds of one core, needs no core.
 
     A parameter is used once for each place of the map, in two operations; for a CNN, whose early maps are finer, that
     is the least.
     """
-    infos = (run.infos[teacher.name] for teacher in run.asked)
+    infos = (run.infos[teacher.name] for teacher in run.frozen_teachers)
     return sum(2 * i.parameters * i.grid[0] * i.grid[1] for i in infos) > HEAVY
 
 

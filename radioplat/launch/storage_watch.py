@@ -29,7 +29,7 @@ class StorageWatch:
         self._folder, self._status, self._say = folder, status, say
         self._limit = dataset.storage_timeout_s
         self._stale = _PAUSES_S + 2 * dataset.read_timeout_s
-        self._seen: dict[str, tuple[WaitNote, float]] = {}  # by process: its note, and when that last changed
+        self._notes: dict[str, tuple[WaitNote, float]] = {}  # by process: its note, and the time of its last change
         self._began: float | None = None  # of the outage
         self._last = 0.0  # when somebody was last seen to wait
         self._stop = threading.Event()
@@ -75,10 +75,10 @@ class StorageWatch:
         self._say(line)
 
     def _waits(self) -> list[WaitNote]:
-        """Of the processes that wait now; a note that stays the same is of one that is gone."""
+        """Return the notes of processes that wait now; one that stays the same is of a process that has ended."""
         now, notes = time.monotonic(), read_waits(self._folder)
-        old = self._seen
-        self._seen = {
+        old = self._notes
+        self._notes = {
             name: old[name] if name in old and old[name][0] == note else (note, now) for name, note in notes.items()
         }
-        return [note for note, since in self._seen.values() if now - since < self._stale]
+        return [note for note, since in self._notes.values() if now - since < self._stale]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.design.models import Models, design_models
-from radioplat.design.student import compile_backbone, equip
+from radioplat.design.student import compile_backbone, prepare_student
 from radioplat.errors import SpecError
 from radioplat.models.backbones.vitdet import Windows
 from radioplat.models.features import Features
@@ -53,7 +53,7 @@ def design(*overrides: str, backbone: dict | None = None) -> Models:
 
 def student_of(spec: Spec) -> Student:
     models = design_models(spec, "distill")
-    return equip(start_student(spec, models.architecture), spec, "distill")
+    return prepare_student(start_student(spec, models.architecture), spec, "distill")
 
 
 @pytest.mark.parametrize("backbone", [None, {"type": "test_efficientnet"}, {"type": "test_vit"}])

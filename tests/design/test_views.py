@@ -7,7 +7,7 @@ import pytest
 from radioplat.data.views.equivariance import drawn_size
 from radioplat.data.views.render import ViewSpec
 from radioplat.design.models import design_models
-from radioplat.design.views import run_views, where_sized
+from radioplat.design.views import run_views, size_fields
 from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
 
@@ -61,7 +61,7 @@ def test_stages_and_partitions_say_who_looks_when_and_at_what_size():
     )
     views = views_of(spec)
     assert views.keys() == {"128", "matched"}
-    assert where_sized(spec) == {
+    assert size_fields(spec) == {
         48: "distill.stages[0].img_size",
         64: "dataset.img_size",
         96: "distill.partitions[0].img_size",

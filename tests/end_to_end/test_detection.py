@@ -120,7 +120,7 @@ def test_a_detector_is_distilled_and_resumed(spec, teacher, tmp_path):
     a, b = (load_detector(r.checkpoint, ema=False).state_dict() for r in (whole, again))
     apart = {name: (a[name].float() - b[name].float()).abs().max().item() for name in a}
     assert max(apart.values()) < 1e-5, apart
-    with pytest.raises(WeightsError, match="the teacher's decoder is another"):
+    with pytest.raises(WeightsError, match="the teacher's decoder differs"):
         radioplat.distill(halted, ["model.detector.kind=rtdetr_v2", "model.detector.options.d_model=32"])
 
 

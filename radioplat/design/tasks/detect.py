@@ -6,7 +6,7 @@ from pathlib import Path
 
 from radioplat.design.detector import detect_objective, start_detector
 from radioplat.design.run import Run, has_held_out
-from radioplat.design.student import equip
+from radioplat.design.student import prepare_student
 from radioplat.design.tasks.task import Validation
 from radioplat.evaluation.detection.checkpoint import measure_checkpoint
 from radioplat.models.model_kind import ModelKind
@@ -22,7 +22,7 @@ class Detect:
         """See :class:`radioplat.design.tasks.task.Task`."""
         assert run.detector is not None
         detector = start_detector(run.spec, run.detector, run.task)
-        equip(detector.student, run.spec, run.task)
+        prepare_student(detector.student, run.spec, run.task)
         config, seed = run.spec.distill, run.spec.train.seed
         return detect_objective(detector, run.student_view, run.teachers, run.binding_widths, config, seed)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from radioplat.common.cpu_threads import limit_torch_threads
 from radioplat.design.run import Run, has_held_out
-from radioplat.design.student import equip
+from radioplat.design.student import prepare_student
 from radioplat.design.tasks.task import Validation
 from radioplat.errors import WeightsError
 from radioplat.evaluation.measure.findings import Findings
@@ -76,8 +76,8 @@ class Features:
                 except WeightsError as error:  # they answer elsewhere, and their files need not be here
                     teachers = []
                     notes.append(f"no fidelity: {error.problems[0]}")
-            found = _measured(run, models, teachers)
-        return Validation(_kpi(found), notes)
+            findings = _measured(run, models, teachers)
+        return Validation(_kpi(findings), notes)
 
 
 class Distill(Features):
@@ -99,7 +99,7 @@ class Classify(Features):
 
 def build_student(run: Run) -> Student:
     """Build the student as it enters training; seeded, so equal on every rank."""
-    return equip(start_student(run.spec, run.architecture), run.spec, run.task)
+    return prepare_student(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
 def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[ResolvedTeacher]) -> Findings:

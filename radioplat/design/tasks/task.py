@@ -25,7 +25,7 @@ class Validation:
 
 
 class Task(Protocol):
-    """What a run of one kind trains; its spec alone is :class:`radioplat.spec.checks.tasks.training_task.TrainingTask`.
+    """Models and figures of runs of one kind; its spec is in :mod:`radioplat.spec.checks.tasks.training_task`.
 
     Attributes:
         model_kind: of the checkpoints.

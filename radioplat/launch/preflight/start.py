@@ -80,8 +80,8 @@ def placement(preflight: Preflight) -> Iterator[Problem]:
         yield Problem("fp16 trains on a GPU, and there is none here", "train.precision", hint)
     preflight.warnings += padding_notes(spec)
     if preflight.on_ray and preflight.models is not None:
-        asked = [teacher for teacher in preflight.models.teachers if not teacher.inside]
-        if problems := shortages(demand_of(spec, asked, gpus), preflight.offer):
+        outer = [teacher for teacher in preflight.models.teachers if not teacher.inside]
+        if problems := shortages(demand_of(spec, outer, gpus), preflight.offer):
             raise PlacementError(*problems)
 
 

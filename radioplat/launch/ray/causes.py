@@ -1,4 +1,4 @@
-"""Why a worker group ended, told from what Ray Train raises and from what is left of the cluster."""
+"""Why a worker group ended, by the errors of Ray Train and the remaining nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONG = 400  # characters of a message
 
 
 def cause_of(error: BaseException | None, lost_nodes: list[str], dead_workers: list[int]) -> tuple[str, str]:
-    """One of :data:`~radioplat.tracking.attempts.attempts.CAUSES`, and a line for people.
+    """Return one of :data:`~radioplat.tracking.attempts.attempts.CAUSES`, and a line for people.
 
     An error names its own cause in an attribute ``restart_cause``. Ranks that outlive another fail with the broken
     connection to it: what died counts before what raised.
@@ -22,44 +22,44 @@ def cause_of(error: BaseException | None, lost_nodes: list[str], dead_workers: l
         lost_nodes: ids of nodes that held workers and are gone.
         dead_workers: ranks whose processes are gone.
     """
-    found = list(failures(error))
-    paused = [failure for _, failure in found if isinstance(failure, Paused)]
+    failed = list(failures(error))
+    paused = [failure for _, failure in failed if isinstance(failure, Paused)]
     if paused:  # the rank that was asked knows the reason
-        told = max(paused, key=lambda failure: len(failure.detail))
-        return told.cause, told.detail
-    for _, failure in found:
+        most = max(paused, key=lambda failure: len(failure.detail))
+        return most.cause, most.detail
+    for _, failure in failed:
         named = getattr(failure, "restart_cause", None)
         if named in CAUSES:
             return named, _line(failure)
     if lost_nodes:
         return "node_lost", f"lost node {', '.join(node[:8] for node in lost_nodes)}"
-    for rank, failure in found:
+    for rank, failure in failed:
         if any(sign in _text(failure) for sign in _OOM):
             return "oom", f"rank {rank}: {_line(failure)}"
     if type(error).__name__ == "PreemptionError":
         return "drained", "the notice ran out before the step ended"
-    dead = sorted({*dead_workers, *(rank for rank, failure in found if _is_death(failure))})
+    dead = sorted({*dead_workers, *(rank for rank, failure in failed if _is_death(failure))})
     if dead:
-        said = next((_line(failure) for rank, failure in found if rank in dead), "")
-        return "worker_killed", f"rank {', '.join(map(str, dead))} is gone{': ' + said if said else ''}"
-    for rank, failure in found:
+        reason = next((_line(failure) for rank, failure in failed if rank in dead), "")
+        return "worker_killed", f"rank {', '.join(map(str, dead))} is gone{': ' + reason if reason else ''}"
+    for rank, failure in failed:
         return "error", f"rank {rank}: {_line(failure)}"
     return ("error", _line(error)) if error is not None else ("unknown", "")
 
 
 def failures(error: BaseException | None) -> Iterator[tuple[int, BaseException]]:
-    """Ranks and what each raised; a dead one's has the reason inside."""
+    """Yield ranks with the error of each; that of a dead one has the reason inside."""
     for rank, failure in sorted((getattr(error, "worker_failures", None) or {}).items()):
         yield rank, getattr(failure, "health_check_failure", None) or failure
 
 
 def is_planned(error: BaseException | None) -> bool:
-    """Whether the workers left on purpose."""
+    """Return whether the workers left on purpose."""
     return any(isinstance(failure, Paused) for _, failure in failures(error))
 
 
 def has_died(error: BaseException | None) -> bool:
-    """Whether the error itself says that a worker's process is gone."""
+    """Return whether the error itself reports the end of a worker's process."""
     return any(_is_death(failure) for _, failure in failures(error))
 
 

@@ -9,7 +9,7 @@ does itself stays its own: placement, ranks, health checks, notices of drained n
 - A running group that could be larger is asked to pause (:mod:`radioplat.training.guards.pause`) instead of
   being killed.
 - ``attempts.jsonl`` gets the cause.
-- Where the command is told to stop, its group is asked to pause and is not started again.
+- When the command is asked to stop, its group is asked to pause and is not started again.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ class ElasticTrainer(TorchTrainer):
     def __init__(self, *arguments: Any, folder: Path, others: Mapping[str, float], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._folder, self._others = folder, dict(others)
-        self._told = folder / f".stop.{uuid.uuid4().hex}"
+        self._stop_file = folder / f".stop.{uuid.uuid4().hex}"
 
     def stop(self) -> None:
         """Have :meth:`fit` end soon with an error, after a checkpoint; returns at once.
 
         By a file: while the controller waits for room, its event loop takes no calls. It runs on this node.
         """
-        self._told.touch()
+        self._stop_file.touch()
 
     def fit(self) -> Any:
         """As ``TorchTrainer.fit``."""
         try:
             return super().fit()
         finally:
-            self._told.unlink(missing_ok=True)
+            self._stop_file.unlink(missing_ok=True)
 
     def _register_sigint_handler(self, controller: Any) -> None:
         """Ctrl-C ends the run. Ray Train's handler asks the controller and waits for it, for ever while that waits for
@@ -104,31 +104,31 @@ class ElasticTrainer(TorchTrainer):
         signal.signal(signal.SIGINT, interrupt)
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
-        named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others, self._told)
-        named["failure_policy"] = Restarts(self.run_config.failure_config, self._folder, self._told)
+        named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others, self._stop_file)
+        named["failure_policy"] = Restarts(self.run_config.failure_config, self._folder, self._stop_file)
         return super()._initialize_and_run_controller(**named)
 
 
 class GroupSize(ElasticScalingPolicy):
-    """How many workers start, when a running group is asked to pause, and why the last one ended.
+    """The number of workers that start, pauses of a running group, and the cause of the last end.
 
     Args:
         scaling: with a fixed or an elastic number of workers.
         folder: the task's results folder.
         others: see :func:`~radioplat.cluster.capacity.worker_capacity`.
-        told: a file that is there once the run is to stop.
+        stop_file: exists once the run is to stop.
     """
 
     _latest_reserved_resources_query_time: float  # Ray's own, as is the next
     _latest_monitor_time: float
 
-    def __init__(self, scaling: ScalingConfig, folder: Path, others: Mapping[str, float], told: Path) -> None:
+    def __init__(self, scaling: ScalingConfig, folder: Path, others: Mapping[str, float], stop_file: Path) -> None:
         super().__init__(scaling)
-        self._folder, self._others, self._told = folder, dict(others), told
-        self._unseen = 0  # size of a group that was started, and ended before we saw it run
+        self._folder, self._others, self._stop_file = folder, dict(others), stop_file
+        self._starting = 0  # size of a group that was started, and ended before we saw it run
         self._group: WorkerGroupState | None = None  # the newest that was seen to run
-        self._seen: list[int] = []  # sizes that there was room for since the last decision
-        self._asked = False
+        self._capacities: list[int] = []  # sizes that there was room for since the last decision
+        self._pause_requested = False
         self._ended_at = 0.0
         self._waiting_since: float | None = None
 
@@ -141,11 +141,11 @@ class GroupSize(ElasticScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start as many as there is room for, once the cluster knows what it has lost."""
-        if self._told.exists():
+        if self._stop_file.exists():
             raise Paused(*_STOPPED)
         self._maybe_send_resource_request()
-        if self._unseen:  # what it holds is not known; nor is anything known to be lost
-            return self._get_resize_decision(self._unseen)
+        if self._starting:  # what it holds is not known; nor is anything known to be lost
+            return self._get_resize_decision(self._starting)
         since_end = time.monotonic() - self._ended_at
         nodes = live_nodes(self._held())
         ours = {worker.metadata.node_id for worker in self._group.workers} if self._group else set()
@@ -157,8 +157,8 @@ class GroupSize(ElasticScalingPolicy):
         if size < fewest or (shrunk and {node.id for node in nodes} >= ours):
             self._tell_wait(size, fewest)
             return self._wait()
-        self._seen, self._asked, self._waiting_since = [], False, None
-        self._group, self._unseen = None, size
+        self._capacities, self._pause_requested, self._waiting_since = [], False, None
+        self._group, self._starting = None, size
         return self._get_resize_decision(size)
 
     def make_decision_for_running_worker_group(
@@ -166,24 +166,24 @@ class GroupSize(ElasticScalingPolicy):
     ) -> ScalingDecision:
         """Never a resize, which would kill: where there is lasting room for more they are asked to pause."""
         self._maybe_send_resource_request()
-        self._group, self._unseen = worker_group_state, 0
-        if self._told.exists():
+        self._group, self._starting = worker_group_state, 0
+        if self._stop_file.exists():
             for worker in worker_group_state.workers:
                 worker.execute_async(ask_to_stop, _STOPPED[1])
             return NoopDecision()
         now = time.monotonic()
-        if self._asked or worker_group_state.num_workers >= self.scaling_config.max_workers:
+        if self._pause_requested or worker_group_state.num_workers >= self.scaling_config.max_workers:
             return NoopDecision()
         if now - self._latest_reserved_resources_query_time < self.GET_RESERVED_RESOURCES_INTERVAL_S:
             return NoopDecision()
         self._latest_reserved_resources_query_time = now
-        self._seen.append(self._room(live_nodes(self._held())))
+        self._capacities.append(self._room(live_nodes(self._held())))
         since = now - max(worker_group_state.start_time, self._latest_monitor_time)
         if since < self.scaling_config.elastic_resize_monitor_interval_s:
             return NoopDecision()
-        size, self._seen, self._latest_monitor_time = min(self._seen[-5:]), [], now
+        size, self._capacities, self._latest_monitor_time = min(self._capacities[-5:]), [], now
         if size > worker_group_state.num_workers:
-            self._asked = True
+            self._pause_requested = True
             detail = f"room for {size} workers instead of {worker_group_state.num_workers}"
             for worker in worker_group_state.workers:
                 worker.execute_async(ask_to_pause, "resized", detail)
@@ -200,10 +200,10 @@ class GroupSize(ElasticScalingPolicy):
             return
         self._ended_at = time.monotonic()
         error = current_state.training_failed_error
-        why = _STOPPED if self._told.exists() else cause_of(error, *self._losses(error))
+        why = _STOPPED if self._stop_file.exists() else cause_of(error, *self._losses(error))
         Attempts(self._folder).end(*why)
         if isinstance(current_state, ReschedulingState):  # it never ran, and holds nothing
-            self._group, self._unseen = None, 0
+            self._group, self._starting = None, 0
 
     # -- what it is made of -------------------------------------------------------------------------------------
 
@@ -255,13 +255,13 @@ class GroupSize(ElasticScalingPolicy):
 class Restarts(DefaultFailurePolicy):
     """Which failures end the run: those in a row without a checkpoint between them count, pauses do not."""
 
-    def __init__(self, failures: FailureConfig, folder: Path, told: Path) -> None:
+    def __init__(self, failures: FailureConfig, folder: Path, stop_file: Path) -> None:
         super().__init__(failures)
-        self._folder, self._told, self._step = folder, told, -1
+        self._folder, self._stop_file, self._step = folder, stop_file, -1
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Retry, or give up."""
-        if self._told.exists():
+        if self._stop_file.exists():
             return FailureDecision.RAISE
         if is_planned(training_failed_error):
             return FailureDecision.RETRY

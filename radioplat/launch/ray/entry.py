@@ -8,7 +8,7 @@ from radioplat.errors import RadioplatError
 
 
 def train_function(config: dict[str, Any]) -> RadioplatError | None:
-    """What Ray Train runs on each worker. ``config["run_and_pools"]`` is pickled by us, so that only workers open it.
+    """Run a worker of Ray Train. ``config["run_and_pools"]`` is pickled by us, so that only workers open it.
 
     Returns:
         The error that all workers ended the run with, if they did: raised, it would only be run into again.

@@ -23,7 +23,7 @@ def joined_pools(run: Run, device: str) -> Mapping[str, RemoteTeacher]:
         SpecError: a pool serves another teacher.
         PlacementError, WeightsError: one cannot start.
     """
-    named = [teacher for teacher in run.asked if teacher.service.pool]
+    named = [teacher for teacher in run.frozen_teachers if teacher.service.pool]
     if not named or "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
         return {}
     from radioplat.cluster.ray_cluster import teacher_gpus

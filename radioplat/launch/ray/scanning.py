@@ -13,7 +13,7 @@ from radioplat.spec.schema.root import Spec
 
 @contextlib.contextmanager
 def scanner(spec: Spec, here: Scanner = scan_here) -> Iterator[Scanner]:
-    """What scans the shards of ``spec``. A cluster that it had to join or start stays until the block ends.
+    """Yield the function that scans the shards of ``spec``; a cluster that it joins or starts stays for the block.
 
     A cluster is only touched when there is something to scan that is worth it: a job of Ray Data takes some seconds to
     start, in which this process looks through a gigabyte of shards.

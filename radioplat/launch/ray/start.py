@@ -39,13 +39,13 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         TrainingError, WeightsError: as raised in a worker or a teacher.
         Stopped: SIGTERM came, and what there was is saved.
     """
-    with joined(run.spec, run.asked) as gpus, _heard(), _pools(run, gpus) as pools, ray_train_settings():
+    with joined(run.spec, run.frozen_teachers) as gpus, _heard(), _pools(run, gpus) as pools, ray_train_settings():
         spec = run.spec
         fewest, most = spec.worker_bounds
         if not gpus:
             count = f"{most}" if fewest == most else f"{fewest} to {most}"
             say(f"this cluster has no GPU: the run takes {count} CPU worker(s)")
-        beside = teachers_and_decoding(spec, run.asked, gpus)
+        outside_workers = teachers_and_decoding(spec, run.frozen_teachers, gpus)
         trainer = ElasticTrainer(
             train_function,
             train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
@@ -68,7 +68,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
                 failure_config=FailureConfig(max_failures=spec.train.max_failures, max_preemption_failures=-1),
             ),
             folder=run.folder,
-            others={"CPU": beside.cpus, "GPU": beside.gpus},
+            others={"CPU": outside_workers.cpus, "GPU": outside_workers.gpus},
         )
         before = Attempts(run.folder).last
         try:
@@ -110,7 +110,7 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     """The pools of the run. They load their weights while the workers start, and those wait for them."""
     pools: dict[str, RemoteTeacher] = {}
     try:
-        for teacher in run.asked:
+        for teacher in run.frozen_teachers:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
                 # The pool lives as long as this start of the command: its log lies beside the first attempt's.

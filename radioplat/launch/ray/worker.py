@@ -35,8 +35,8 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     """
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
-    patience = collective_timeout(run.spec)
-    deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo", patience)
+    timeout = collective_timeout(run.spec)
+    deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo", timeout)
     if device.type == "cpu":
         share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
     rank_context = RankContext(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)
@@ -44,15 +44,15 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     status = StatusLog(run.folder / "status.json")
     for pool in pools.values():
         pool.say, pool.turn = lambda line: status.write(line, verbosity="WARNING"), rank_context.rank
-    for teacher in run.asked:
+    for teacher in run.frozen_teachers:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(
                 teacher, run.grids[teacher.name], str(device), rank_context.world_size
             )
-    channel, pauses = collectives.open_channel(patience), Pauses()
+    channel, pauses = collectives.open_channel(timeout), Pauses()
     watch_notices()
     _await_pools(pools, rank_context.rank)
-    for teacher in run.asked:
+    for teacher in run.frozen_teachers:
         if teacher.name in pools:
             pools[teacher.name].choose_transport(
                 device.type, cached=run.spec.feature_cache.dir is not None and teacher.service.cache

@@ -1,4 +1,4 @@
-"""Which tasks take a student as it is, and why others do not; by its structure alone."""
+"""The tasks that accept a student as it is, and the reasons of others to refuse it; by its structure alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHERE = "model.backbone.type"
 
 @dataclass(frozen=True)
 class TaskLine:
-    """One task: whether it takes the student, how, or why not.
+    """One task: whether it accepts the student, with details or the reason.
 
     Attributes:
         accepted: None where its structure alone does not tell.
@@ -35,7 +35,7 @@ class TaskLine:
 
 
 class _No(Exception):
-    """Why not."""
+    """The reason of a refusal."""
 
 
 def accepted_tasks(architecture: StudentArchitecture) -> list[TaskLine]:
@@ -102,12 +102,12 @@ def _detection(student: Student) -> str:
         raise
     except Exception as error:  # models fail on a size by whatever their layers raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise _No(f"its maps cannot be had: {reason}") from None
+        raise _No(f"its maps cannot be computed: {reason}") from None
     size, last = student.architecture.img_size, pyramid.strides[-1]
     if find_spec("transformers") is None:
         raise _No("RT-DETR and DINO need transformers: pip install 'radioplat[hf]'")
-    told = f"RT-DETR and DINO on maps of strides {', '.join(map(str, pyramid.strides))}"
-    return told if size % last == 0 else f"{told}, of images whose sides are multiples of {last}"
+    detail = f"RT-DETR and DINO on maps of strides {', '.join(map(str, pyramid.strides))}"
+    return detail if size % last == 0 else f"{detail}, of images whose sides are multiples of {last}"
 
 
 def _prune(student: Student) -> str:
@@ -132,7 +132,7 @@ def _quantize(student: Student) -> str:
 
 
 def _format(form: ExportFormat) -> Callable[[Student], str]:
-    told = {
+    details = {
         ExportFormat.onnx: "one file, its heads where export.adaptors names them",
         ExportFormat.radio: "torch.hub.load('NVlabs/RADIO', ...) reads it",
         ExportFormat.hf: "transformers.AutoModel reads it",
@@ -144,7 +144,7 @@ def _format(form: ExportFormat) -> Callable[[Student], str]:
         """See :func:`radioplat.exporting.weights.export.format_problems`."""
         if problems := format_problems(student, form, []):
             raise _No("; ".join(problem.message for problem in problems))
-        return told[form]
+        return details[form]
 
     return way
 

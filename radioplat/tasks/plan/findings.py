@@ -1,4 +1,4 @@
-"""What `plan` found: problems, warnings, and a line for each model, source and fact."""
+"""Result of `plan`: problems, warnings, and a line for each model, source and fact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SourceLine:
 
 @dataclass
 class Plan:
-    """What `plan` found.
+    """Result of `plan`.
 
     Attributes:
         problems: what must be mended; empty if the run can start.

@@ -25,7 +25,7 @@ from radioplat.teachers.base.teacher import compute_dtype
 
 
 def plan(spec: Spec, task: str | None = None) -> Plan:
-    """Look at spec, weights, shards and cluster; never raises for what it looks for, every finding is a problem.
+    """Take the steps before a start of ``spec``; problems are returned, not raised.
 
     Args:
         task: ``distill``, ``train`` or, for the training of ``quantize.mode: qat``, ``quantize``; default: what the

@@ -7,23 +7,23 @@ from radioplat.errors import SpecError
 from radioplat.tasks.plan.findings import Plan
 
 
-def show(found: Plan) -> None:
-    """Print what was found.
+def show(plan: Plan) -> None:
+    """Print a plan.
 
     Raises:
         SpecError: with every problem, after the rest was printed.
     """
-    if found.models:
+    if plan.models:
         terminal.show_table(
             "models",
             ["name", "role", "parameters", "memory", "where", ""],
             [
                 [m.name, m.role, f"{m.parameters / 1e6:.2f} M", terminal.size(m.memory), m.placement, m.detail]
-                for m in found.models
+                for m in plan.models
             ],
             note="memory of weights, gradients and optimizer of one replica; activations come on top",
         )
-    if found.sources:
+    if plan.sources:
         terminal.show_table(
             "sources",
             ["folder", "images", "kept", "share", "samples an epoch", "rejected"],
@@ -36,17 +36,17 @@ def show(found: Plan) -> None:
                     str(s.samples_per_epoch),
                     ", ".join(f"{n} {r}" for r, n in s.rejected.items()) or "none",
                 ]
-                for s in found.sources
+                for s in plan.sources
             ],
         )
-    if found.tasks:
+    if plan.tasks:
         words = {True: "yes", False: "no", None: "not tried"}
-        rows = [[line.task, words[line.accepted], line.detail] for line in found.tasks]
+        rows = [[line.task, words[line.accepted], line.detail] for line in plan.tasks]
         terminal.show_table("what takes the student", ["task", "", ""], rows)
-    for name, fact in found.facts.items():
+    for name, fact in plan.facts.items():
         terminal.say(f"{name}: {fact}")
-    for warning in found.warnings:
+    for warning in plan.warnings:
         terminal.say(f"warning: {warning}")
-    if found.problems:
-        raise SpecError(*found.problems)
+    if plan.problems:
+        raise SpecError(*plan.problems)
     terminal.say("nothing stands in the way of this run")

@@ -55,7 +55,7 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
         TrainingError: the loss is not finite.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    teachers = run.asked
+    teachers = run.frozen_teachers
     _check_heads(run, student)
     module = _objective(run, student).to(device).eval()
     LossStatistics(module).load_state_dict(read_losses(checkpoint))
@@ -80,16 +80,16 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
 def _objective(run: Run, student: Student) -> Objective:
     if not run.teachers:
         return ClassifyObjective(student, run.student_view)
-    if not run.asked:
+    if not run.frozen_teachers:
         hint = "Take prune.score: magnitude."
         raise SpecError("no teacher outside the student is there to be asked", where="distill.teacher", hint=hint)
     config = dataclasses.replace(run.spec.distill, mesa=MesaConfig(), teacher_drop_prob=0.0)
-    return DistillObjective(student, run.asked, run.student_view, config)
+    return DistillObjective(student, run.frozen_teachers, run.student_view, config)
 
 
 def _check_heads(run: Run, student: Student) -> None:
     needed = {head.name: head for head in run.architecture.heads}
-    for teacher in run.asked:
+    for teacher in run.frozen_teachers:
         head = student.heads[teacher.name].architecture if teacher.name in student.heads else None
         kinds = sorted({"summary", "spatial", "logits"} & teacher.wanted)
         lacking = [kind for kind in kinds if not getattr(head, f"{kind}_dim", 0)]

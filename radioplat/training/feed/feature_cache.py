@@ -34,7 +34,7 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
     config = run.spec.feature_cache
     folder = config.dir
     # What is said of an image in a mosaic depends on those beside it.
-    cached = [t for t in run.asked if t.service.cache and t.mosaic == 1] if folder else []
+    cached = [t for t in run.frozen_teachers if t.service.cache and t.mosaic == 1] if folder else []
     if not folder or not cached:
         yield clients
         return

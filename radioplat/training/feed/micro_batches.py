@@ -97,7 +97,7 @@ class MicroBatches:
             boxes=None if view.boxes is None else torch.tensor(view.boxes).to(device),
         )
         self._overlap_inside(batch, micro)
-        for teacher in self._run.asked:
+        for teacher in self._run.frozen_teachers:
             if batch.micro_batch < 0 or micro.factors.get(teacher.name) == 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
                 continue

@@ -74,7 +74,7 @@ def _run_worker(
     def feed(stop: int) -> contextlib.closing[Feeder]:
         """This rank's batches up to step ``stop``, asked of the teachers ahead."""
         batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
-        return contextlib.closing(Feeder(batches, clients, run.asked, depth, run.partitions))
+        return contextlib.closing(Feeder(batches, clients, run.frozen_teachers, depth, run.partitions))
 
     with contextlib.ExitStack() as stack:
         # The stream takes seconds to start: it does so while the student is built.

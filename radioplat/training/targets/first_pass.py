@@ -85,7 +85,7 @@ def _micro_batch_bytes(run: Run) -> int:
     """Bytes of a micro-batch and of the answers to it."""
     pixels = sum(3 * view.size**2 for view in run.views)
     numbers = 0
-    for teacher in run.asked:
+    for teacher in run.frozen_teachers:
         info, (rows, columns) = run.infos[teacher.name], run.grids[teacher.name]
         numbers += info.summary_dim + rows * columns * info.spatial_dim
     return run.spec.dataset.batch_size * (pixels + 2 * numbers)  # uint8 and bf16

@@ -10,7 +10,7 @@ import torch
 from forked import run_ranks
 
 from radioplat.design.run import Run
-from radioplat.design.student import equip
+from radioplat.design.student import prepare_student
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import read_tensors
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -51,7 +51,7 @@ def spec_of(case: str) -> Spec:
 
 def fresh(spec: Spec) -> Student:
     torch.manual_seed(0)
-    return equip(Student(ARCHITECTURE), spec, "train")
+    return prepare_student(Student(ARCHITECTURE), spec, "train")
 
 
 def work(folder: Path) -> None:

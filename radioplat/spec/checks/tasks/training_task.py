@@ -41,7 +41,7 @@ def _no_problems(_: object) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What a spec alone says of runs of one kind; defaults are those of students of features.
+    """Runs of one kind, by their specs alone; defaults are those of students of features.
 
     Attributes:
         name: key of the registries.
@@ -110,6 +110,6 @@ def is_taught(command: str) -> bool:
 
 
 def training_task(spec: Spec, command: str | None = None) -> TrainingTask:
-    """Return what ``command`` trains by ``spec``; default: the command is :func:`command_of`."""
+    """Return the task that ``command`` trains by ``spec``; default: the command is :func:`command_of`."""
     command = command or command_of(spec)
     return next(t for t in TRAINING_TASKS if t.model_task is spec.model.task and command in t.commands)
