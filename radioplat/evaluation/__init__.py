@@ -1,1 +1,1 @@
-"""What a student is worth: a library that knows no task."""
+"""Evaluation of students and detectors; independent of tasks."""

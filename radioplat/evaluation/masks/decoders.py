@@ -1,4 +1,4 @@
-"""What is fitted on frozen maps: a linear layer, or a light decoder. Both are asked for class scores of a map."""
+"""Decoders that are fitted on frozen maps, a linear layer or a light one, and return class scores of a map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROUPS = 8  # of its normalization
 
 
 class Decoder(Protocol):
-    """Training maps are added, it is fitted, then it answers."""
+    """A decoder: training maps are added, it is fitted, then it computes class scores."""
 
     chosen: float | None
 
@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
 
 def new_decoder(config: MaskedConfig, maps: int, seed: int, device: str = "cpu") -> Decoder:
-    """The decoder that the section asks for.
+    """Create the decoder that the section requests.
 
     Args:
         maps: how many will be added.
@@ -94,8 +94,8 @@ class LinearDecoder:
         held = torch.isin(owner, judges if len(judges) else owners[:1])
         if held.all():  # a single image: its cells judge each other
             held = torch.arange(len(held)) % 5 == 0
-        found = choose(features, targets, held, self._config.weight_decays, self._config.max_iter)
-        self._layer, self.chosen = found.classifier, found.weight_decay
+        choice = choose(features, targets, held, self._config.weight_decays, self._config.max_iter)
+        self._layer, self.chosen = choice.classifier, choice.weight_decay
         self._rows = []
 
     def logits(self, maps: Tensor) -> Tensor:
@@ -150,8 +150,8 @@ class LightDecoder:
                 order = torch.cat([order, torch.randperm(len(maps), generator=generator)])
             batch, order = order[: config.batch_size], order[config.batch_size :]
             wanted = targets[batch].to(self._device).float().permute(0, 3, 1, 2)
-            said = F.log_softmax(net(maps[batch].to(self._device).float()), 1)
-            loss = -(wanted * said).sum() / wanted.sum().clamp_min(1e-12)
+            scores = F.log_softmax(net(maps[batch].to(self._device).float()), 1)
+            loss = -(wanted * scores).sum() / wanted.sum().clamp_min(1e-12)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -179,7 +179,7 @@ class _Net(nn.Module):
         rows = maps.flatten(0, 2)
         rows = rows[:: max(1, len(rows) // _MOST_ROWS)].float()
         self.mean, spread = rows.mean(0), rows.std(0, correction=0)
-        # A feature that hardly moves says nothing, and must not be blown up.
+        # A feature that hardly varies must not be scaled up.
         self.scale = torch.where(spread > 1e-6 * rows.abs().mean(0).clamp_min(1e-12), spread, torch.ones_like(spread))
 
     def forward(self, maps: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def _note(result: Mapping[str, SegmentationResult]) -> str:
     if not result:
         return ""
     first = next(iter(result.values()))
-    seen = sum(value is not None for value in first.iou)
-    counts = f"{first.images} held-out images, {seen} of {len(first.iou)} classes in them or in answers; fitted on "
+    present = sum(value is not None for value in first.iou)
+    counts = f"{first.images} held-out images, {present} of {len(first.iou)} classes in them or in answers; fitted on "
     decays = [f"{name} {r.weight_decay:g}" for name, r in result.items() if r.weight_decay is not None]
     return f"{counts}{first.trained_on}." + (f" Weight decays: {', '.join(decays)}." if decays else "")

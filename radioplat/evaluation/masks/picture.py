@@ -1,4 +1,4 @@
-"""Held-out images, their masks and what each model's decoder says of them, side by side."""
+"""Held-out images, their masks and the answers of each model's decoder, side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def answers_panel(answers: Answers) -> bytes:
     titles = ("image",) if len(answers.images) == 1 else ("before", "after")
     columns = {t: _upright(pixels) for t, pixels in zip(titles, answers.images, strict=True)}
     columns["truth"] = coloured(answers.masks, answers.classes)
-    columns |= {name: coloured(said, answers.classes) for name, said in answers.said.items()}
+    columns |= {name: coloured(answer, answers.classes) for name, answer in answers.by_model.items()}
     return panel(columns, smooth=set(titles))
 
 

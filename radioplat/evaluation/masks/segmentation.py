@@ -19,7 +19,7 @@ MapOf = Callable[[Masked], Tensor]  # a batch to its map [B, h, w, D]
 
 @dataclass(frozen=True)
 class SegmentationResult:
-    """What a decoder says of held-out images.
+    """Scores of a decoder on held-out images.
 
     Attributes:
         miou: mean over classes of intersection over union, of those classes that the held-out masks or answers hold.
@@ -64,13 +64,13 @@ class Answers:
     Attributes:
         images: of each role, uint8 ``[N, 3, S, S]``.
         masks: uint8 ``[N, S, S]``.
-        said: by model, the class of each pixel, uint8 ``[N, S, S]``.
+        by_model: by model, the class of each pixel, uint8 ``[N, S, S]``.
         classes: how many.
     """
 
     images: tuple[Tensor, ...]
     masks: Tensor
-    said: dict[str, Tensor]
+    by_model: dict[str, Tensor]
     classes: int
 
 
@@ -102,7 +102,7 @@ class Probe:
         """
         self._decoder.fit(self._where)
 
-    def judge(self, maps: Tensor, batch: Masked) -> Tensor:
+    def answer(self, maps: Tensor, batch: Masked) -> Tensor:
         """Add held-out maps; after :meth:`fit`. Returns the class of each pixel, uint8 ``[B, H, W]``."""
         size = (batch.masks.shape[1], batch.masks.shape[2])
         logits = self._decoder.logits(maps)
@@ -158,9 +158,9 @@ def segment(
     kept: list[tuple[Masked, dict[str, Tensor]]] = []
     left = shown
     for batch in held_out:
-        said = {name: probes[name].judge(map_of(batch), batch) for name, map_of in models.items()}
+        answers = {name: probes[name].answer(map_of(batch), batch) for name, map_of in models.items()}
         if left > 0:
-            kept.append((batch, said))
+            kept.append((batch, answers))
             left -= len(batch.masks)
     return probes, _answers(kept, shown, config.num_classes) if kept else None
 
@@ -170,8 +170,8 @@ def _answers(kept: list[tuple[Masked, dict[str, Tensor]]], count: int, classes: 
     images = tuple(
         torch.cat([batch.pixels[role][largest] for batch, _ in kept])[:count] for role in range(len(kept[0][0].pixels))
     )
-    said = {name: torch.cat([answer[name] for _, answer in kept])[:count] for name in kept[0][1]}
-    return Answers(images, torch.cat([batch.masks for batch, _ in kept])[:count], said, classes)
+    by_model = {name: torch.cat([answer[name] for _, answer in kept])[:count] for name in kept[0][1]}
+    return Answers(images, torch.cat([batch.masks for batch, _ in kept])[:count], by_model, classes)
 
 
 def change_result(probe: Probe) -> ChangeResult:
@@ -181,13 +181,13 @@ def change_result(probe: Probe) -> ChangeResult:
         DataError: as :meth:`Probe.result`.
     """
     plain, cells = probe.result(), probe.confusion
-    both, true, said = (int(part.sum()) for part in (cells[1:, 1:], cells[1:], cells[:, 1:]))
+    both, true, answered = (int(part.sum()) for part in (cells[1:, 1:], cells[1:], cells[:, 1:]))
     return ChangeResult(
         **vars(plain),
-        change_precision=both / said if said else None,
+        change_precision=both / answered if answered else None,
         change_recall=both / true if true else None,
-        change_f1=2 * both / (true + said) if true + said else None,
-        change_iou=both / (true + said - both) if true + said else None,
+        change_f1=2 * both / (true + answered) if true + answered else None,
+        change_iou=both / (true + answered - both) if true + answered else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Images with masks: which there are, in folders or in shards, and which of them are held out. Nothing is decoded."""
+"""Images with masks in folders or shards, and their split into training and held-out ones. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass
 class Samples:
-    """What there is.
+    """Usable samples, and faults.
 
     Attributes:
         training, held_out: sorted by name.
@@ -100,11 +100,11 @@ def find_samples(config: MaskedConfig, where: str) -> Samples:
 
 
 def left_out(faults: Faults) -> str:
-    """How often each fault was met, and the first of each by name."""
+    """Return the number of each fault, and the name of its first sample."""
     first: dict[str, str] = {}
-    for reason, what in faults.named:
-        first.setdefault(reason, what)
-    return "; ".join(f"{faults.counts[reason]} {reason} ({what})" for reason, what in sorted(first.items()))
+    for reason, name in faults.named:
+        first.setdefault(reason, name)
+    return "; ".join(f"{faults.counts[reason]} {reason} ({name})" for reason, name in sorted(first.items()))
 
 
 def _all(config: MaskedConfig, split: str, where: str, faults: Faults) -> list[Sample]:
@@ -123,8 +123,7 @@ def _all(config: MaskedConfig, split: str, where: str, faults: Faults) -> list[S
     samples = []
     for name, places in sorted(found.items()):
         if missing := [role for role in roles if role not in places]:
-            told = "image" if missing[0] == "images" else missing[0]
-            faults.add(f"no_{told}", name)
+            faults.add("no_image" if missing[0] == "images" else f"no_{missing[0]}", name)
             continue
         samples.append(Sample(name, tuple(places[role] for role in config.roles), places[_MASK]))
     if not samples:
@@ -148,8 +147,8 @@ def _in_folder(folder: str, endings: Iterable[str], where: str, faults: Faults) 
             continue
         found[name] = Place(f"{root}/{path}", 0, state.size)
     if not found:
-        what = "PNG" if tuple(endings) == ("png",) else "image"
-        raise DataError(f"{folder} holds no {what}", where=where)
+        kind = "PNG" if tuple(endings) == ("png",) else "image"
+        raise DataError(f"{folder} holds no {kind}", where=where)
     return found
 
 
@@ -177,7 +176,7 @@ def _in_shards(folder: str, config: MaskedConfig, where: str, faults: Faults) ->
                 role = roles.get(extension)
                 if role is None or member.kind != "file":
                     continue
-                # Names that are no UTF-8 are told escaped: they end in results.json.
+                # Names that are not UTF-8 are escaped: they are written to results.json.
                 name = json.dumps(f"{shard}:{key}")[1:-1]
                 places = found.setdefault(name, {})
                 if role in places:

@@ -1,4 +1,4 @@
-"""Images with masks of classes, as square views: what decoders on frozen maps are fitted and judged on."""
+"""Images with masks of classes as square views, for decoders on frozen maps."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def read_mask(sample: Sample, config: MaskedConfig, sizes: set[tuple[int, int]])
                 message = f"{sample.name}: an image of mode {opened.mode}: 8 bits a pixel, or a palette, are needed"
                 raise _Unusable("bad_mask", message)
             if sizes != {opened.size}:
-                told = " and ".join(f"{w}x{h}" for w, h in sorted(sizes))
-                raise _Unusable("size_mismatch", f"{sample.name}: mask {opened.width}x{opened.height}, image {told}")
+                sides = " and ".join(f"{w}x{h}" for w, h in sorted(sizes))
+                raise _Unusable("size_mismatch", f"{sample.name}: mask {opened.width}x{opened.height}, image {sides}")
             mask = np.asarray(opened).astype(np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _Unusable("bad_mask", f"{sample.name}: {error}") from None

@@ -1,4 +1,4 @@
-"""The images a metric is measured on: labelled training images as the bank, held-out images as the queries."""
+"""Images of an evaluation: training images as the bank, held-out images as the queries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from radioplat.spec.schema.root import Spec
 
 
 def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple[Images, Images, list[str]]:
-    """Bank (train split), queries (val split) and the class names.
+    """Open the bank (train split) and the queries (val split); return them with the class names.
 
     Args:
         sizes: of the views, in pixels.
-        names: of the classes, where no training image has one by name.
+        names: class names, where training images have none.
 
     Raises:
         DataError: a split cannot be read.
@@ -28,7 +28,7 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
     index_dir = Path(spec.dataset.index_dir or Path(spec.results_dir) / "index")
     dataset = spec.dataset
     batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
-    found: list[Images] = []
+    splits: list[Images] = []
     classes: list[str] | None = None
     for name, split in (("train", dataset.train_dataset), ("val", dataset.val_dataset)):
         index = build_index(
@@ -47,7 +47,7 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
             dataset.max_pixels,
             storage_timeout_s=dataset.storage_timeout_s,
         )
-        found.append(
+        splits.append(
             Images(at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))
         )
-    return found[0], found[1], classes or []
+    return splits[0], splits[1], classes or []

@@ -1,4 +1,4 @@
-"""What an evaluation needs, checked before anything is encoded: files, labels, sizes that the student accepts."""
+"""Requirements of an evaluation, checked before anything is encoded: files, labels, accepted image sizes."""
 
 from __future__ import annotations
 

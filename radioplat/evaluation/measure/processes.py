@@ -1,7 +1,7 @@
-"""Several processes on one machine that encode for an evaluation and search its bank (``evaluate.num_gpus``).
+"""Several processes on one machine that encode for an evaluation and search the bank of kNN (``evaluate.num_gpus``).
 
-Each has a GPU of its own, or its share of the cores. Batches are dealt in turn and come back in order, so that whatever
-is measured sees what one process would have shown it; the bank of the kNN lies in as many pieces.
+Each has its own GPU, or a share of the cores. Batches are distributed in turn and returned in order, so metrics get the
+same batches as with one process; each process searches a piece of the bank.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import reduce
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ _AHEAD = 2  # batches that wait in each process
 
 
 class Processes:
-    """``count`` processes that hold every model of an evaluation; to be closed."""
+    """``count`` processes with every model of an evaluation; call :meth:`close` at the end."""
 
     def __init__(self, spec: Spec, checkpoint: Path | None, count: int) -> None:
         gpus = torch.cuda.device_count()
@@ -50,42 +51,39 @@ class Processes:
     def encode(
         self, batches: Iterator[Batch], models: dict[str, EvaluatedModel]
     ) -> Iterator[tuple[Batch, dict[str, Features]]]:
-        """Each batch with what every model says of it, fp32 on this process's device, in order.
+        """Yield each batch with the features of every model, fp32 on this process's device, in order.
 
         Raises:
-            RadioplatError: as raised in a process, or one died.
+            RadioplatError: as raised in a process, or a process ended.
         """
         sizes = {str(model.size) for model in models.values()}
         waiting: deque[tuple[Batch, Future]] = deque()
         for i, batch in enumerate(batches):
             pixels = {size: batch.views[size].pixels for size in sizes}
-            waiting.append((batch, self._ask(i % len(self._workers), _encode, pixels, list(models))))
+            waiting.append((batch, self._submit(i % len(self._workers), _encode, pixels, list(models))))
             if len(waiting) > _AHEAD * len(self._workers):
                 yield self._answered(*waiting.popleft())
         while waiting:
             yield self._answered(*waiting.popleft())
 
     def search(self, bank: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor, int], Nearest]:
-        """A search of ``bank`` ``[N, D]``, of unit length with ``labels`` ``[N]``: (queries ``[M, D]``, k) -> nearest.
+        """Return a search (queries ``[M, D]``, k) -> nearest of ``bank`` ``[N, D]``, of unit length, with its ``labels``.
 
-        Each process searches a piece; of equally near samples the first of the bank is taken, as in one process.
+        Each process searches a piece; ties are resolved by the order of the bank, as in one process.
         """
         starts, first = [], 0
         pieces = zip(bank.tensor_split(len(self._workers)), labels.tensor_split(len(self._workers)), strict=True)
         for i, (rows, own) in enumerate(pieces):
-            starts.append(self._ask(i, _hold, rows.cpu().numpy(), own.cpu().numpy(), first))
+            starts.append(self._submit(i, _set_bank, rows.cpu().numpy(), own.cpu().numpy(), first))
             first += len(rows)
         for started in starts:
             _result(started)
 
         def find(queries: torch.Tensor, k: int) -> Nearest:
-            """Ask every piece, and keep the nearest of all."""
-            asked = [self._ask(i, _nearest, queries.cpu().numpy(), k) for i in range(len(self._workers))]
-            parts = [Nearest(*(torch.from_numpy(each).to(queries.device) for each in _result(a))) for a in asked]
-            found = parts[0]
-            for part in parts[1:]:
-                found = found.merged(part, k)
-            return found
+            """Search every piece and merge the results."""
+            answers = [self._submit(i, _nearest, queries.cpu().numpy(), k) for i in range(len(self._workers))]
+            parts = [Nearest(*(torch.from_numpy(each).to(queries.device) for each in _result(a))) for a in answers]
+            return reduce(lambda merged, part: merged.merged(part, k), parts)
 
         return find
 
@@ -97,29 +95,29 @@ class Processes:
             worker.shutdown()
 
     def _answered(self, batch: Batch, answer: Future) -> tuple[Batch, dict[str, Features]]:
-        told = _result(answer)
-        return batch, {name: t.map(lambda each: torch.from_numpy(each).to(self._device)) for name, t in told.items()}
+        arrays = _result(answer)
+        return batch, {name: a.map(lambda each: torch.from_numpy(each).to(self._device)) for name, a in arrays.items()}
 
-    def _ask(self, i: int, function: Callable[..., Any], *arguments: Any) -> Future:
+    def _submit(self, i: int, function: Callable[..., Any], *arguments: Any) -> Future:
         try:
             return self._workers[i].submit(function, *arguments)
         except BrokenProcessPool:
-            raise _died() from None
+            raise _ended() from None
 
 
 def _result(answer: Future) -> Any:
     try:
         return answer.result()
     except BrokenProcessPool:
-        raise _died() from None
+        raise _ended() from None
 
 
-def _died() -> RadioplatError:
+def _ended() -> RadioplatError:
     hint = "It may have run out of memory: lower evaluate.num_gpus or evaluate.batch_size."
-    return RadioplatError("a process of the evaluation died", where=WHERE, hint=hint)
+    return RadioplatError("a process of the evaluation ended", where=WHERE, hint=hint)
 
 
-# What one of the processes holds, and what it leaves when it ends.
+# State of one of the processes, and what it closes at its end.
 _own: dict[str, Any] = {}
 _open = contextlib.ExitStack()
 
@@ -131,12 +129,12 @@ def _begin(spec: Spec, checkpoint: Path | None, device: str, count: int) -> None
 
 
 def _end() -> None:
-    """Write what the feature cache learnt: a process of this kind is not asked at its exit."""
+    """Write new features to the cache: exit handlers do not run in these processes."""
     _open.close()
 
 
 def _encode(pixels: dict[str, np.ndarray], names: list[str]) -> dict[str, Features]:
-    """Features as numpy arrays: torch would send each tensor through a file of its own."""
+    """Compute features as numpy arrays: torch would send each tensor by a file."""
     if "models" not in _own:  # here, and not at the start, so that an error comes back with its reason
         spec, device = _own["spec"], _own["device"]
         opened = open_evaluated(spec, _own["checkpoint"], device)
@@ -146,12 +144,12 @@ def _encode(pixels: dict[str, np.ndarray], names: list[str]) -> dict[str, Featur
     return {n: s.encode(views[str(s.size)]).map(lambda t: t.cpu().numpy()) for n, s in models.items()}
 
 
-def _hold(bank: np.ndarray, labels: np.ndarray, first_row: int) -> None:
+def _set_bank(bank: np.ndarray, labels: np.ndarray, first_row: int) -> None:
     device = _own["device"]
     _own["bank"] = torch.from_numpy(bank).to(device), torch.from_numpy(labels).to(device), first_row
 
 
 def _nearest(queries: np.ndarray, k: int) -> tuple[np.ndarray, ...]:
     bank, labels, first_row = _own["bank"]
-    found = nearest(bank, labels, torch.from_numpy(queries).to(bank.device), k, first_row)
-    return tuple(each.cpu().numpy() for each in found)
+    neighbours = nearest(bank, labels, torch.from_numpy(queries).to(bank.device), k, first_row)
+    return tuple(each.cpu().numpy() for each in neighbours)

@@ -1,9 +1,9 @@
-"""Linear CKA: whether two sets of features tell the same images (or positions) apart, in whatever basis.
+"""Linear CKA: similarity of two sets of features of the same images (or positions), whatever their bases.
 
 Source: Kornblith et al. 2019, "Similarity of Neural Network Representations Revisited", section 3, with HSIC estimated
 without bias (Song et al. 2012, "Feature Selection via Dependence Maximization", theorem 5): the plain estimator tends
-to 1 for features wider than the number of rows, whatever they say; this one is about 0 for unrelated features, and may
-fall below. Equal features, up to a rotation, a scale and a shift, score 1.
+to 1 for features wider than the number of rows, even unrelated ones; this one is about 0 for unrelated features, and
+may fall below. Equal features, up to a rotation, a scale and a shift, score 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEAST_ROWS = 4
 
 
 def linear_cka(a: Tensor, b: Tensor) -> float:
-    """Debiased linear CKA of ``[n, D]`` and ``[n, E]``, in fp64; 0 where one of them says the same of every row.
+    """Debiased linear CKA of ``[n, D]`` and ``[n, E]``, in fp64; 0 where one of them is the same in every row.
 
     Raises:
         ValueError: fewer than four rows, or not as many of one as of the other.
@@ -43,7 +43,7 @@ def _centred(rows: Tensor) -> Tensor:
     sums = gram.sum(0)
     gram = gram - sums[:, None] / (n - 2) - sums[None] / (n - 2) + sums.sum() / ((n - 1) * (n - 2))
     gram.fill_diagonal_(0)
-    # Rounding is no structure: features that are all alike leave exactly nothing.
+    # Equal features give exactly zero, not rounding noise.
     return gram if float(size) > 1e-24 else torch.zeros_like(gram)
 
 
@@ -57,7 +57,7 @@ class RowSample:
 
     def __init__(self, rows: int, images: int) -> None:
         self._rows, self._images = rows, max(1, images)
-        self._seen = 0
+        self._count = 0
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
@@ -65,7 +65,7 @@ class RowSample:
         a, b = (x.detach().reshape(len(x), -1, x.shape[-1]) for x in (a, b))
         each = min(a.shape[1], max(1, self._rows // self._images))
         for i in range(len(a)):
-            ordinal = self._seen + i
+            ordinal = self._count + i
             # The images kept are those at which a line of slope rows / images steps up.
             if ordinal * self._rows // self._images == (ordinal - 1) * self._rows // self._images:
                 continue
@@ -73,7 +73,7 @@ class RowSample:
             place = (torch.arange(each, dtype=torch.float64) + ordinal * each) * 0.6180339887498949 % 1.0
             chosen = (place * a.shape[1]).long().unique().to(a.device)
             self._kept.append((a[i, chosen].float().cpu(), b[i, chosen].float().cpu()))
-        self._seen += len(a)
+        self._count += len(a)
 
     def cka(self) -> float | None:
         """CKA of what was kept; None where that is too little."""

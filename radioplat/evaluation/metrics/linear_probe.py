@@ -106,8 +106,8 @@ def fit(
         return value
 
     optimizer.step(loss)
-    found = weight.detach() / scale
-    return LinearClassifier(found, bias.detach() - found @ mean)
+    raw = weight.detach() / scale
+    return LinearClassifier(raw, bias.detach() - raw @ mean)
 
 
 def choose(

@@ -30,7 +30,7 @@ Picture = tuple[str, bytes]  # caption, PNG
 
 @dataclass
 class Setup:
-    """An evaluation, as its metrics see it.
+    """The inputs of all metrics of an evaluation.
 
     Attributes:
         models: by name: the evaluated models, then the teachers, which have no heads.

@@ -1,4 +1,4 @@
-"""Teachers of an evaluation, by way of ``feature_cache`` where it is on: the evaluations of a sweep ask them once."""
+"""Teachers of an evaluation with ``feature_cache``, so that a sweep computes their features once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from radioplat.teachers.cache.store import FeatureStore
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import pack, to_host, unpack
 
-_OWN_GRID = (0, 0)  # a map as the teacher has it, of whatever size
-_PURPOSE = b"evaluation: summary and spatial"  # beside a run's answers, which hold what its losses want
+_OWN_GRID = (0, 0)  # a map at the teacher's own grid
+_PURPOSE = b"evaluation: summary and spatial"  # apart from features of runs, which contain what losses need
 _ANYWHERE = np.zeros(4, np.int64)  # the pixels alone tell images apart
 
 
 @contextlib.contextmanager
 def teacher_encoders(spec: Spec, teachers: list[ResolvedTeacher], device: str) -> Iterator[dict[str, Encoder]]:
-    """An encoder for each teacher, by name; on leaving, what the cache holds back is written.
+    """Yield an encoder for each teacher, by name; at the end pending features are written to the cache.
 
     Raises:
         SpecError, WeightsError: the cache's folder cannot be used, or weights cannot be read.
@@ -46,16 +46,16 @@ def teacher_encoders(spec: Spec, teachers: list[ResolvedTeacher], device: str) -
 
 
 def evaluation_key(teacher: ResolvedTeacher, device: str) -> bytes:
-    """32 bytes that stand for all that turns pixels into this teacher's answer in an evaluation."""
+    """Return a key of 32 bytes of all that determines this teacher's features in an evaluation, except the pixels."""
     precision = str(compute_dtype(teacher.service.precision, torch.device(device))).removeprefix("torch.")
     return feature_key(teacher_key(teacher, _OWN_GRID, precision, weights_hash(teacher)), _PURPOSE)
 
 
 def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
-    """``encode`` for images that ``store`` does not know yet. Teachers answer in bf16, which is kept bit for bit."""
+    """Wrap ``encode`` to read known features from ``store`` and write new ones, bit for bit in bf16."""
 
     def through_store(images: torch.Tensor) -> Features:
-        """uint8 ``[B, 3, H, W]`` to fp32 features; only what the store lacks is encoded, in one batch."""
+        """Encode uint8 ``[B, 3, H, W]`` to fp32 features; images that the store lacks are encoded in one batch."""
         keys = [feature_key(key, sample_digest(pixels, _ANYWHERE)) for pixels in images.numpy()]
         rows = store.get(keys)
         missing = [i for i, row in enumerate(rows) if row is None]
@@ -70,15 +70,15 @@ def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
 
 
 def _answers(features: Features) -> list[Row]:
-    """Features of each image apart, as bits; copies, so that one does not keep all in memory."""
+    """Return the bits of each image's features; copies, so that one row does not keep the batch in memory."""
     packed = to_host(pack(features, 0.0))
     parts = {"summary": packed.summary, "spatial": packed.spatial}
     return [{n: np.array(a[i]) for n, a in parts.items() if a is not None} for i in range(len(packed))]
 
 
 def _stacked(rows: list[Row | None], name: str) -> np.ndarray | None:
-    found = [row[name] for row in rows if row is not None and name in row]
-    return np.stack(found) if found else None
+    arrays = [row[name] for row in rows if row is not None and name in row]
+    return np.stack(arrays) if arrays else None
 
 
 def _finite(bits: np.ndarray) -> bool:

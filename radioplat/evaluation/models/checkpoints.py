@@ -1,4 +1,4 @@
-"""``evaluate.models``: checkpoints, ONNX files and engines, each opened as an encoder."""
+"""Students of ``evaluate.models``: checkpoints, ONNX files and engines, each opened as an encoder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, has_average, is_checkpoint, load_student
+from radioplat.models.student.checkpoint import has_average, is_checkpoint, load_student
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.vision_model import weight_files
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
@@ -29,13 +30,13 @@ class ListedModel:
 
     Attributes:
         where: its field, ``evaluate.models[0]``.
-        kind: what it is and computes in: ``torch fp16``, ``ONNX int8``.
-        bytes: on disk, weights beside it included; of a checkpoint what its student takes.
-        evaluated: None where it cannot run here.
-        absent: what it cannot tell and why, a sentence each.
-        cost: of its backbone, scales of quantizers aside, and one image of its size; None for a file.
-        engine: None for what is none.
-        architecture: of a checkpoint.
+        kind: format and precision: ``torch fp16``, ``ONNX int8``.
+        bytes: on disk, with external weights; for a checkpoint the student's weights.
+        evaluated: None where it cannot run on this machine.
+        absent: what cannot be measured and why, a sentence each.
+        cost: of its backbone for one image, without scales of quantizers; None for a file.
+        engine: None for anything but an engine.
+        architecture: None for a file.
     """
 
     name: str
@@ -51,55 +52,55 @@ class ListedModel:
 
 
 def open_models(spec: Spec, device: str) -> list[ListedModel]:
-    """All of ``evaluate.models``, in its order.
+    """Open all of ``evaluate.models``, in their order.
 
     Raises:
-        SpecError: with a problem for each that is no model, cannot be read, or does not fit its fields.
+        SpecError: with a problem for each that is no model, cannot be read, or contradicts its fields.
     """
-    found, problems = [], list[Problem]()
+    models, problems = [], list[Problem]()
     threads = max(1, torch.get_num_threads() // max(1, len(spec.evaluate.models)))
-    for i, asked in enumerate(spec.evaluate.models):
+    for i, entry in enumerate(spec.evaluate.models):
         where = f"evaluate.models[{i}]"
         try:
-            found.append(_open(spec, asked, where, device, threads))
+            models.append(_open(spec, entry, where, device, threads))
         except RadioplatError as error:
             problems += error.problems
-    if not problems and not any(model.evaluated for model in found):
-        reasons = "; ".join(line for model in found for line in model.absent)
+    if not problems and not any(model.evaluated for model in models):
+        reasons = "; ".join(line for model in models for line in model.absent)
         problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
     if problems:
         raise SpecError(*dict.fromkeys(problems))
-    return found
+    return models
 
 
-def _open(spec: Spec, asked: ModelEntry, where: str, device: str, threads: int) -> ListedModel:
-    path, field = Path(asked.path), f"{where}.path"
+def _open(spec: Spec, entry: ModelEntry, where: str, device: str, threads: int) -> ListedModel:
+    path, field = Path(entry.path), f"{where}.path"
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
     if path.suffix.lower() == ".onnx":
-        return _of_file(spec, asked, where, OnnxModel(path, field, threads, device))
+        return _of_file(spec, entry, where, OnnxModel(path, field, threads, device))
     if path.suffix.lower() == ".engine":
-        return _of_file(spec, asked, where, EngineModel(path, field, device))
+        return _of_file(spec, entry, where, EngineModel(path, field, device))
     if not is_checkpoint(path):
         raise SpecError(
-            f"{path} is no model that can be judged",
+            f"{path} is no model that can be evaluated",
             where=field,
             hint="Give a checkpoint folder (model_epoch_... or model_pruned), the .safetensors of export, or an .onnx.",
         )
-    return _of_checkpoint(spec, asked, where, device)
+    return _of_checkpoint(spec, entry, where, device)
 
 
-def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> ListedModel:
-    path = Path(asked.path).resolve()
-    # One that must be averaged need not be: of several checkpoints some have no averages.
+def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> ListedModel:
+    path = Path(entry.path).resolve()
+    # use_ema: true is for those checkpoints that have averages.
     averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
     student = load_student(path, f"{where}.path", averaged)
-    architecture, precision = student.architecture, asked.precision or EvaluationPrecision.fp32
+    architecture, precision = student.architecture, entry.precision or EvaluationPrecision.fp32
     formats = sorted({quantizer.format.value for quantizer in quantizers(student).values()})
     if formats and precision is not EvaluationPrecision.fp32:
         hint = "Fake quantization rounds in fp32; remove the line."
         raise SpecError(
-            f"a quantized model is judged in fp32, not {precision.value}", where=f"{where}.precision", hint=hint
+            f"a quantized model is evaluated in fp32, not {precision.value}", where=f"{where}.precision", hint=hint
         )
     size = student_size(spec, architecture)
     if problems := list(size_problems(architecture, {"dataset.val_img_size": size})):
@@ -110,11 +111,11 @@ def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> Li
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"
     encode = _finite(student_encoder(student), f"{where}.path", kind)
     model = EvaluatedModel(encode, size, StudentHeads(student), where=f"{where}.path")
-    bytes_on_disk = sum(file.stat().st_size for file in _files(path))
-    return ListedModel(asked.name, where, path, kind, bytes_on_disk, model, (), cost, architecture=architecture)
+    bytes_on_disk = sum(file.stat().st_size for file in weight_files(path))
+    return ListedModel(entry.name, where, path, kind, bytes_on_disk, model, (), cost, architecture=architecture)
 
 
-def _of_file(spec: Spec, asked: ModelEntry, where: str, file: OnnxModel | EngineModel) -> ListedModel:
+def _of_file(spec: Spec, entry: ModelEntry, where: str, file: OnnxModel | EngineModel) -> ListedModel:
     size = file.interface.size_for(spec.dataset.val_img_size, spec.dataset.img_size)
     heads, absent = NamedHeads(file.interface.head_widths), list[str]()
     if file.reason:
@@ -124,11 +125,11 @@ def _of_file(spec: Spec, asked: ModelEntry, where: str, file: OnnxModel | Engine
     encode = _finite(file.encode, f"{where}.path", file.kind)
     model = None if file.reason else EvaluatedModel(encode, size, heads, where=f"{where}.path")
     engine = file if isinstance(file, EngineModel) else None
-    return ListedModel(asked.name, where, file.path, file.kind, file.bytes, model, tuple(absent), engine=engine)
+    return ListedModel(entry.name, where, file.path, file.kind, file.bytes, model, tuple(absent), engine=engine)
 
 
 def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
-    """``encode``, that names the model whose features overflow."""
+    """Wrap ``encode`` to raise an error that names the model if a feature is not finite."""
 
     def checked(images: torch.Tensor) -> Features:
         """As ``encode``."""
@@ -143,13 +144,8 @@ def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
 
 
 def _in_precision(student: Student, precision: EvaluationPrecision) -> Student:
-    """Weights cast; images are normalised before that, in fp32, and heads add means in fp32 after it."""
+    """Cast the weights; images are normalised, and heads add means, in fp32."""
     for part in (student.backbone, student.heads, student.classifier):
         if part is not None:
             part.to(getattr(torch, DATA_TYPES[precision.value].torch_type))
     return student
-
-
-def _files(path: Path) -> list[Path]:
-    """What holds the student; averages, where they are taken, are as large as the plain weights that they replace."""
-    return [path] if path.is_file() else [path / name for name in (STUDENT_FILE, HEADS_FILE)]

@@ -1,4 +1,4 @@
-"""``evaluate.models`` where they are detectors: checkpoints, ONNX files and engines, each from images to boxes."""
+"""Detectors of ``evaluate.models``: checkpoints, ONNX files and engines, each opened as a function of images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from radioplat.exporting.engines.record import record_path
 from radioplat.exporting.onnx.flat_detector import BOXES
 from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.detectors.base import Found, best_boxes
-from radioplat.models.detectors.checkpoint import DETECTOR_FILE, load_detector
+from radioplat.models.detectors.checkpoint import load_detector
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import has_average
-from radioplat.models.vision_model import model_kind
+from radioplat.models.vision_model import model_kind, weight_files
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
-_MOST = 100  # boxes of an image, as many as COCO's protocol looks at; a file does not know its detector's num_select
+_MOST = 100  # boxes of an image, as in COCO's protocol; a file does not record its detector's num_select
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,13 @@ class DetectorModel:
 
     Attributes:
         where: its field, ``evaluate.models[0]``.
-        kind: what it is and computes in: ``torch fp32``, ``ONNX int8``.
-        bytes: on disk, weights beside it included.
-        size: pixels a side of what it sees.
-        num_classes: labels are below it.
-        detect: None where it cannot run here.
-        class_names: by label; empty where it does not tell.
+        kind: format and precision: ``torch fp32``, ``ONNX int8``.
+        bytes: on disk, with external weights.
+        size: pixels a side of its input.
+        detect: None where it cannot run on this machine.
+        class_names: by label; empty where unknown.
         absent: why it cannot run.
-        engine: None for what is none.
+        engine: None for anything but an engine.
     """
 
     name: str
@@ -73,25 +72,25 @@ def kind_of(path: str | Path) -> ModelKind | None:
 
 
 def open_detectors(spec: Spec, device: str) -> list[DetectorModel]:
-    """All of ``evaluate.models``, in its order.
+    """Open all of ``evaluate.models``, in their order.
 
     Raises:
-        SpecError: with a problem for each that is no detector, cannot be read, or does not fit its fields.
+        SpecError: with a problem for each that is no detector, cannot be read, or contradicts its fields.
     """
-    found, problems = [], list(_without_effect(spec))
-    for i, asked in enumerate(spec.evaluate.models):
+    models, problems = [], list(_without_effect(spec))
+    for i, entry in enumerate(spec.evaluate.models):
         where = f"evaluate.models[{i}]"
         try:
-            found.append(_open(spec, asked, where, device))
+            models.append(_open(spec, entry, where, device))
         except RadioplatError as error:
             problems += error.problems
-    if not problems and not any(model.detect for model in found):
-        reasons = "; ".join(model.absent for model in found)
+    if not problems and not any(model.detect for model in models):
+        reasons = "; ".join(model.absent for model in models)
         problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
-    problems += _differing(found)
+    problems += _differing(models)
     if problems:
         raise SpecError(*dict.fromkeys(problems))
-    return found
+    return models
 
 
 def _without_effect(spec: Spec) -> Iterator[Problem]:
@@ -104,28 +103,28 @@ def _without_effect(spec: Spec) -> Iterator[Problem]:
         "zero_shot": bool(config.zero_shot.text_tower),
         "num_gpus": config.num_gpus > 1,
     }
-    for name, asked in students.items():
-        if asked:
+    for name, requested in students.items():
+        if requested:
             yield Problem("this is for students, and the models are detectors", f"evaluate.{name}", "Leave it out.")
 
 
-def _open(spec: Spec, asked: ModelEntry, where: str, device: str) -> DetectorModel:
-    path, field = Path(asked.path), f"{where}.path"
+def _open(spec: Spec, entry: ModelEntry, where: str, device: str) -> DetectorModel:
+    path, field = Path(entry.path), f"{where}.path"
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
     if path.suffix.lower() == ".onnx":
-        return _of_file(spec, asked, where, OnnxModel(path, field, torch.get_num_threads(), device))
+        return _of_file(spec, entry, where, OnnxModel(path, field, torch.get_num_threads(), device))
     if path.suffix.lower() == ".engine":
-        return _of_file(spec, asked, where, EngineModel(path, field, device))
-    return _of_checkpoint(spec, asked, where, device)
+        return _of_file(spec, entry, where, EngineModel(path, field, device))
+    return _of_checkpoint(spec, entry, where, device)
 
 
-def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> DetectorModel:
-    path = Path(asked.path).resolve()
-    if asked.precision not in (None, EvaluationPrecision.fp32):
+def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> DetectorModel:
+    path = Path(entry.path).resolve()
+    if entry.precision not in (None, EvaluationPrecision.fp32):
         hint = "Remove the line; export.data_type makes a file of another precision."
-        raise SpecError("a detector's checkpoint is judged in fp32", where=f"{where}.precision", hint=hint)
-    # One that must be averaged need not be: of several checkpoints some have no averages.
+        raise SpecError("a detector's checkpoint is evaluated in fp32", where=f"{where}.precision", hint=hint)
+    # use_ema: true is for those checkpoints that have averages.
     averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
     detector = load_detector(path, f"{where}.path", averaged).to(device)
     form = detector.architecture
@@ -136,15 +135,15 @@ def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> De
         raise SpecError(f"{size} is not a multiple of the detector's stride", where=f"{where}.path", hint=hint)
 
     def detect(images: torch.Tensor) -> list[Found]:
-        """What torch finds."""
+        """Detect with torch."""
         return detector.detect(images.to(device), _MOST)
 
     return DetectorModel(
-        name=asked.name,
+        name=entry.name,
         where=where,
         path=path,
         kind=f"torch fake-quant {'/'.join(formats)}" if formats else "torch fp32",
-        bytes=(path / DETECTOR_FILE if path.is_dir() else path).stat().st_size,
+        bytes=sum(each.stat().st_size for each in weight_files(path)),
         size=size,
         num_classes=form.num_classes,
         detect=detect,
@@ -152,14 +151,14 @@ def _of_checkpoint(spec: Spec, asked: ModelEntry, where: str, device: str) -> De
     )
 
 
-def _of_file(spec: Spec, asked: ModelEntry, where: str, file: OnnxModel | EngineModel) -> DetectorModel:
+def _of_file(spec: Spec, entry: ModelEntry, where: str, file: OnnxModel | EngineModel) -> DetectorModel:
     def detect(images: torch.Tensor) -> list[Found]:
-        """What the file finds."""
-        said = file.encode(images).named
-        return best_boxes(said[LOGITS], said[BOXES], images.shape[-2:], _MOST)
+        """Detect with the file."""
+        outputs = file.encode(images).named
+        return best_boxes(outputs[LOGITS], outputs[BOXES], images.shape[-2:], _MOST)
 
     return DetectorModel(
-        name=asked.name,
+        name=entry.name,
         where=where,
         path=file.path,
         kind=file.kind,
@@ -173,13 +172,13 @@ def _of_file(spec: Spec, asked: ModelEntry, where: str, file: OnnxModel | Engine
 
 
 def _differing(models: Sequence[DetectorModel]) -> list[Problem]:
-    """Models that speak of other classes than the first."""
+    """Return a problem for each model with other classes than the first."""
     named = next((model.class_names for model in models if model.class_names), ())
     problems = []
     for model in models:
         if model.num_classes != models[0].num_classes:
-            said = f"it has {model.num_classes} classes, and {models[0].name} has {models[0].num_classes}"
-            problems.append(Problem(said, f"{model.where}.path"))
+            message = f"it has {model.num_classes} classes, and {models[0].name} has {models[0].num_classes}"
+            problems.append(Problem(message, f"{model.where}.path"))
         elif model.class_names and model.class_names != named:
             problems.append(Problem("its classes have other names than another model's", f"{model.where}.path"))
     return problems

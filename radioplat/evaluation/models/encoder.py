@@ -1,4 +1,4 @@
-"""What every metric takes: uint8 images in, features out, whatever is behind it."""
+"""Encoders: functions from uint8 images to features, for any kind of model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOTH = frozenset({"summary", "spatial"})
 
 
 def student_encoder(student: Student) -> Encoder:
-    """The student's backbone in evaluation mode, in its own precision; ``logits`` too where it has a classifier."""
+    """Return the student's backbone in evaluation mode and its own precision; with ``logits`` of a classifier."""
     student = student.eval()
     wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
     device = next(student.parameters()).device
@@ -29,7 +29,7 @@ def student_encoder(student: Student) -> Encoder:
 
 
 def teacher_encoder(teacher: FrozenTeacher) -> Encoder:
-    """A frozen teacher's raw features."""
+    """Return an encoder of a frozen teacher's raw features."""
 
     def encode(images: torch.Tensor) -> Features:
         return teacher(images, _BOTH).map(lambda t: t.float())

@@ -1,4 +1,4 @@
-"""A student that was built as an engine, run as an encoder where it can run."""
+"""Engines of `gen_trt_engine` as encoders."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from radioplat.models.features import Features
 
 
 class EngineModel:
-    """What ``gen_trt_engine`` wrote: an engine, and its record beside it.
+    """An engine with its record; it runs where its device and library are available.
 
     Args:
         where: the field that names it, for errors.
-        device: that features are moved to.
+        device: where features are returned.
 
     Attributes:
         kind: ``engine tensorrt_rtx int8``.
         bytes: on disk, without the record.
-        kernels: convolution and GEMM kernels by data type, as the builder told; empty where it did not.
+        kernels: number of convolution and GEMM kernels by data type; empty where the builder does not list them.
         reason: why it cannot run on this machine; empty where it can.
-        interface: what it takes and gives.
+        interface: of its inputs and outputs.
 
     Raises:
-        EngineError: no engine, one without its record, or one that gives no features.
+        EngineError: no engine, one without its record, or one without features among its outputs.
     """
 
     def __init__(self, path: Path, where: str, device: str) -> None:
@@ -57,7 +57,7 @@ class EngineModel:
             self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
 
     def state(self, evaluated: bool) -> str:
-        """What was seen of it: executed here, or where the record says; evaluated now."""
+        """Return its state: executed here, or where its record says; evaluated now."""
         record = {**self._record, "evaluated": evaluated}
         if evaluated:
             assert self._runner is not None
@@ -72,13 +72,13 @@ class EngineModel:
         """
         assert self._runner is not None
         try:
-            found = self._runner(images.numpy(force=True).astype(np.float32) / 255)
+            outputs = self._runner(images.numpy(force=True).astype(np.float32) / 255)
         except EngineError as error:
             raise _named(error, self._where) from error
-        return self.interface.features(found, self._device)
+        return self.interface.features(outputs, self._device)
 
     def remember(self, figures: Mapping[str, float]) -> None:
-        """Write down in its record what it was found to be worth.
+        """Write the figures of an evaluation into its record.
 
         Raises:
             EngineError: the record cannot be written.
@@ -88,6 +88,6 @@ class EngineModel:
 
 
 def _named(error: EngineError, where: str) -> EngineError:
-    """The same of a field; the file that it is about goes into the message."""
+    """Return the error with ``where`` as its field, and the file in the message."""
     problems = (replace(p, message=f"{p.where}: {p.message}" if p.where else p.message) for p in error.problems)
     return EngineError(*(replace(problem, where=where) for problem in problems))

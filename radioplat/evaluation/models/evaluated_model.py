@@ -1,4 +1,4 @@
-"""A model under measurement, and what it says in the spaces of teachers."""
+"""Evaluated models, and their heads for teachers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from radioplat.models.student.student import Student
 
 
 class Heads(Protocol):
-    """What a model says in the spaces of teachers."""
+    """Heads from a model's features to those of teachers."""
 
     @property
     def names(self) -> list[str]:
-        """The teachers."""
+        """The teachers that there is a head for."""
         ...
 
     @property
@@ -26,20 +26,20 @@ class Heads(Protocol):
         ...
 
     def head(self, name: str, features: Features) -> Features:
-        """What an encoder gave, in the space of teacher ``name``; fp32."""
+        """Map features of the model's encoder to the space of teacher ``name``; fp32."""
         ...
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model under measurement.
+    """A model that is evaluated, or a teacher.
 
     Attributes:
-        size: side of the view it sees, in pixels.
-        heads: they are compared with the teachers; None for a teacher.
-        resolution_of: the model of which this is another resolution. It takes part in what is measured at each
-            resolution only: kNN, fidelity and agreement.
-        where: the field it comes from.
+        size: side of its input in pixels.
+        heads: compared with the teachers; None for a teacher.
+        resolution_of: name of the model that this is at another resolution; then only kNN, fidelity and agreement are
+            measured.
+        where: the spec field that names it.
     """
 
     encode: Encoder
@@ -49,12 +49,12 @@ class EvaluatedModel:
     where: str = "evaluate.checkpoint"
 
     def has_head(self, teacher: str, kind: str) -> bool:
-        """Whether it has a head for that."""
+        """Return whether it has a head for this kind of the teacher's features."""
         return self.heads is not None and (teacher, kind) in self.heads.head_widths
 
 
 class StudentHeads:
-    """A student's own, in the precision of its weights."""
+    """The heads of a student, in the precision of its weights."""
 
     def __init__(self, student: Student) -> None:
         fold_heads(student)
@@ -64,12 +64,12 @@ class StudentHeads:
         self.head_widths: Mapping[tuple[str, str], int] = {key: w for key, w in widths.items() if w is not None}
 
     def head(self, name: str, features: Features) -> Features:
-        """See :class:`Heads`; casting back what the encoder made fp32 loses nothing."""
+        """See :class:`Heads`; features are cast back to that precision, which is exact."""
         return self._student.head(name, features.map(lambda t: t.to(self._dtype))).map(lambda t: t.float())
 
 
 class NamedHeads:
-    """Those of a file, which has given them already: outputs ``<teacher>.<kind>``.
+    """The heads of a file, whose encoder computes them too: outputs ``<teacher>.<kind>``.
 
     Args:
         head_widths: width by teacher and kind.

@@ -1,4 +1,4 @@
-"""What a file of ours takes and gives: one size of images, or any; features, or what a detector says, by name."""
+"""Input and output names and shapes of an exported ONNX file or engine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FileInterface:
         where: the field that names the file, for errors.
 
     Attributes:
-        outputs: those that are looked at, in order.
+        outputs: names of the outputs that are read, in order.
         head_widths: width by teacher and kind.
-        detects: whether it is a detector's.
-        num_classes: of a detector.
+        detects: whether it is the file of a detector.
+        num_classes: of a detector; 0 for a student.
 
     Raises:
         EngineError: a summary or a map is missing, or of a detector the logits.
@@ -40,8 +40,9 @@ class FileInterface:
         self.detects = BOXES in outputs
         needed = (LOGITS, BOXES) if self.detects else KINDS
         if missing := [name for name in needed if name not in outputs]:
-            told = ", ".join(outputs) or "none"
-            raise EngineError(f"it lacks the outputs {', '.join(missing)}; it has {told}", where=where, hint=_HINT)
+            present = ", ".join(outputs) or "none"
+            message = f"it lacks the outputs {', '.join(missing)}; it has {present}"
+            raise EngineError(message, where=where, hint=_HINT)
         self.head_widths: dict[tuple[str, str], int] = {}
         for name, shape in outputs.items():
             teacher, _, kind = name.rpartition(".")
@@ -53,22 +54,22 @@ class FileInterface:
         self.num_classes = int(outputs[LOGITS][-1]) if self.detects else 0
         self.outputs = [LOGITS, BOXES] if self.detects else [*KINDS, *logits, *heads]
 
-    def size_for(self, asked: int | None, usual: int) -> int:
-        """Pixels a side of the images that it is shown: the file's own; ``asked``, else ``usual``, if it takes any.
+    def size_for(self, requested: int | None, default: int) -> int:
+        """Return the side of its input in pixels: the fixed one, or for an open one ``requested``, else ``default``.
 
         Raises:
-            EngineError: the file takes images that are not square, or of another size than was asked for.
+            EngineError: the input is not square, or has another fixed size than ``requested``.
         """
         if len(set(self._sides)) > 1:
             height, width = self._sides
             raise EngineError(f"it takes {height} x {width} pixels, and evaluate shows squares", where=self._where)
         own = self._sides[0] if self._sides else None
-        if own and asked and own != asked:
-            message = f"it takes {own} pixels a side, and dataset.val_img_size is {asked}"
+        if own and requested and own != requested:
+            message = f"it takes {own} pixels a side, and dataset.val_img_size is {requested}"
             raise EngineError(message, where=self._where, hint="Leave dataset.val_img_size out, or export again.")
-        return own or asked or usual
+        return own or requested or default
 
-    def features(self, found: Mapping[str, np.ndarray], device: str) -> Features:
-        """What was computed, fp32; all but the summary and the map is in ``named``."""
-        own = {name: torch.from_numpy(np.ascontiguousarray(found[name])).float().to(device) for name in self.outputs}
+    def features(self, arrays: Mapping[str, np.ndarray], device: str) -> Features:
+        """Convert computed outputs to fp32 features; all but ``summary`` and ``spatial`` are in ``named``."""
+        own = {name: torch.from_numpy(np.ascontiguousarray(arrays[name])).float().to(device) for name in self.outputs}
         return Features(own.pop("summary", None), own.pop("spatial", None), own)

@@ -1,4 +1,4 @@
-"""Whether held-out images are of the classes that a classifier learns: what can be judged, and what not."""
+"""Comparison of the labels of held-out images with the classes of a classifier."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WHERE = "dataset.val_dataset"
 
 @dataclass
 class HeldOutLabels:
-    """What was found.
+    """Problems and notes about held-out labels.
 
     Attributes:
-        problems: nothing could be judged, or labels are beyond the classifier.
-        notes: what will not be judged.
+        problems: no label can be compared, or labels exceed the classes.
+        notes: images whose labels are ignored.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -28,10 +28,10 @@ class HeldOutLabels:
 
 
 def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
-    """Look at the labels of a held-out split.
+    """Compare the labels of a held-out split with a classifier.
 
     Args:
-        index: whose names are numbered as those of the training images; others have no label.
+        index: its class names are numbered as those of the training images; other names have no label.
         num_classes: of the classifier.
     """
     labelled, highest, others = 0, -1, Counter[str]()
@@ -42,19 +42,19 @@ def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
         others.update(
             {str(each["values"]): each["counts"] for each in pc.value_counts(unknown.drop_null()).to_pylist()}
         )
-    found, told = HeldOutLabels(), _few(others)
+    result, counts = HeldOutLabels(), _few(others)
     if highest >= num_classes:
         message = f"the held-out images have a class {highest}, and dataset.num_classes is {num_classes}"
-        found.problems.append(Problem(message, _WHERE, "Classes count from 0, in both splits alike."))
+        result.problems.append(Problem(message, _WHERE, "Classes count from 0, in both splits alike."))
     if others and not labelled:
-        message = f"no held-out image is of a class that the training images name; there are {told}"
-        found.problems.append(Problem(message, _WHERE, "Take the names, or the numbers, of the train split."))
+        message = f"no held-out image is of a class that the training images name; there are {counts}"
+        result.problems.append(Problem(message, _WHERE, "Take the names, or the numbers, of the train split."))
     elif others:
         count = sum(others.values())
-        found.notes.append(f"{_WHERE}: {count} images of classes that are not learnt will not be judged: {told}")
+        result.notes.append(f"{_WHERE}: {count} images of classes that are not learnt will not be judged: {counts}")
     elif not labelled:
-        found.notes.append(f"{_WHERE}: no image has a label, and the student's classifier will not be judged")
-    return found
+        result.notes.append(f"{_WHERE}: no image has a label, and the student's classifier will not be judged")
+    return result
 
 
 def highest_label(index: ShardIndex) -> int:

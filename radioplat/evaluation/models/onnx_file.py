@@ -1,4 +1,4 @@
-"""A student that left as an ONNX file, run on onnxruntime as an encoder."""
+"""ONNX files of `export` as encoders, run by onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radioplat.exporting.onnx.precision import stored_data_type
 from radioplat.models.features import Features
 from radioplat.spec.resolved.number_formats import DATA_TYPES, QUANTIZED
 
-# Unsigned integers are in the files of others.
+# Unsigned integers occur in files of other exporters.
 _QUANTIZED = {getattr(TensorProto, DATA_TYPES[name].onnx_type): name for name in QUANTIZED}
 _QUANTIZED |= {TensorProto.UINT8: "uint8", TensorProto.UINT4: "uint4"}
 
@@ -26,18 +26,18 @@ _QUANTIZED |= {TensorProto.UINT8: "uint8", TensorProto.UINT4: "uint4"}
 class OnnxModel:
     """An ONNX file with the interface that ``export`` writes: ``images`` in [0, 1], ``summary``, ``spatial``, heads.
 
-    The file is run as it was written, without onnxruntime's rewrites: those change what a quantized graph says.
+    The file runs without onnxruntime's graph optimizations, which change the results of a quantized graph.
 
     Args:
         where: the field that names it, for errors.
-        threads: that one run may take.
-        device: that features are moved to.
+        threads: of one run.
+        device: where features are returned.
 
     Attributes:
         reason: why it cannot run on this machine; empty where it can.
-        interface: what it takes and gives.
+        interface: of its inputs and outputs.
         kind: ``ONNX fp32``; with quantizers their formats.
-        bytes: on disk, weights beside it included.
+        bytes: on disk, with external weights.
 
     Raises:
         EngineError: no ONNX file, or one with another interface.
@@ -49,7 +49,7 @@ class OnnxModel:
         self._batch, _, *sides = _input_shape(model, where)
         self.interface = FileInterface({v.name: _dimensions(v) for v in model.graph.output}, sides, where)
         self.kind = f"ONNX {'/'.join(_formats(model)) or stored_data_type(model) or 'fp32'}"
-        self.bytes = sum(file.stat().st_size for file in (path, *_beside(model, path, where)))
+        self.bytes = sum(file.stat().st_size for file in (path, *_external_files(model, path, where)))
         self.reason = ""
         try:
             self._session = _session(path, threads)
@@ -69,7 +69,7 @@ class OnnxModel:
             part = pixels[start : start + size]
             padded = np.concatenate([part, np.zeros((size - len(part), *part.shape[1:]), np.float32)])
             try:
-                parts.append([found[: len(part)] for found in self._session.run(names, {INPUT: padded})])
+                parts.append([output[: len(part)] for output in self._session.run(names, {INPUT: padded})])
             except Exception as error:
                 raise EngineError(f"onnxruntime cannot run the file: {_line(error)}", where=self._where) from error
         whole = [np.concatenate(each) for each in zip(*parts, strict=True)]
@@ -92,9 +92,9 @@ def _input_shape(model: ModelProto, where: str) -> list[int | str]:
     shape = _dimensions(inputs[0]) if len(inputs) == 1 else []
     floats = len(inputs) == 1 and inputs[0].type.tensor_type.elem_type == TensorProto.FLOAT
     if not floats or inputs[0].name != INPUT or len(shape) != 4 or shape[1] != 3:
-        told = ", ".join(f"{value.name} {_dimensions(value)}" for value in inputs) or "none"
+        present = ", ".join(f"{value.name} {_dimensions(value)}" for value in inputs) or "none"
         raise EngineError(
-            f"the only input must be `{INPUT}`, float32 [B, 3, H, W] in [0, 1]; this file has {told}",
+            f"the only input must be `{INPUT}`, float32 [B, 3, H, W] in [0, 1]; this file has {present}",
             where=where,
             hint="Export the student by `radioplat export`.",
         )
@@ -102,12 +102,12 @@ def _input_shape(model: ModelProto, where: str) -> list[int | str]:
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | str]:
-    """Numbers where they are fixed, names where they are open."""
+    """Return sizes of fixed dimensions and names of open ones."""
     return [d.dim_value if d.HasField("dim_value") else d.dim_param for d in value.type.tensor_type.shape.dim]
 
 
 def _formats(model: ModelProto) -> list[str]:
-    """Of what is dequantized, sorted; biases, whose int32 follows from the others, aside."""
+    """Return the formats of quantized tensors, sorted; without the int32 of biases."""
     stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     types: set[int] = set()
     for node in model.graph.node:
@@ -117,13 +117,13 @@ def _formats(model: ModelProto) -> list[str]:
     return sorted({_QUANTIZED[code] for code in types if code in _QUANTIZED})
 
 
-def _beside(model: ModelProto, path: Path, where: str) -> list[Path]:
-    """Files of weights that ``path`` names."""
+def _external_files(model: ModelProto, path: Path, where: str) -> list[Path]:
+    """Return the files with external weights of ``path``."""
     tensors = [tensor for tensor in model.graph.initializer if uses_external_data(tensor)]
     files = [path.parent / name for name in sorted({ExternalDataInfo(tensor).location for tensor in tensors})]
     for file in files:
         if not file.is_file():
-            raise EngineError(f"its weights are missing: {file}", where=where, hint="They lie beside the ONNX file.")
+            raise EngineError(f"its weights are missing: {file}", where=where, hint="They belong beside the ONNX file.")
     return files
 
 
@@ -132,9 +132,11 @@ def _session(path: Path, threads: int) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # what goes wrong is raised, too
+    options.log_severity_level = 4  # errors are raised, too
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoders and other models want the cores
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # leaves the cores to decoders and other models
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

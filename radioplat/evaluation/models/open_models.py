@@ -1,4 +1,4 @@
-"""The models of an evaluation, in any process: what is judged, and the teachers."""
+"""The models of an evaluation, in any process: students and teachers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TRAINED, UNTRAINED = "student", "untrained student"
 
 @dataclass(frozen=True)
 class OpenModels:
-    """What is judged.
+    """Evaluated models, without the teachers.
 
     Attributes:
-        models: those that run here, by name: the trained student, its other resolutions and its untrained self; or
-            what ``evaluate.models`` lists.
-        architectures: of the students among them, by the field they come from.
-        listed: all of ``evaluate.models``, those that cannot run here too; empty for a single checkpoint.
+        models: that run on this machine, by name: the trained student, the same at other resolutions and untrained; or
+            those of ``evaluate.models``.
+        architectures: of the students among them, by their field.
+        listed: all of ``evaluate.models``, with those that cannot run here; empty for a single checkpoint.
     """
 
     models: Mapping[str, EvaluatedModel]
@@ -62,9 +62,7 @@ def open_evaluated(spec: Spec, checkpoint: Path | None, device: str) -> OpenMode
 
 @contextlib.contextmanager
 def with_teachers(spec: Spec, opened: OpenModels, device: str) -> Iterator[dict[str, EvaluatedModel]]:
-    """Everything that is measured, by name: what is judged, then the teachers.
-
-    On leaving, what ``feature_cache`` learnt of the teachers is written.
+    """Yield all models by name, the teachers last; at the end new features of teachers are written to the cache.
 
     Raises:
         SpecError, WeightsError: the cache's folder cannot be used, or weights cannot be read.
@@ -75,6 +73,6 @@ def with_teachers(spec: Spec, opened: OpenModels, device: str) -> Iterator[dict[
 
 
 def teachers_of(spec: Spec, opened: OpenModels) -> list[ResolvedTeacher]:
-    """Teachers that one of the models has a head for."""
+    """Return the teachers that one of the models has a head for."""
     names = {name for model in opened.models.values() if model.heads for name in model.heads.names}
     return [t for t in frozen_teachers(spec) if t.name in names]

@@ -1,4 +1,4 @@
-"""The same images with the true boxes and with those of each detector."""
+"""Images with the true boxes and those of each detector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRUE, _RIGHT, _WRONG, _CROWD = (90, 200, 255), (60, 220, 90), (255, 60, 60), (2
 
 def boxes_panel(
     pictures: Sequence[Picture],
-    found: Mapping[str, Sequence[Detections]],
+    detections: Mapping[str, Sequence[Detections]],
     classes: Sequence[str],
     threshold: float,
     max_pixels: int,
@@ -28,17 +28,17 @@ def boxes_panel(
     least ``threshold``, green where they are right and red where they are not.
 
     Args:
-        found: by model, of each picture in its pixels.
+        detections: by model, of each picture in its pixels.
 
     Raises:
         BadSample: a picture cannot be decoded.
     """
-    seen = [look_at(picture, SIDE, max_pixels).transpose(1, 2, 0) for picture in pictures]
-    columns = {"truth": [_with_truth(*each, classes) for each in zip(seen, pictures, strict=True)]}
-    for name, mine in found.items():
+    shown = [look_at(picture, SIDE, max_pixels).transpose(1, 2, 0) for picture in pictures]
+    columns = {"truth": [_with_truth(*each, classes) for each in zip(shown, pictures, strict=True)]}
+    for name, of_model in detections.items():
         columns[name] = [
-            _with_found(pixels, picture, said, classes, threshold)
-            for pixels, picture, said in zip(seen, pictures, mine, strict=True)
+            _with_detections(pixels, picture, each, classes, threshold)
+            for pixels, picture, each in zip(shown, pictures, of_model, strict=True)
         ]
     return panel({name: np.stack(cells) for name, cells in columns.items()}, smooth=set(columns))
 
@@ -49,15 +49,15 @@ def _with_truth(pixels: np.ndarray, picture: Picture, classes: Sequence[str]) ->
     return _drawn(pixels, picture, boxes.xyxy, [classes[label] for label in boxes.labels], colours)
 
 
-def _with_found(
-    pixels: np.ndarray, picture: Picture, found: Detections, classes: Sequence[str], threshold: float
+def _with_detections(
+    pixels: np.ndarray, picture: Picture, detections: Detections, classes: Sequence[str], threshold: float
 ) -> np.ndarray:
-    usable = found.usable(len(classes))
+    usable = detections.usable(len(classes))
     sure = usable.scores >= threshold
-    verdict = match_image(picture.boxes, usable)[sure]
-    colours = [{1: _RIGHT, 0: _WRONG, -1: _CROWD}[int(v)] for v in verdict]
-    told = zip(usable.labels[sure], usable.scores[sure], strict=True)
-    return _drawn(pixels, picture, usable.xyxy[sure], [f"{classes[c]} {100 * s:.0f}" for c, s in told], colours)
+    match = match_image(picture.boxes, usable)[sure]
+    colours = [{1: _RIGHT, 0: _WRONG, -1: _CROWD}[int(m)] for m in match]
+    labelled = zip(usable.labels[sure], usable.scores[sure], strict=True)
+    return _drawn(pixels, picture, usable.xyxy[sure], [f"{classes[c]} {100 * s:.0f}" for c, s in labelled], colours)
 
 
 def _drawn(

@@ -1,4 +1,4 @@
-"""Pictures of what a model sees: the three main components of its spatial features as red, green and blue."""
+"""Pictures of spatial features: their three main components as red, green and blue."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class PcaBasis:
         return PcaBasis(mean, basis, *_span((rows - mean) @ basis))
 
     def stretched(self, maps: Tensor) -> PcaBasis:
-        """The same axes with the span of ``maps``: a young head speaks in a low voice, and the picture should show
-        what it says."""
+        """Return the same axes with the span of ``maps``: features of a young head have little contrast."""
         rows = _float_rows(maps)
         rows = rows[:: math.ceil(len(rows) / _FIT_ROWS)]
         return PcaBasis(self.mean, self.axes, *_span((rows - self.mean) @ self.axes))

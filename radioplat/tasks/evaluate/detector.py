@@ -36,7 +36,7 @@ class DetectorReport:
 
     @property
     def unreadable(self) -> str:
-        """How many images could not be decoded, by reason."""
+        """Number of images that could not be decoded, by reason."""
         reasons = sorted(self.result.unreadable.items())
         return ", ".join(f"{count} {reason}" for reason, count in reasons) or "none"
 

@@ -15,7 +15,7 @@ from radioplat.tracking.report.page import Table, show_cell
 
 
 class Row(Protocol):
-    """What rows of students and of detectors have in common; see :class:`ModelRow`."""
+    """Common members of the rows of students and detectors; see :class:`ModelRow`."""
 
     name: str
     difference: dict[str, float]

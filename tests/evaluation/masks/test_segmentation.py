@@ -103,7 +103,7 @@ def test_textures_are_segmented_and_a_constant_map_says_the_commonest_class(tmp_
     assert found["nothing"].accuracy == pytest.approx(found["nothing"].iou[0])
     assert (found["colours"].images, found["colours"].trained_on, found["colours"].decoder) == (4, 12, "linear")
     assert judged(config, {"colours": colours})[0]["colours"] == found["colours"]
-    right = answers.said["colours"] == answers.masks
+    right = answers.by_model["colours"] == answers.masks
     assert answers.images[0].shape == (2, 3, SIDE, SIDE) and right[answers.masks != IGNORE].float().mean() > 0.8
 
 

@@ -116,7 +116,7 @@ def test_the_bank_in_pieces_and_what_goes_wrong_in_a_process(spec, tmp_path):
         assert few == knn_accuracy(bank[:1], labels[:1], queries, own, k=7)  # one of the pieces is empty
         worker = next(iter(processes._workers[0]._processes.values()))
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(RadioplatError, match="evaluate.num_gpus: a process of the evaluation died"):
+        with pytest.raises(RadioplatError, match="evaluate.num_gpus: a process of the evaluation ended"):
             knn_accuracy(bank, labels, queries, own, k=7, search=processes.search)
     finally:
         processes.close()

@@ -208,7 +208,7 @@ def test_fake_quantization_is_in_the_figures_and_is_judged_in_fp32(judged, base,
     assert file.measured["likeness"] == pytest.approx(row.measured["likeness"], abs=5e-3)
     assert (row.params, row.macs) == (judged.models[0].params, judged.models[0].macs)
     spec = spec_of(base, tmp_path, {"name": "a", "path": paths["fake"], "precision": "fp16"})
-    with pytest.raises(SpecError, match=r"evaluate.models\[0\].precision: a quantized model is judged in fp32"):
+    with pytest.raises(SpecError, match=r"evaluate.models\[0\].precision: a quantized model is evaluated in fp32"):
         evaluate(spec)
 
 
@@ -352,8 +352,8 @@ def test_files_that_are_no_models_are_named_all_at_once(base, paths, made, tmp_p
     text.write_text("no graph")
     names = {
         "/nowhere": "there is no /nowhere",
-        f"{made['root']}/vit.safetensors": "is no model that can be judged",
-        made["train"]: "is no model that can be judged",
+        f"{made['root']}/vit.safetensors": "is no model that can be evaluated",
+        made["train"]: "is no model that can be evaluated",
         str(foreign): "only input must be `images`.*has pixel_values",
         str(lame): "lacks the outputs spatial; it has summary, logits",
         str(text): "is not an ONNX file",

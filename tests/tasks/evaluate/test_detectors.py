@@ -148,7 +148,7 @@ def test_what_cannot_be_judged_is_named(made, tmp_path):
         evaluate(spec, ("dataset.val_img_size=96",))
     with pytest.raises(RadioplatError, match="evaluate.linear_probe: this is for students"):
         evaluate(spec, ("evaluate.linear_probe.enable=true",))
-    with pytest.raises(RadioplatError, match="judged in fp32"):
+    with pytest.raises(RadioplatError, match="evaluated in fp32"):
         models = [{"name": "a", "path": str(made / "model"), "precision": "fp16"}]
         evaluate(spec | {"evaluate": {"models": models}})
     kept = json.loads((made / "val/annotations.json").read_text())

@@ -12,7 +12,7 @@ _LINEAR = ("weight_decays", "held_out", "max_iter")
 
 
 def mask_problems(config: MaskedConfig, path: str) -> Iterator[Problem]:
-    """What is wrong with the section at ``path`` by reading it alone."""
+    """Yield what is wrong with the section at ``path`` alone."""
     if config == type(config)():
         return
     yield from _places(config, path)
@@ -21,7 +21,7 @@ def mask_problems(config: MaskedConfig, path: str) -> Iterator[Problem]:
 
 
 def fit_problems(decays: Sequence[float], path: str) -> Iterator[Problem]:
-    """What a linear classifier is fitted by."""
+    """Yield a problem where a linear classifier has no weight decay."""
     if not decays:
         yield Problem("at least one number is needed", f"{path}.weight_decays")
 
@@ -37,8 +37,8 @@ def _places(config: MaskedConfig, path: str) -> Iterator[Problem]:
     else:
         for name in folders:
             if not getattr(config, name):
-                what = "the folder of their masks" if name == "masks_dir" else f"the folder of {_named(name)}"
-                yield Problem(f"{path.rpartition('.')[2]} needs {what}", f"{path}.{name}", hint)
+                folder = "the folder of their masks" if name == "masks_dir" else f"the folder of {_named(name)}"
+                yield Problem(f"{path.rpartition('.')[2]} needs {folder}", f"{path}.{name}", hint)
     held = [f"val_{name}" for name in folders if getattr(config, f"val_{name}")]
     if config.val_shards_dir:
         for name in held:

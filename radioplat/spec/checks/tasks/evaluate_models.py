@@ -13,7 +13,7 @@ FILES = (".onnx", ".engine")  # kinds that bring a precision of their own
 
 
 def model_problems(spec: Spec) -> Iterator[Problem]:
-    """What several models cannot be judged by, and entries that cannot be told apart or opened."""
+    """Yield fields that contradict several models, and entries with equal or invalid names."""
     config, path = spec.evaluate, "evaluate.models"
     if not config.models:
         return
