@@ -67,7 +67,7 @@ class Processes:
             yield self._answered(*waiting.popleft())
 
     def search(self, bank: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor, int], Nearest]:
-        """Return a search (queries ``[M, D]``, k) -> nearest of ``bank`` ``[N, D]``, of unit length, with its ``labels``.
+        """Return a search, (queries ``[M, D]``, k) -> nearest, of ``bank`` ``[N, D]``, of unit length, with ``labels``.
 
         Each process searches a piece; ties are resolved by the order of the bank, as in one process.
         """
