@@ -46,10 +46,10 @@ def labelled_images(held_out: bool) -> Iterator[Labelled]:
     Raises:
         DataError: a package that carries them is not installed.
     """
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for image in (*_faces(), *_digits()):
-        seen[image.label] = seen.get(image.label, 0) + 1
-        if (seen[image.label] % HELD_OUT_EVERY == 0) == held_out:
+        counts[image.label] = counts.get(image.label, 0) + 1
+        if (counts[image.label] % HELD_OUT_EVERY == 0) == held_out:
             yield image
 
 

@@ -33,7 +33,7 @@ class DetectionResult:
         classes: their names.
         images: number of images that were evaluated.
         unreadable: number of images that could not be decoded, by reason.
-        truth, found: true and detected boxes of each image, in its pixels.
+        truth, detections: true and detected boxes of each image, in its pixels.
         pictures: the images.
     """
 
@@ -43,7 +43,7 @@ class DetectionResult:
     images: int
     unreadable: dict[str, int] = field(default_factory=dict)
     truth: list[Boxes] = field(default_factory=list, repr=False)
-    found: list[Detections] = field(default_factory=list, repr=False)
+    detections: list[Detections] = field(default_factory=list, repr=False)
     pictures: list[Picture] = field(default_factory=list, repr=False)
 
     def kpi(self) -> dict[str, float]:

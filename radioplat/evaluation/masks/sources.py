@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from radioplat.data.detection.boxes import Faults
 from radioplat.data.images.headers import IMAGE_EXTENSIONS
 from radioplat.data.scan.shard import split_name
 from radioplat.data.scan.tar import Member, walk_tar
-from radioplat.data.storage.files import absolute, list_files, read_range, stat_file
+from radioplat.data.storage.files import FileState, absolute, list_files, read_range, stat_file
 from radioplat.data.storage.read_ahead import Window
 from radioplat.errors import DataError
 from radioplat.spec.schema.evaluate import MaskedConfig
@@ -111,17 +111,17 @@ def _all(config: MaskedConfig, split: str, where: str, faults: Faults) -> list[S
     shards = getattr(config, f"{split}shards_dir")
     roles = [*config.roles, _MASK]
     if shards:
-        found, field_ = _in_shards(shards, config, f"{where}.{split}shards_dir", faults), f"{split}shards_dir"
+        places_of, field_ = _in_shards(shards, config, f"{where}.{split}shards_dir", faults), f"{split}shards_dir"
     else:
         fields = [f"{split}{role}_dir" for role in config.roles] + [f"{split}masks_dir"]
-        found = {}
+        places_of = {}
         for role, name in zip(roles, fields, strict=True):
             endings = {"png"} if role == _MASK else _IMAGES
             for key, place in _in_folder(getattr(config, name), endings, f"{where}.{name}", faults).items():
-                found.setdefault(key, {})[role] = place
+                places_of.setdefault(key, {})[role] = place
         field_ = f"{split}masks_dir"
     samples = []
-    for name, places in sorted(found.items()):
+    for name, places in sorted(places_of.items()):
         if missing := [role for role in roles if role not in places]:
             faults.add("no_image" if missing[0] == "images" else f"no_{missing[0]}", name)
             continue
@@ -131,40 +131,40 @@ def _all(config: MaskedConfig, split: str, where: str, faults: Faults) -> list[S
     return samples
 
 
-def _in_folder(folder: str, endings: Iterable[str], where: str, faults: Faults) -> dict[str, Place]:
-    root, wanted = absolute(folder), tuple(f".{ending}" for ending in endings)
+def _files(folder: str, wanted: Callable[[str], bool], where: str) -> list[tuple[str, FileState]]:
     try:
-        files = list_files(root, lambda name: name.lower().endswith(wanted))
+        return list_files(absolute(folder), wanted)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"no such folder: {folder}", where=where) from None
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror or error}", where=where) from None
-    found: dict[str, Place] = {}
+
+
+def _in_folder(folder: str, endings: Iterable[str], where: str, faults: Faults) -> dict[str, Place]:
+    root = absolute(folder)
+    suffixes = tuple(f".{ending}" for ending in endings)
+    files = _files(folder, lambda name: name.lower().endswith(suffixes), where)
+    places_of: dict[str, Place] = {}
     for path, state in files:
         name = path.rpartition(".")[0]
-        if name in found:
+        if name in places_of:
             faults.add("duplicate_name", f"{root}/{path}")
             continue
-        found[name] = Place(f"{root}/{path}", 0, state.size)
-    if not found:
+        places_of[name] = Place(f"{root}/{path}", 0, state.size)
+    if not places_of:
         kind = "PNG" if tuple(endings) == ("png",) else "image"
         raise DataError(f"{folder} holds no {kind}", where=where)
-    return found
+    return places_of
 
 
 def _in_shards(folder: str, config: MaskedConfig, where: str, faults: Faults) -> dict[str, dict[str, Place]]:
     root = absolute(folder)
-    try:
-        shards = list_files(root, lambda name: name.endswith(".tar"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"no such folder: {folder}", where=where) from None
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror or error}", where=where) from None
+    shards = _files(folder, lambda name: name.endswith(".tar"), where)
     if not shards:
         raise DataError(f"{folder} holds no .tar", where=where)
     roles = {f"{member}{e}": role for role, member in zip(config.roles, config.members, strict=True) for e in _IMAGES}
     roles[_MASK_MEMBER] = _MASK
-    found: dict[str, dict[str, Place]] = {}
+    places_of: dict[str, dict[str, Place]] = {}
     for shard, _ in shards:
         path = f"{root}/{shard}"
         try:
@@ -178,14 +178,14 @@ def _in_shards(folder: str, config: MaskedConfig, where: str, faults: Faults) ->
                     continue
                 # Names that are not UTF-8 are escaped: they are written to results.json.
                 name = json.dumps(f"{shard}:{key}")[1:-1]
-                places = found.setdefault(name, {})
+                places = places_of.setdefault(name, {})
                 if role in places:
                     faults.add("duplicate_name", f"{path}: {member.name!r}")
                     continue
                 places[role] = Place(path, member.offset, member.size)
         except OSError as error:
             faults.add("unreadable_shard", f"{path}: {error.strerror or error}")
-    return found
+    return places_of
 
 
 def _rank(sample: Sample) -> bytes:

@@ -189,7 +189,7 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
         for model in models:
             detect = model.detect
             results.append(detect and measure_detector(detect, split, model.size, batch, threads, dataset.max_pixels))
-    errors = [detection_errors(r.truth, r.found, len(split.classes)) if r else None for r in results]
+    errors = [detection_errors(r.truth, r.detections, len(split.classes)) if r else None for r in results]
     threshold = next(each for each in errors if each).best_threshold()
     rows = [_row(*each, threshold) for each in zip(models, results, errors, strict=True)]
     set_differences(rows)
@@ -221,8 +221,8 @@ def _write(spec: Spec, folder: TaskFolder, made: DetectorsReport) -> None:
     count = min(spec.evaluate.pictures, len(first.pictures))
     pictures = []
     if count:
-        found = {name: result.found[:count] for name, result in ran.items()}
-        png = boxes_panel(first.pictures[:count], found, made.classes, made.threshold, spec.dataset.max_pixels)
+        detections = {name: result.detections[:count] for name, result in ran.items()}
+        png = boxes_panel(first.pictures[:count], detections, made.classes, made.threshold, spec.dataset.max_pixels)
         caption = f"Boxes with a score of at least {made.threshold:.3g}: blue the truth, green right, red spurious"
         pictures = [(caption, png)]
     write_report(

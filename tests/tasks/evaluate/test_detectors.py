@@ -126,10 +126,11 @@ def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
     # The pictures show the boxes.
     first, other = torch_.result, damaged.result
     same, differing = (
-        boxes_panel(first.pictures[:2], {"a": r.found[:2]}, CLASSES, found.threshold, 10**6) for r in (first, other)
+        boxes_panel(first.pictures[:2], {"a": result.detections[:2]}, CLASSES, found.threshold, 10**6)
+        for result in (first, other)
     )
     assert same != differing
-    assert same == boxes_panel(first.pictures[:2], {"a": first.found[:2]}, CLASSES, found.threshold, 10**6)
+    assert same == boxes_panel(first.pictures[:2], {"a": first.detections[:2]}, CLASSES, found.threshold, 10**6)
 
 
 def test_what_cannot_be_judged_is_named(made, tmp_path):
