@@ -10,7 +10,7 @@ from torch import nn
 
 from radioplat.compression.cost import cost_of
 from radioplat.compression.low_rank import decompose, rank_for
-from radioplat.compression.pruning.prune import prune_student
+from radioplat.compression.pruning.prune import prune_model
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import sparsify
 from radioplat.errors import SpecError
@@ -102,7 +102,7 @@ def test_what_is_left_is_built_again_to_the_bit(kind, tmp_path):
 
 def test_after_pruning_and_beside_zeros():
     asked = PruneConfig(parts=list(PrunePart), amount=0.25, blocks=1)
-    pruned = prune_student(student(), asked, ChannelScore(asked), images())
+    pruned = prune_model(student(), asked, ChannelScore(asked), images())[0]
     sparse, _ = sparsify(pruned, SparsityConfig(SparsityPattern.unstructured))
     small, found = decompose(sparse, LowRankConfig(ratio=0.4, include=["blocks.*.mlp.*"]))
     held = small.architecture.sparsity.layers
@@ -111,7 +111,7 @@ def test_after_pruning_and_beside_zeros():
     again.load_state_dict(small.state_dict())
     assert torch.equal(again(images()).summary, small(images()).summary)
     with pytest.raises(SpecError, match="prune.checkpoint: a student of low rank cannot be pruned"):
-        prune_student(small, asked, ChannelScore(asked), images())
+        prune_model(small, asked, ChannelScore(asked), images())
     twice, more = decompose(small, LowRankConfig(ratio=0.4))
     assert set(twice.architecture.low_rank) == set(found.ranks) | set(more.ranks)
     assert not any(name.startswith("blocks.0.mlp") for name in more.ranks)

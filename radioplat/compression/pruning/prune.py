@@ -1,9 +1,11 @@
-"""Structured pruning of a student's backbone: channels, attention heads, width and blocks."""
+"""Structured pruning of the backbone of a student or detector: channels, attention heads, width and blocks."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,25 +13,26 @@ from torch import nn
 from radioplat.compression.pruning.depth import drop_blocks
 from radioplat.compression.pruning.groups import Readers, chosen, groups_of, trace, unsupported
 from radioplat.compression.pruning.parts import attentions
+from radioplat.compression.pruning.rebuild import all_kept, original_name, rebuild, update_sizes
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
+from radioplat.models.detectors.base import BACKBONE, Detector
 from radioplat.models.heads import AttentionHead
-from radioplat.models.modifiers.reshaping import Reshaping, difference, keep_children
-from radioplat.models.modifiers.sparsity import Sparsity
-from radioplat.models.student.student import Student, StudentArchitecture, build_backbone
-from radioplat.spec.schema.prune import PruneConfig, PrunePart, SparsityPattern
+from radioplat.models.modifiers.reshaping import keep_children
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.schema.prune import PruneConfig, PrunePart, PruneScore, SparsityPattern
 
-FUSED = "fused_attn"  # a kernel that no trace sees into
+FUSED = "fused_attn"  # a fused kernel, which tracing cannot follow
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """What went from a student, by places: enough to take the same from one of other weights.
+    """The places that were removed from a student; enough to remove the same from one with other weights.
 
     Attributes:
-        kept: the children that stay of containers that lost blocks.
-        units: those that go, of each group in the model's order, once blocks have gone.
-        sizes: how many units each group had, by its layer's name in the backbone that the type builds.
+        kept: indices of the children that stay, by the name of each container that lost blocks.
+        units: the removed units of each group, in the model's order after blocks were removed.
+        sizes: number of units of each group before, by its layer's name in the unpruned backbone.
     """
 
     kept: dict[str, list[int]]
@@ -39,53 +42,122 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Aim:
-    """What rounds are on the way to, so that shares of what is left, rounded, end where one cut of the whole does.
+    """The target of a round, so that rounds with rounded numbers end at the same sizes as one cut.
 
     Attributes:
         sizes: :attr:`Cuts.sizes` of the first round.
-        amount: the share of those units that has gone after this round.
+        amount: the share of those units that is removed after this round.
     """
 
     sizes: dict[str, int]
     amount: float
 
 
-def prune_student(student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None) -> Student:
-    """As :func:`prune_and_tell`, without the places."""
-    return prune_and_tell(student, config, score, images)[0]
+@functools.singledispatch
+def prune_model(
+    model: Any,
+    config: PruneConfig,
+    score: ChannelScore,
+    images: torch.Tensor | None = None,
+    aim: Aim | None = None,
+) -> tuple[Any, Cuts]:
+    """Return a smaller copy of a student or detector, with the weights that stay, and what was removed.
 
-
-def prune_and_tell(
-    student: Student, config: PruneConfig, score: ChannelScore, images: torch.Tensor | None, aim: Aim | None = None
-) -> tuple[Student, Cuts]:
-    """A smaller copy of ``student``, whose weights are those that stay, and what went.
+    Of a detector only channels of the backbone are removed. Encoder and decoder keep their widths; the projections
+    before them lose the inputs that the backbone's maps lose.
 
     Args:
-        student: in fp32 with plain weights, as :func:`radioplat.models.student.checkpoint.load_student` gives it.
-        score: which has seen gradients where it needs them; of ``student``'s own parameters.
-        images: uint8 ``[B, 3, H, W]`` that blocks are judged on; needed where ``config.blocks``.
-        aim: of rounds, where layers are pruned by amount, each for itself.
+        model: in fp32 with plain weights, as :func:`radioplat.models.vision_model.open_model` returns it.
+        score: of ``model``'s own parameters; has seen gradients if it needs them.
+        images: uint8 ``[B, 3, H, W]``, to rate blocks; needed if ``config.blocks``.
+        aim: in rounds, if layers are pruned by amount, each by itself.
 
     Raises:
-        SpecError: the family cannot be pruned, a pattern names no layer, or nothing would be left.
+        SpecError: the backbone cannot be pruned this way, a pattern names no layer, or nothing would be left.
     """
+    raise TypeError(f"{type(model).__name__} cannot be pruned")
+
+
+@prune_model.register
+def _(
+    student: Student,
+    config: PruneConfig,
+    score: ChannelScore,
+    images: torch.Tensor | None = None,
+    aim: Aim | None = None,
+) -> tuple[Student, Cuts]:
     require_plain(student.architecture)
     small = _copy(student)
-    kept = drop_blocks(small, config.blocks, images) if config.blocks else {}
-    return cut_channels(student, small, kept, config, score.of(student, small), aim)
+    kept: dict[str, list[int]] = {}
+    if config.blocks:
+        assert images is not None
+        kept = drop_blocks(small, config.blocks, images)
+    return _cut_channels(student, small, kept, config, score.of(student, small), aim)
+
+
+@prune_model.register
+def _(
+    detector: Detector,
+    config: PruneConfig,
+    score: ChannelScore,
+    images: torch.Tensor | None = None,
+    aim: Aim | None = None,
+) -> tuple[Detector, Cuts]:
+    require_plain(detector.architecture.student)
+    if detector.pyramid.plain and PrunePart.width in config.cut:
+        hint = "Leave width out: hidden units and heads are pruned."
+        raise SpecError("the pyramid of a plain ViT is built on its width", where="prune.parts", hint=hint)
+    small = copy.deepcopy(detector).eval()
+    readers = None if detector.pyramid.plain else _readers(small)
+    student, cuts = _cut_channels(detector.student, small.student, {}, config, score, aim, readers)
+    made = Detector(replace(detector.architecture, student=student.architecture))
+    tensors = {name: tensor for name, tensor in small.state_dict().items() if not name.startswith(BACKBONE)}
+    made.load_state_dict(tensors | {f"{BACKBONE}{name}": tensor for name, tensor in student.state_dict().items()})
+    return made.eval(), cuts
+
+
+def _readers(detector: Detector) -> Readers:
+    """The projections of the maps to the encoder's width; those of DINO's further levels read the last map, then each
+    other."""
+    layers = detector.input_projections
+
+    def read(images: torch.Tensor) -> list[torch.Tensor]:
+        maps = detector.maps(images)
+        levels = [project(level) for project, level in zip(layers, maps, strict=False)]
+        for project in layers[len(maps) :]:
+            levels.append(project(maps[-1] if len(levels) == len(maps) else levels[-1]))
+        return levels
+
+    return Readers(list(layers), read)
+
+
+def dry_run(architecture: StudentArchitecture, config: PruneConfig) -> None:
+    """Prune an untrained student, so that errors come before data are read or teachers run.
+
+    Raises:
+        SpecError: as :func:`prune_model`.
+    """
+    if not config.cut and not config.blocks:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        student = Student(architecture).fold().eval()
+        images = torch.randint(0, 256, (1, 3, architecture.img_size, architecture.img_size), dtype=torch.uint8)
+        plain = replace(config, score=PruneScore.magnitude)
+        prune_model(student, plain, ChannelScore(plain), images)
 
 
 def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
-    """A copy of ``student`` that lost what :func:`prune_and_tell` took from another of its form with ``config``."""
+    """Return a copy of ``student`` without the places that were removed from another student of its architecture."""
     require_plain(student.architecture)
     small, plain = _copy(student), ChannelScore(PruneConfig())
     for name, indices in cuts.kept.items():
         keep_children(small.backbone.get_submodule(name), indices)
-    return cut_channels(student, small, cuts.kept, config, plain, cuts)[0]
+    return _cut_channels(student, small, cuts.kept, config, plain, cuts)[0]
 
 
 def _copy(student: Student) -> Student:
-    """In evaluation mode, with the gradients that the parameters have."""
+    """Return a copy in evaluation mode, with the parameters' gradients."""
     small = copy.deepcopy(student).eval()
     gradients = {name: p.grad for name, p in student.named_parameters()}
     for name, parameter in small.named_parameters():
@@ -93,41 +165,41 @@ def _copy(student: Student) -> Student:
     return small
 
 
-def cut_channels(
+def _cut_channels(
     student: Student,
     small: Student,
     kept: dict[str, list[int]],
     config: PruneConfig,
     score: ChannelScore,
-    told: Aim | Cuts | None,
+    target: Aim | Cuts | None,
     readers: Readers | None = None,
 ) -> tuple[Student, Cuts]:
-    """``small``, a copy without the blocks that went, with channels cut; and what went.
+    """Remove channels from ``small``, a copy of ``student`` without the dropped blocks.
 
     Args:
         score: of ``small``'s parameters.
-        told: which units go, or how many; None for as many as ``config`` says.
+        target: the units to remove, or their number; None for the amount in ``config``.
         readers: of ``small``'s backbone, cut in place.
     """
     fused = [m for m in small.modules() if getattr(m, FUSED, False)]
     for module in fused:
         setattr(module, FUSED, False)
     try:
-        units, sizes = _cut(small, config, score, told, _all_kept(student, kept), readers)
+        units, sizes = _cut(small, config, score, target, all_kept(student, kept), readers)
         for module in fused:
             setattr(module, FUSED, True)
-        _settle(small)
-        return _rebuilt(student, small, kept), Cuts(kept, units, sizes)
+        update_sizes(small)
+        return rebuild(student, small, kept), Cuts(kept, units, sizes)
     except (IndexError, KeyError, RuntimeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
-        # Layers of some families know their sizes in ways that neither torch-pruning nor this file can change.
-        raise unsupported(student, f"what is left of it does not run ({error})") from error
+        # Layers of some families store their sizes in ways that neither torch-pruning nor update_sizes knows.
+        raise unsupported(student, f"the pruned model does not run ({error})") from error
 
 
 def require_plain(architecture: StudentArchitecture) -> None:
-    """Raise what keeps a student of this form from being pruned, whatever its family.
+    """Check that a student can be pruned, whatever its family.
 
     Raises:
-        SpecError: it is quantized, of low rank, or holds 2:4 zeros.
+        SpecError: it is quantized, of low rank, or has 2:4 zeros.
     """
     if architecture.quantized is not None:
         raise SpecError(
@@ -141,12 +213,12 @@ def require_plain(architecture: StudentArchitecture) -> None:
             where="prune.checkpoint",
             hint="Take the checkpoint from before its decomposition: prune first, low_rank second.",
         )
-    held = architecture.sparsity
-    if held is not None and held.pattern == SparsityPattern.two_of_four.value:
+    sparsity = architecture.sparsity
+    if sparsity is not None and sparsity.pattern == SparsityPattern.two_of_four.value:
         raise SpecError(
-            "cutting channels breaks the 2:4 zeros that this student has",
+            "removing channels breaks the student's 2:4 sparsity",
             where="prune.checkpoint",
-            hint="Take the checkpoint from before them: channels first, zeros second, or both in one prune.",
+            hint="Take the checkpoint from before it: channels first, zeros second, or both in one prune.",
         )
 
 
@@ -154,16 +226,16 @@ def _cut(
     student: Student,
     config: PruneConfig,
     score: ChannelScore,
-    told: Aim | Cuts | None,
+    target: Aim | Cuts | None,
     kept: dict[str, list[int]],
     readers: Readers | None,
 ) -> tuple[list[list[int]], dict[str, int]]:
-    """Take units out of ``student``, in place; returns what went, by group, and :attr:`Cuts.sizes`."""
+    """Remove units from ``student``, in place; return those removed, by group, and :attr:`Cuts.sizes`."""
     if not config.cut:
         return [], {}
     if PrunePart.width in config.cut and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
         raise SpecError(
-            "the width cannot be cut under an attn head, whose own attention has it too",
+            "the width cannot be pruned under an attn head, whose attention has the same width",
             where="prune.parts",
             hint="Leave width out, or train heads of spatial_mlp_version: v2.",
         )
@@ -171,17 +243,17 @@ def _cut(
     groups = list(groups_of(student, graph, config, score, readers))
     if not groups:
         raise SpecError(
-            "nothing of this backbone can be pruned so",
+            "no layer of this backbone matches prune.parts and prune.exclude",
             where="prune.parts",
-            hint="Its layers are excluded, or none belongs to the parts that are named.",
+            hint="Name more prune.parts, or exclude fewer layers.",
         )
-    names = {group.layer: _name_before(group.layer, kept) for group in groups}
+    names = {group.layer: original_name(group.layer, kept) for group in groups}
     sizes = {names[group.layer]: group.units for group in groups}
     stays = None
-    if isinstance(told, Aim):
-        whole = {layer: told.sizes.get(name, sizes[name]) for layer, name in names.items()}
-        stays = {layer: size - int(size * told.amount) for layer, size in whole.items()}
-    units = told.units if isinstance(told, Cuts) else chosen(groups, config, stays)
+    if isinstance(target, Aim):
+        before = {layer: target.sizes.get(name, sizes[name]) for layer, name in names.items()}
+        stays = {layer: size - int(size * target.amount) for layer, size in before.items()}
+    units = target.units if isinstance(target, Cuts) else chosen(groups, config, stays)
     for group, going in zip(groups, units, strict=True):
         if going:
             indices = [unit * group.size + i for unit in going for i in range(group.size)]
@@ -195,62 +267,3 @@ def _cut(
 
 def _name_in(module: nn.Module, part: nn.Module) -> str:
     return next(name for name, m in module.named_modules() if m is part)
-
-
-@torch.no_grad()
-def _settle(student: Student) -> None:
-    """Bring what modules know of their own sizes in line with their weights."""
-    for attention in attentions(student.backbone):
-        attention.attn_dim = attention.proj.in_features
-        attention.head_dim = attention.attn_dim // attention.num_heads
-    backbone, size = student.backbone, student.architecture.img_size
-    said = backbone(torch.zeros(1, 3, size, size))
-    backbone.summary_dim, backbone.spatial_dim = said.summary.shape[-1], said.spatial.shape[-1]
-    backbone.token_dim = said.named["tokens"].shape[-1] if "tokens" in said.named else backbone.summary_dim
-    widths = {"num_features": backbone.spatial_dim, "embed_dim": backbone.spatial_dim}
-    for name, width in {**widths, "head_hidden_size": backbone.summary_dim}.items():
-        if isinstance(getattr(backbone.target, name, None), int):
-            setattr(backbone.target, name, width)
-
-
-def _rebuilt(student: Student, small: Student, kept: dict[str, list[int]]) -> Student:
-    """``small`` as its architecture builds it, so that what is saved is what was pruned."""
-    plain = replace(student.architecture, pruned=None)
-    shape = difference(build_backbone(plain), small.backbone, _all_kept(student, kept))
-    # Projections of bindings fit the old widths; a run that binds makes its own.
-    heads = tuple(replace(head, bindings=()) for head in plain.heads)
-    rebuilt = Student(replace(plain, pruned=shape, heads=heads, sparsity=_renamed(plain.sparsity, kept)))
-    tensors = {k: v for k, v in small.state_dict().items() if ".bindings." not in k}
-    rebuilt.load_state_dict(tensors)
-    return rebuilt.eval()
-
-
-def _all_kept(student: Student, kept: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The children that stay of the backbone that the type builds, once only ``kept`` stay of ``student``'s."""
-    before = (student.architecture.pruned or Reshaping()).kept
-    return before | {name: [before[name][i] for i in kept[name]] if name in before else kept[name] for name in kept}
-
-
-def _name_before(layer: str, kept: dict[str, list[int]]) -> str:
-    """A layer's name in the backbone that the type builds."""
-    for container, indices in kept.items():
-        place, dot, rest = layer.removeprefix(f"{container}.").partition(".")
-        if layer.startswith(f"{container}.") and dot:
-            return f"{container}.{indices[int(place)]}.{rest}"
-    return layer
-
-
-def _renamed(sparsity: Sparsity | None, kept: dict[str, list[int]]) -> Sparsity | None:
-    """The same layers by their names once blocks have gone."""
-    names = list(sparsity.layers) if sparsity else []
-    for container, indices in kept.items():
-        places = {f"{container}.{old}.": f"{container}.{new}." for new, old in enumerate(indices)}
-        moved = []
-        for name in names:
-            head = name[: len(container) + 1] + name[len(container) + 1 :].partition(".")[0] + "."
-            if not name.startswith(f"{container}."):
-                moved.append(name)
-            elif head in places:
-                moved.append(places[head] + name.removeprefix(head))
-        names = moved
-    return replace(sparsity, layers=names) if sparsity and names else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from radioplat.cluster.ray_cluster import Offer, demand_of, offer, shortages, uses_ray
-from radioplat.compression.pruning.dry_run import rehearse
+from radioplat.compression.pruning.prune import dry_run
 from radioplat.design.models import target_widths
 from radioplat.design.quantized import count_quantizers
 from radioplat.design.start_warnings import start_warnings
@@ -121,7 +121,7 @@ def pruning(preflight: Preflight) -> Iterator[Problem]:
     yield from problems
     small = architecture.quantized is not None or architecture.low_rank or architecture.sparsity is not None
     if not problems and not small:  # a student that comes smaller already is trained on, not pruned
-        rehearse(architecture, spec.prune)
+        dry_run(architecture, spec.prune)
 
 
 def checkpoints(preflight: Preflight) -> Iterator[Problem]:

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from radioplat.compression.cost import Cost
-from radioplat.compression.pruning.dry_run import rehearse
+from radioplat.compression.pruning.prune import dry_run
 from radioplat.compression.pruning.sparsify import Sparsified
 from radioplat.errors import SpecError
-from radioplat.models.detectors.checkpoint import is_detector
+from radioplat.models.model_kind import ModelKind
 from radioplat.models.student.checkpoint import load_student, read_architecture
-from radioplat.models.vision_model import VisionModel
+from radioplat.models.vision_model import VisionModel, model_kind
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.prune_detector import detector_prune_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
@@ -78,11 +78,11 @@ def prune(
 def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
     asked, target = spec.prune, folder / PRUNED
     checkpoint = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
-    if is_detector(checkpoint) and (problems := list(detector_prune_problems(asked))):
+    if model_kind(checkpoint) is ModelKind.detector and (problems := list(detector_prune_problems(asked))):
         raise SpecError(*problems)
     gradients = asked.score in (PruneScore.taylor, PruneScore.hessian)
     if asked.retrain.wanted or asked.blocks or gradients:
-        rehearse(read_architecture(checkpoint, "prune.checkpoint"), asked)  # before what takes its time
+        dry_run(read_architecture(checkpoint, "prune.checkpoint"), asked)  # fails early
     if asked.retrain.wanted:
         # A rerun goes on from the student that the first start began with.
         plan = keep_plan(folder, {"checkpoint": str(checkpoint), "section": asdict(asked)}, "prune")

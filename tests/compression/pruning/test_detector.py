@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from radioplat.compression.cost import cost_of
-from radioplat.compression.pruning.detector import prune_detector
+from radioplat.compression.pruning.prune import Cuts, prune_model
+from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import load_detector, save_detector
@@ -28,6 +29,10 @@ OPTIONS = {
 RESNET = StudentArchitecture("resnet10t", img_size=SIZE)
 VIT = StudentArchitecture("vit_tiny_patch16_224", {"depth": 1, "embed_dim": 48, "num_heads": 3}, img_size=SIZE)
 EVERYWHERE = [PrunePart.hidden, PrunePart.width]
+
+
+def pruned(detector: Detector, config: PruneConfig) -> tuple[Detector, Cuts]:
+    return prune_model(detector, config, ChannelScore(config))
 
 
 def made(kind: str, student: StudentArchitecture) -> Detector:
@@ -63,7 +68,7 @@ def said(detector: Detector) -> torch.Tensor:
 def test_what_is_left_runs_trains_and_comes_back_from_its_file(kind, student, parts, tmp_path):
     detector = made(kind, student)
     before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
-    small, cuts = prune_detector(detector, PruneConfig(amount=0.5, parts=parts))
+    small, cuts = pruned(detector, PruneConfig(amount=0.5, parts=parts))
     assert all(torch.equal(before[name], tensor) for name, tensor in detector.state_dict().items())
     costs = [cost_of(each.student.backbone, SIZE) for each in (detector, small)]
     assert costs[1].params < 0.9 * costs[0].params and costs[1].macs < 0.9 * costs[0].macs
@@ -97,13 +102,13 @@ def test_channels_that_say_nothing_go_and_nothing_changes(kind):
         for project in detector.detr.input_proj if kind == "dino" else detector.detr.model.encoder_input_proj:
             if project[0].in_channels > 16:
                 project[0].weight[:, ::2] = 0
-    small, cuts = prune_detector(detector, PruneConfig(amount=0.5, granularity=1, parts=EVERYWHERE))
+    small, cuts = pruned(detector, PruneConfig(amount=0.5, granularity=1, parts=EVERYWHERE))
     assert all(gone == list(range(0, size, 2)) for gone, size in zip(cuts.units, cuts.sizes.values(), strict=True))
     assert torch.allclose(said(small), said(detector), atol=1e-5)
 
 
 def test_what_cannot_be_pruned_is_named():
     with pytest.raises(SpecError, match="prune.parts: the pyramid of a plain ViT"):
-        prune_detector(made("rtdetr_v2", VIT), PruneConfig(parts=[PrunePart.width]))
+        pruned(made("rtdetr_v2", VIT), PruneConfig(parts=[PrunePart.width]))
     with pytest.raises(SpecError, match=r"prune.exclude\[0\]: no layer of the backbone"):
-        prune_detector(made("rtdetr_v2", RESNET), PruneConfig(exclude=["nothing"]))
+        pruned(made("rtdetr_v2", RESNET), PruneConfig(exclude=["nothing"]))

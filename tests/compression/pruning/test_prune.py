@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from radioplat.compression.cost import cost_of
-from radioplat.compression.pruning.dry_run import rehearse
 from radioplat.compression.pruning.groups import chosen, groups_of, trace
-from radioplat.compression.pruning.prune import Aim, cut_alike, prune_and_tell, prune_student
+from radioplat.compression.pruning.prune import Aim, cut_alike, dry_run, prune_model
 from radioplat.compression.pruning.schedule import gone, of_what_is_left
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import sparsify
@@ -54,7 +53,7 @@ def images(seed: int = 0) -> torch.Tensor:
 
 def pruned(whole: Student, **config) -> Student:
     asked = PruneConfig(**config)
-    return prune_student(whole, asked, ChannelScore(asked), images())
+    return prune_model(whole, asked, ChannelScore(asked), images())[0]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -114,7 +113,7 @@ def test_a_pruned_student_is_pruned_again():
 def test_another_of_its_form_loses_the_same(kind):
     """Of a student whose weights number their places, the same places stay."""
     whole, asked = student(kind), PruneConfig(parts=list(PrunePart), blocks=1, amount=0.3, granularity=1)
-    small, cuts = prune_and_tell(whole, asked, ChannelScore(asked), images())
+    small, cuts = prune_model(whole, asked, ChannelScore(asked), images())
     twin = student(kind, seed=1)
     twin.load_state_dict({k: v + 7 if v.is_floating_point() else v for k, v in whole.state_dict().items()})
     alike = cut_alike(twin, asked, cuts)
@@ -133,7 +132,7 @@ def test_rounds_end_where_one_cut_does():
         before, after = (gone(n, 4, PruneSchedule.geometric, 0.5) for n in (number - 1, number))
         asked = PruneConfig(amount=of_what_is_left(before, after), blocks=int(number == 2))
         aim = Aim(sizes, after) if number > 1 else None
-        small, cuts = prune_and_tell(small, asked, ChannelScore(asked), images(), aim)
+        small, cuts = prune_model(small, asked, ChannelScore(asked), images(), aim)
         sizes = sizes or cuts.sizes
     assert [b.attn.num_heads for b in small.backbone.blocks] == [2, 2]
     shapes = [{name: tensor.shape for name, tensor in s.state_dict().items()} for s in (once, small)]
@@ -148,7 +147,7 @@ def test_held_zeros_follow_the_blocks():
     for name in layers:
         assert 0.45 < (small.backbone.get_submodule(name).weight == 0).float().mean() < 0.55
     fours, _ = sparsify(student("radio_vit_tiny_patch16"), SparsityConfig(SparsityPattern.two_of_four))
-    with pytest.raises(SpecError, match="prune.checkpoint: cutting channels breaks the 2:4 zeros"):
+    with pytest.raises(SpecError, match="prune.checkpoint: removing channels breaks the student's 2:4 sparsity"):
         pruned(fours)
 
 
@@ -189,7 +188,7 @@ def test_scores_with_gradients_are_their_closed_form(score):
 def test_gradients_are_asked_for():
     asked = PruneConfig(score=PruneScore.taylor)
     with pytest.raises(RuntimeError, match="needs gradients"):
-        prune_student(student("radio_vit_tiny_patch16"), asked, ChannelScore(asked), None)
+        prune_model(student("radio_vit_tiny_patch16"), asked, ChannelScore(asked), None)
 
 
 def test_layers_and_parts_that_are_left_alone():
@@ -222,16 +221,16 @@ def test_more_blocks_than_there_are():
 def test_a_family_that_cannot_be_pruned_says_so_before_there_are_weights(kind, parts):
     asked = PruneConfig(parts=[PrunePart(part) for part in parts], score=PruneScore.taylor)
     with pytest.raises(SpecError, match=f"model.backbone.type: {kind} cannot be pruned .* ViT, ResNet, ConvNeXt"):
-        rehearse(StudentArchitecture(kind, {}, img_size=224), asked)
+        dry_run(StudentArchitecture(kind, {}, img_size=224), asked)
 
 
 def test_a_rehearsal_of_what_can_be_pruned_draws_nothing():
     form = student("radio_vit_tiny_patch16").architecture
     state = torch.get_rng_state()
-    rehearse(form, PruneConfig(blocks=1))
+    dry_run(form, PruneConfig(blocks=1))
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(SpecError, match="prune.blocks: 3 blocks cannot go"):
-        rehearse(form, PruneConfig(blocks=3))
+        dry_run(form, PruneConfig(blocks=3))
 
 
 @settings(max_examples=50, deadline=None)

@@ -182,17 +182,17 @@ def test_relu6_is_kept_in_what_is_saved(batches, tmp_path):
 
 
 def test_a_pruned_student_is_quantized_and_a_quantized_one_is_not_pruned(batches, tmp_path):
-    from radioplat.compression.pruning.prune import prune_student
+    from radioplat.compression.pruning.prune import prune_model
     from radioplat.spec.schema.prune import PruneConfig
 
-    small = prune_student(student("resnet18", **SMALL), PruneConfig(amount=0.5), ChannelScore(PruneConfig(), 0), None)
+    small = prune_model(student("resnet18", **SMALL), PruneConfig(amount=0.5), ChannelScore(PruneConfig(), 0), None)[0]
     made = quantize_model(small, QuantizeConfig(), batches)
     assert made.model.backbone.model.layer1[0].conv1.weight.shape[0] == 8 and min(made.cosine.values()) > 0.95
     save_student(made.model, made.model.state_dict(), tmp_path)
     opened = radioplat.load_student(tmp_path)
     assert torch.equal(opened(batches[0]).spatial, made.model(batches[0]).spatial)
     with pytest.raises(SpecError, match="prune.checkpoint: a quantized student cannot be pruned"):
-        prune_student(opened, PruneConfig(), ChannelScore(PruneConfig(), 0), None)
+        prune_model(opened, PruneConfig(), ChannelScore(PruneConfig(), 0), None)
     with pytest.raises(SpecError, match="quantize.checkpoint: this student is quantized already"):
         quantize_model(opened, QuantizeConfig(), batches)
 

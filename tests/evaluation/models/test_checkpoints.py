@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from radioplat.compression.pruning.prune import ChannelScore, prune_student
+from radioplat.compression.pruning.prune import ChannelScore, prune_model
 from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluation.models.checkpoints import open_models
@@ -127,7 +127,7 @@ def paths(base, made) -> dict[str, str]:
             for parameter in student.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     loaded.prune.granularity, loaded.prune.amount = 1, 0.5
-    pruned = prune_student(student, loaded.prune, ChannelScore(loaded.prune, 0), None)
+    pruned = prune_model(student, loaded.prune, ChannelScore(loaded.prune, 0), None)[0]
     found = {}
     for name, each in {"plain": student, "pruned": pruned, "fake": fake_quantized(student, made["train"])}.items():
         (root / name).mkdir()
