@@ -43,7 +43,7 @@ def export(args: argparse.Namespace) -> None:
 def gen_trt_engine(args: argparse.Namespace) -> None:
     """Build an engine from an ONNX file."""
     from radioplat.spec.loading.load import load_spec
-    from radioplat.tasks.export.export import gen_trt_engine as run
+    from radioplat.tasks.export.engine import gen_trt_engine as run
     from radioplat.tasks.export.show import show_engine
 
     show_engine(run(load_spec(args.spec, args.overrides)))

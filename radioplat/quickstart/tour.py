@@ -21,7 +21,8 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.students import EvaluateResult
-from radioplat.tasks.export.export import export, gen_trt_engine
+from radioplat.tasks.export.engine import gen_trt_engine
+from radioplat.tasks.export.export import export
 from radioplat.tracking.status import read_status
 
 JOB = ROOT / "jobs" / "radio_distill.py"

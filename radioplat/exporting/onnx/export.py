@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,12 +15,13 @@ from radioplat.errors import EngineError
 from radioplat.exporting.deploy.trtexec import require_readable
 from radioplat.exporting.onnx.compare import Agreement, compare_with_torch
 from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
-from radioplat.exporting.onnx.flat_detector import FlatDetector
-from radioplat.exporting.onnx.flat_student import Exportable, FlatStudent, trace
+from radioplat.exporting.onnx.flat_detector import flatten
+from radioplat.exporting.onnx.flat_student import Exportable, trace
 from radioplat.exporting.onnx.fold_resizes import fold_resizes
 from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
 from radioplat.exporting.onnx.opset import choose_opset
 from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
+from radioplat.exporting.onnx.publish import open_partial_folder, publish, save
 from radioplat.exporting.qdq.insert import insert_pairs, remove_marks
 from radioplat.exporting.qdq.lint import lint
 from radioplat.exporting.qdq.mark import MODULES_NOTE
@@ -35,7 +35,6 @@ from radioplat.exporting.qdq.report import (
     student_weight_only,
     write_beside,
 )
-from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version, unread_operators
@@ -44,7 +43,6 @@ from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version
 TOLERANCE = 1e-3
 # Protobuf's limit is 2 GiB a file.
 ONE_FILE_BYTES = 1_900_000_000
-_FLAT = {ModelKind.student: FlatStudent, ModelKind.detector: FlatDetector}  # by which the file's outputs follow
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ def export_onnx(
     """
     path = Path(path)
     _known(adaptors, student.head_names)
-    flat: Any = _FLAT[getattr(student, "model_kind", ModelKind.student)]
-    module = flat(student, list(dict.fromkeys(adaptors)))
+    module = flatten(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
     if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
@@ -130,19 +127,13 @@ def export_onnx(
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]
-    folder = _aside(path)
+    folder = open_partial_folder(path)
     try:
         written = folder / path.name
         program = trace(module, outputs, (batch_size, height, width), max(opset, TRACED), verbose, step)
         program.save(str(written), external_data=module.bytes > one_file_bytes)
-        if step:
-            name_sides(written)
-        else:
-            _fold_tables(written, one_file_bytes)
-        if not module.formats:
-            _drop_source_lines(written, one_file_bytes)
         float_file = folder / "float" / Path(float_path).name if float_path else None
-        ranges = _place_pairs(written, stored_weights, float_file, one_file_bytes) if module.formats else []
+        ranges = _rewrite(written, step, bool(module.formats), stored_weights, float_file, one_file_bytes)
         check_half_scales(ranges, data_type)
         if opset < TRACED:
             for file in (written, float_file) if float_file else (written,):
@@ -170,9 +161,9 @@ def export_onnx(
             report = replace(report, data_type=data_type, precision_error=cost)
         onnx.checker.check_model(str(written), full_check=True)
         report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()))
-        _publish(folder, path)
+        publish(folder, path)
         if float_file is not None:
-            _publish(float_file.parent, Path(float_path or ""))
+            publish(float_file.parent, Path(float_path or ""))
         if report.quantized:
             write_beside(report.quantized, path)
         return report
@@ -196,14 +187,14 @@ def _lower_opset(file: Path, tensorrt_version: str | None, one_file_bytes: int) 
         lower_opset(model, f"TensorRT {tensorrt_version}", "export.tensorrt_version", unread_operators(version))
     else:
         lower_opset(model, f"operator set {LOWEST_OPSET}", "export.opset_version")
-    _save(model, file, one_file_bytes)
+    save(model, file, one_file_bytes)
 
 
 def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_file_bytes: int) -> float:
     """Rewrite ``file`` in ``data_type``; returns what the precision costs, relative to torch in fp32."""
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         rounded = Path(scratch) / "rounded.onnx"
-        _save(simulate(file, data_type), rounded, one_file_bytes)
+        save(simulate(file, data_type), rounded, one_file_bytes)
         error = check(rounded).max_relative_error
     if not error < float("inf"):
         raise EngineError(
@@ -213,57 +204,40 @@ def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_f
         )
     model = onnx.load(str(file))
     retype(model, data_type)
-    _save(model, file, one_file_bytes)
+    save(model, file, one_file_bytes)
     return error
 
 
-def _place_pairs(file: Path, stored: bool, float_file: Path | None, one_file_bytes: int) -> list[Range]:
-    """Rewrite a traced student's ``file`` with Q/DQ, and ``float_file`` without; returns the scales."""
-    model = onnx.load(str(file))
-    if float_file is not None:
-        plain = onnx.ModelProto.FromString(model.SerializeToString())
-        remove_marks(plain)
-        float_file.parent.mkdir()
-        _save(plain, float_file, one_file_bytes)
-    ranges = insert_pairs(model, stored)
-    _save(model, file, one_file_bytes)
+def _rewrite(
+    file: Path, step: int, quantized: bool, stored: bool, float_file: Path | None, one_file_bytes: int
+) -> list[Range]:
+    """Clean up a traced ``file``; of a quantized student insert Q/DQ and return the scales, and write ``float_file``
+    without Q/DQ."""
+    if step:
+        name_sides(file)
+    model, ranges = onnx.load(str(file)), []
+    if not step:
+        fold_resizes(model)
+    if quantized:
+        if float_file is not None:
+            plain = onnx.ModelProto.FromString(model.SerializeToString())
+            remove_marks(plain)
+            float_file.parent.mkdir()
+            save(plain, float_file, one_file_bytes)
+        ranges = insert_pairs(model, stored)
+    else:
+        _drop_source_lines(model)
+    save(model, file, one_file_bytes)
     return ranges
 
 
-def _fold_tables(file: Path, one_file_bytes: int) -> None:
-    model = onnx.load(str(file))
-    fold_resizes(model)
-    _save(model, file, one_file_bytes)
-
-
-def _drop_source_lines(file: Path, one_file_bytes: int) -> None:
-    """Leave of the tracer's notes the modules' names, by which layers are found: others hold this machine's paths."""
-    model = onnx.load(str(file))
+def _drop_source_lines(model: onnx.ModelProto) -> None:
+    """Keep the modules' names, by which layers are found, of the tracer's notes; the others contain local paths."""
     for entry in (model.graph, *model.graph.node, *model.graph.value_info):
         kept = [(note.key, note.value) for note in entry.metadata_props if note.key == MODULES_NOTE]
         del entry.metadata_props[:]
         for key, value in kept:
             entry.metadata_props.add(key=key, value=value)
-    _save(model, file, one_file_bytes)
-
-
-def _save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:
-    """Write ``model`` over what is there, weights included."""
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    for old in (file, file.with_name(f"{file.name}.data")):
-        old.unlink(missing_ok=True)
-    onnx.save(model, str(file), save_as_external_data=size > one_file_bytes, location=f"{file.name}.data")
-
-
-def _publish(folder: Path, path: Path) -> None:
-    """Give the finished files their names, weights before the graph that needs them; drop an older export's weights."""
-    weights = f"{path.name}.data"
-    if (folder / weights).exists():
-        os.replace(folder / weights, path.with_name(weights))
-        os.replace(folder / path.name, path)
-    else:
-        os.replace(folder / path.name, path)
-        path.with_name(weights).unlink(missing_ok=True)
 
 
 def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxReport:
@@ -310,14 +284,3 @@ def _disagreement(agreement: Agreement, path: Path) -> EngineError:
         where=str(path),
         hint="The student computes something the exporter translates wrongly; try another export.opset_version.",
     )
-
-
-def _aside(path: Path) -> Path:
-    """A folder beside ``path``, so that the finished file is renamed and never half there."""
-    if path.is_dir():
-        raise EngineError("this is a folder, not a file name", where=str(path), hint="Give a name that ends in .onnx.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise EngineError(f"cannot write here: {error.strerror}", where=str(path.parent)) from error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from radioplat.exporting.onnx.flat_student import LOGITS, FlatStudent
+from radioplat.models.detectors.base import Detector
 
 BOXES = "pred_boxes"
 _THEIRS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("rt_detr", "rt_detr_v2"))
@@ -58,6 +60,17 @@ class FlatDetector(FlatStudent):
             output = self.student(images)
         yield LOGITS, output.logits
         yield BOXES, output.pred_boxes
+
+
+@functools.singledispatch
+def flatten(model: Any, adaptors: Sequence[str] = ()) -> FlatStudent:
+    """Return the module that the exporter traces; a further kind of model registers its own here."""
+    return FlatStudent(model, adaptors)
+
+
+@flatten.register
+def _(model: Detector, adaptors: Sequence[str] = ()) -> FlatStudent:
+    return FlatDetector(model)
 
 
 def as_wanted(wanted: dict[str, np.ndarray], got: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ from radioplat.tasks.compress.outcome import student_outcome
 from radioplat.tasks.compress.record import Entry, Record
 from radioplat.tasks.compress.stages import UNTRAINED
 from radioplat.tasks.evaluate.gate_metrics import gate_metric, measure, measuring_spec
-from radioplat.tasks.export.export import find_checkpoint
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task

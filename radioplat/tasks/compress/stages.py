@@ -26,7 +26,8 @@ from radioplat.tasks.compress.relax import milder_low_rank, milder_prune, milder
 from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.gate_metrics import finite_objectives
-from radioplat.tasks.export.export import export, gen_trt_engine
+from radioplat.tasks.export.engine import gen_trt_engine
+from radioplat.tasks.export.export import export
 from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
 from radioplat.tasks.quantize.quantize import quantize

@@ -59,7 +59,8 @@ def train(
 
 def _then(spec: Spec) -> dict[str, Any]:
     from radioplat.tasks.evaluate.evaluate import evaluate
-    from radioplat.tasks.export.export import export, gen_trt_engine
+    from radioplat.tasks.export.engine import gen_trt_engine
+    from radioplat.tasks.export.export import export
 
     tasks: dict[str, Callable[[Spec], Any]] = {"evaluate": evaluate, "export": export, "gen_trt_engine": gen_trt_engine}
     return {name: tasks[name](spec) for name in spec.distill.then}

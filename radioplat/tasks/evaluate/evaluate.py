@@ -14,7 +14,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.detector import DetectorReport, evaluate_detector
 from radioplat.tasks.evaluate.detectors import DetectorsReport, evaluate_detectors
 from radioplat.tasks.evaluate.students import EvaluateResult, evaluate_students
-from radioplat.tasks.export.export import find_checkpoint
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 
 Result = EvaluateResult | DetectorReport | DetectorsReport
 Progress = Callable[[int, int], None] | None

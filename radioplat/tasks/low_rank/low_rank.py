@@ -13,7 +13,7 @@ from radioplat.models.student.checkpoint import load_student
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.export import find_checkpoint
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tasks.shared.retrain import retrain
 from radioplat.tracking.results import TaskFolder

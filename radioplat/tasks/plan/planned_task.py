@@ -9,9 +9,9 @@ from radioplat.spec.checks.tasks.quantize import quantize_problems
 from radioplat.spec.checks.tasks.training_task import COMMANDS, command_of, command_with, is_taught, training_task
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.export import find_checkpoint, task_folder
 from radioplat.tasks.quantize.qat import training_spec
 from radioplat.tasks.quantize.report import MODEL
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint, task_folder
 
 TASKS = (*COMMANDS, "quantize")
 

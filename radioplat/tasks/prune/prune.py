@@ -19,9 +19,9 @@ from radioplat.spec.checks.tasks.prune_detector import detector_prune_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.prune import PruneScore
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.prune.cut import Cut, cut
 from radioplat.tasks.prune.rounds import PRUNED, REPORT, Round, prune_in_rounds
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task

@@ -14,9 +14,9 @@ from radioplat.models.vision_model import VisionModel, open_model
 from radioplat.spec.checks.tasks.quantize import calibration_split, replaced_backend
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.quantize import onnx_file
 from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.shared.model_folder import write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task

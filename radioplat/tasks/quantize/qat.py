@@ -24,9 +24,9 @@ from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.export import find_checkpoint
 from radioplat.tasks.quantize.post_training import post_train
 from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.follow import Callback
 from radioplat.tracking.results import TaskFolder, write_atomic
 

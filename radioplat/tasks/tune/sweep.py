@@ -25,7 +25,7 @@ from radioplat.spec.schema.cluster import ClusterMode, Placement
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.groups import compress_problems
-from radioplat.tasks.export.export import find_checkpoint
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.tune.draw import ValueOf, grid
 from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.space import SchedulerType, TuneSpace, TuneTask, load_space

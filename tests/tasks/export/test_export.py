@@ -12,7 +12,9 @@ from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.export import engine_file, export, find_checkpoint, gen_trt_engine, onnx_file
+from radioplat.tasks.export.engine import engine_file, gen_trt_engine
+from radioplat.tasks.export.export import export, onnx_file
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 
 
 @pytest.fixture

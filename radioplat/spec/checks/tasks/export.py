@@ -80,6 +80,26 @@ def _opset(asked: ExportConfig, version: tuple[int, int, int]) -> Iterator[Probl
         yield Problem(f"{reads}, not {asked.opset_version}", "export.opset_version", hint)
 
 
+def detector_export_problems(config: ExportConfig, height: int, width: int, stride: int) -> Iterator[Problem]:
+    """Yield the fields of ``export`` that are only for students, and image sides that ``stride`` does not divide."""
+    if config.format is not ExportFormat.onnx:
+        yield Problem("a detector is exported as onnx only", "export.format", "Its checkpoint is one safetensors file.")
+    if config.dynamic_resolution:
+        hint = "Leave it out, and export a file for each size."
+        yield Problem("a detector's file is for images of one size", "export.dynamic_resolution", hint)
+    if config.adaptors:
+        yield Problem("a detector has no heads of teachers", "export.adaptors", "Leave it out.")
+    wanted = {"calibration_cache": config.wants_cache, "force_ptq": config.force_ptq, "bundle": config.bundle}
+    for name, value in (wanted | {"cpu": config.cpu}).items():
+        if value:
+            yield Problem("this is for students, not for detectors", f"export.{name}", "Leave it out.")
+    for side, name in ((height, "input_height"), (width, "input_width")):
+        if side % stride:
+            yield Problem(
+                f"{side} is not a multiple of the detector's stride", f"export.{name}", f"Multiples of {stride}."
+            )
+
+
 def chained_export_problems(spec: Spec) -> Iterator[Problem]:
     """What ``distill.then`` would meet in tasks ``export`` and ``gen_trt_engine`` after the training."""
     asked, then = spec.export, spec.distill.then

@@ -1,0 +1,45 @@
+"""Write ONNX files beside their destination and rename them when complete."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import onnx
+
+from radioplat.errors import EngineError
+
+
+def open_partial_folder(path: Path) -> Path:
+    """Create a temporary folder beside ``path``, from which the finished files are renamed.
+
+    Raises:
+        EngineError: ``path`` is a folder, or its folder cannot be written.
+    """
+    if path.is_dir():
+        raise EngineError("this is a folder, not a file name", where=str(path), hint="Give a name that ends in .onnx.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise EngineError(f"cannot write here: {error.strerror}", where=str(path.parent)) from error
+
+
+def save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:
+    """Write ``model`` over ``file``; weights beyond ``one_file_bytes`` go to ``<file>.data``."""
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    for old in (file, file.with_name(f"{file.name}.data")):
+        old.unlink(missing_ok=True)
+    onnx.save(model, str(file), save_as_external_data=size > one_file_bytes, location=f"{file.name}.data")
+
+
+def publish(folder: Path, path: Path) -> None:
+    """Move the finished files to ``path``, weights before the graph; delete the weights file of an older export."""
+    weights = f"{path.name}.data"
+    if (folder / weights).exists():
+        os.replace(folder / weights, path.with_name(weights))
+        os.replace(folder / path.name, path)
+    else:
+        os.replace(folder / path.name, path)
+        path.with_name(weights).unlink(missing_ok=True)
