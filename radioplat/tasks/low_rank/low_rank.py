@@ -13,9 +13,9 @@ from radioplat.models.student.checkpoint import load_student
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.distill.retrain import retrain
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
-from radioplat.tasks.shared.retrain import retrain
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product

@@ -25,9 +25,9 @@ from radioplat.models.student.student import Student
 from radioplat.spec.schema.prune import PruneBudget, PruneConfig, SparsityConfig, SparsityPattern
 from radioplat.spec.schema.retrain import RetrainMode
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.distill.retrain import retrain
 from radioplat.tasks.prune.cut import Cut, cut
 from radioplat.tasks.shared.model_folder import write_model
-from radioplat.tasks.shared.retrain import retrain
 
 PRUNED, REWOUND, REPORT = "model_pruned", "model_rewound", "prune.json"
 REWIND_FIELD = "prune.retrain.rewind_to"

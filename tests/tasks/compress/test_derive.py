@@ -24,8 +24,8 @@ from radioplat.tasks.compress.derive import check_chain, depends_on, place, stag
 from radioplat.tasks.compress.groups import Step, groups_of
 from radioplat.tasks.compress.relax import milder_low_rank, milder_prune
 from radioplat.tasks.compress.stages import STAGES
+from radioplat.tasks.distill.retrain import retraining_spec
 from radioplat.tasks.quantize.qat import training_spec
-from radioplat.tasks.shared.retrain import retraining_spec
 
 CHANGES_STUDENT = {stage for stage, definition in STAGES.items() if definition.changes_student}
 QUANTIZES = {stage for stage, definition in STAGES.items() if definition.quantizes}
