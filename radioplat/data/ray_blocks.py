@@ -1,4 +1,4 @@
-"""Blocks of a Ray Data stream, fetched by the thread that asks for them."""
+"""Fetch the blocks of a Ray Data iterator in the calling thread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import ray.data
 
 
 def read_blocks(iterator: ray.data.DataIterator) -> Generator[pa.Table, None, None]:
-    """The blocks in order; the execution is ended with the generator, however that ends.
+    """Yield the blocks in order; the execution ends with the generator.
 
-    ``DataIterator.iter_batches`` has threads of its own, which nothing can wait for, and the first call of theirs that
-    comes after ``ray.shutdown`` ends the process.
+    ``DataIterator.iter_batches`` has its own threads, which nobody can wait for and whose first call after
+    ``ray.shutdown`` ends the process.
     """
     bundles, _, executor = iterator._to_ref_bundle_iterator()
     try:
@@ -28,10 +28,10 @@ def read_blocks(iterator: ray.data.DataIterator) -> Generator[pa.Table, None, No
 
 
 def end_execution(iterator: ray.data.DataIterator, executor: Any = None) -> None:
-    """Have Ray Data stop, for this reader reads no more; where Ray is shut down, nothing is left to stop.
+    """Stop the execution of this reader; without effect after ``ray.shutdown``.
 
     Args:
-        executor: of a dataset that is executed in this process.
+        executor: of a dataset that is executed in this process, else None.
     """
     if ray.is_initialized():
         iterator._on_iteration_end(executor)

@@ -15,7 +15,7 @@ from radioplat.compression.quantization.calibrate import calibrate
 from radioplat.compression.quantization.equalize import equalize
 from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
 from radioplat.compression.quantization.placement import place
-from radioplat.data.loading.sample_images import require_pictures
+from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
 from radioplat.models.vision_model import VisionModel
@@ -68,7 +68,7 @@ def quantize_model(
     if model.architecture.quantized is not None:
         hint = "Quantize the checkpoint that it was made of."
         raise SpecError(f"this {model.model_kind} is quantized already", where="quantize.checkpoint", hint=hint)
-    require_pictures([images.cpu().numpy() for images in batches], "dataset.quant_calibration_dataset")
+    check_calibration_images([images.cpu().numpy() for images in batches], "dataset.quant_calibration_dataset")
     before = copy.deepcopy(model).eval().to(device)
     settled = tuple(before.architecture.quantizations)  # prefixes of layers whose scales stay as they are
     noise = torch.rand(2, 3, model.img_size, model.img_size, generator=torch.Generator().manual_seed(0)).to(device)

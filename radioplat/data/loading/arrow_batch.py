@@ -1,6 +1,6 @@
-"""A batch as an Arrow table of exactly one row, so that Ray Data can never cut a micro-batch; and back without a copy.
+"""Convert batches to Arrow tables of one row, which Ray Data cannot split, and back without a copy.
 
-The schema is the same whatever the views, because views change from micro-batch to micro-batch.
+The schema does not depend on the views, because views change from micro-batch to micro-batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 
 
 def batch_to_table(batch: Batch) -> pa.Table:
-    """One row of :data:`SCHEMA`."""
+    """Return ``batch`` as one row of :data:`SCHEMA`."""
     views = list(batch.views.values())
     columns = {
         "micro_batch": pa.array([batch.micro_batch], pa.int64()),
@@ -56,7 +56,7 @@ def batch_to_table(batch: Batch) -> pa.Table:
 
 
 def table_to_batch(table: pa.Table) -> Batch:
-    """The batch of a one-row table; its arrays are read-only views of the table's memory.
+    """Return the batch of a one-row table; its arrays are read-only views of the table's memory.
 
     Raises:
         ValueError: the table has another number of rows.
@@ -88,13 +88,13 @@ def table_to_batch(table: pa.Table) -> Batch:
 
 
 def pack(tables: list[pa.Table]) -> pa.Table:
-    """Several one-row tables of :data:`SCHEMA` as a table of one row, which travels as one block."""
+    """Return several one-row tables of :data:`SCHEMA` as one table of one row, which is one block of Ray Data."""
     rows = pa.concat_arrays([table.to_struct_array().combine_chunks() for table in tables])
     return pa.table({"micro_batches": pa.LargeListArray.from_arrays(pa.array([0, len(rows)], pa.int64()), rows)})
 
 
 def unpack(table: pa.Table) -> Iterator[pa.Table]:
-    """The one-row tables that went into :func:`pack`, in order, without a copy."""
+    """Yield the one-row tables given to :func:`pack`, in order, without a copy."""
     for chunk in table["micro_batches"].chunks:
         rows = pa.Table.from_batches([pa.RecordBatch.from_struct_array(chunk.flatten())])
         for i in range(rows.num_rows):
@@ -107,7 +107,7 @@ def _numbers(values: np.ndarray, dtype: type) -> pa.Array:
 
 
 def _blobs(arrays: list[np.ndarray | None], dtype: type) -> pa.Array:
-    """One list of binaries. A single array is lent to Arrow as it is, several are laid end to end."""
+    """Return one list of binaries; a single array is not copied, several are concatenated."""
     flat = [np.ascontiguousarray(() if a is None else a, dtype).reshape(-1).view(np.uint8) for a in arrays]
     ends = np.cumsum([0, *(len(part) for part in flat)])
     data = flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, np.uint8)
@@ -119,7 +119,7 @@ def _blobs(arrays: list[np.ndarray | None], dtype: type) -> pa.Array:
 
 def _array(blob: pa.Scalar, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
     array: np.ndarray = np.frombuffer(blob.as_buffer(), dtype).reshape(shape)
-    array.flags.writeable = False  # as it is when it comes through Ray: local mode must not allow more
+    array.flags.writeable = False  # as after a transfer through Ray, so that local mode behaves alike
     return array
 
 

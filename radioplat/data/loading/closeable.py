@@ -1,4 +1,4 @@
-"""Iterators that one thread reads and another may close, and threads that are waited for."""
+"""Iterators that another thread may close, and waiting for threads to end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-PATIENCE_S = 30.0
+END_TIMEOUT_S = 30.0
 
 
 class CloseableIterator(Iterator[Item]):
-    """A generator that any thread may close, also while another waits inside it; Python's own then raises.
+    """A generator that any thread may close, even while another waits in it (a plain generator would raise).
 
     Args:
-        wake: makes what the generator may be waiting for come to an end; it is called in the thread that closes.
+        wake: ends whatever the generator may be waiting for; called in the closing thread.
     """
 
     def __init__(self, generator: Generator[Item, None, None], wake: Callable[[], None]) -> None:
@@ -34,8 +34,10 @@ class CloseableIterator(Iterator[Item]):
             raise StopIteration
 
     def close(self) -> None:
-        """No more items. What the generator holds is released before this returns, or by the thread that is inside it
-        when it leaves; until then every further call wakes it again."""
+        """Stop iteration and close the generator, now or, if a thread is inside it, when that thread leaves it.
+
+        Each further call wakes that thread again.
+        """
         self._closed.set()
         if self._in_use.acquire(blocking=False):
             try:
@@ -46,13 +48,13 @@ class CloseableIterator(Iterator[Item]):
             self._wake()
 
 
-def end_thread(thread: threading.Thread, wake: Callable[[], None], patience: float = PATIENCE_S) -> bool:
-    """Wait until ``thread`` has ended, ``patience`` seconds at most; returns whether it has.
+def end_thread(thread: threading.Thread, wake: Callable[[], None], timeout_s: float = END_TIMEOUT_S) -> bool:
+    """Wait at most ``timeout_s`` seconds for ``thread`` to end; return True if it has.
 
     Args:
-        wake: called until it has: the thread may not yet be waiting for what the first call ends.
+        wake: ends what the thread waits for; called repeatedly, since the thread may begin to wait later.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_s
     while thread.is_alive() and time.monotonic() < deadline:
         wake()
         thread.join(0.1)

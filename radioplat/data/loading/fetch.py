@@ -1,4 +1,4 @@
-"""The bytes of one sample, or why it cannot be had: bad data is told from storage that fails, which is waited for."""
+"""Read the bytes of samples; distinguish bad data, which is skipped, from failing storage, which is waited for."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from radioplat.data.storage.retry import tried_once
 from radioplat.errors import DataError
 from radioplat.spec.schema.dataset import DatasetConfig
 
-HOLD_OFF_S = 30.0  # a shard that is bad data is left alone for so long: not every sample of it asks again
-STALLS = 10  # and one that was given up for so many timeouts, by every process that reads the run's index
-_LOOK_BYTES = 512  # of another shard, to see whether the store answers
+HOLD_OFF_S = 30.0  # time during which a bad shard is not tried again for other samples
+STALLS = 10  # the same for a shard that was given up, in read timeouts, for all processes of the run
+_LOOK_BYTES = 512  # bytes to read of another shard, to see whether the store answers
 Result = TypeVar("Result")
 
 
 class Place(NamedTuple):
-    """Where a sample lies: its shard, and first byte and number of bytes in it."""
+    """Location of a sample: shard, offset and length in bytes."""
 
     shard: int
     offset: int
@@ -39,16 +39,16 @@ class Place(NamedTuple):
 
 
 class Fetcher:
-    """Reads samples by offset; thread-safe, and pickles without its open files.
+    """Reads samples by offset; thread-safe, and pickled without its open files.
 
-    A read that the storage fails is tried again until it answers. A shard is given up, as bad data, where it alone
-    fails: for ``timeout_s`` other shards of its source could be read, and it could not.
+    A read that fails is retried until the storage answers. If for ``timeout_s`` other shards of the source can be read
+    and this one cannot, the shard is given up as bad data.
 
     Args:
-        index: the run's copy. A shard that is given up is marked beside it.
-        timeout_s: after how long a read hangs; None where that is not judged.
-        careful: give up on a read that hangs. Each takes a thread of its own, which is left behind where it does.
-        storage_timeout_s: for how long storage that fails is waited for.
+        index: the run's copy; shards that are given up are marked in its folder.
+        timeout_s: time after which a read hangs; None: never.
+        careful: end reads that hang. Each read then runs in its own thread, which is abandoned if it hangs.
+        storage_timeout_s: time to wait for failing storage.
     """
 
     def __init__(
@@ -64,25 +64,25 @@ class Fetcher:
         self._held_off: dict[int, tuple[float, BadSample]] = {}
 
     def as_careful(self) -> Fetcher:
-        """The same, with ``careful``."""
+        """Return a copy with ``careful`` set."""
         return Fetcher(self._index, self._timeout, True, self._storage_timeout)
 
     def places(self, rows: np.ndarray) -> list[Place]:
-        """Where each of ``rows``, int64 ``[n]``, lies: together they are looked up much faster than one by one."""
+        """Return the locations of ``rows`` (int64 ``[n]``); much faster than one call per row."""
         index = self._index
         columns = (index.shard[rows], index.offset[rows], index.length[rows])
         return [Place(*place) for place in zip(*(column.tolist() for column in columns), strict=True)]
 
     def bytes_of(self, row: int) -> bytes:
-        """The encoded image of ``row``; raises as :meth:`read`."""
+        """Return the encoded image of ``row``; raises as :meth:`read`."""
         return self.read(self.places(np.array([row]))[0])
 
     def read(self, place: Place) -> bytes:
-        """The encoded image at ``place``; waits for storage that fails.
+        """Return the encoded image at ``place``; wait for failing storage.
 
         Raises:
-            BadSample: ``shard_changed`` (or is gone) since it was indexed; ``short_read`` where the shard ends too
-                early, or where it alone could not be read for ``timeout_s``.
+            BadSample: ``shard_changed``: the shard was changed or removed after indexing; ``short_read``: it ends too
+                early, or it alone could not be read for ``timeout_s``.
             StorageError: the storage did not answer for ``storage_timeout_s``.
         """
         until, known = self._held_off.get(place.shard, (0.0, None))
@@ -97,21 +97,21 @@ class Fetcher:
             return self._wait_for(place, began, error)
 
     def check_hash(self, row: int, data: bytes) -> None:
-        """Compare ``data`` with the sidecar's sha256 or md5 of ``row``; another kind of hash is not judged.
+        """Compare ``data`` with the sidecar's sha256 or md5 of ``row``; other kinds of hashes are ignored.
 
         Raises:
             BadSample: ``hash_mismatch``.
         """
         known = (self._index.texts([row], "hash")[0] or "").lower()
         name = {64: "sha256", 32: "md5"}.get(len(known))
-        if name and (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != known:
-            raise BadSample("hash_mismatch", f"{name} {found[:12]}, the sidecar says {known[:12]}")
+        if name and (actual := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != known:
+            raise BadSample("hash_mismatch", f"{name} {actual[:12]}, in the sidecar {known[:12]}")
 
     def _whole(self, place: Place) -> bytes:
-        """One try.
+        """Try once to read the bytes at ``place``.
 
         Raises:
-            BadSample: what the shard is now says that the data is bad.
+            BadSample: the state of the shard shows that the data is bad.
             OSError: the storage fails.
         """
         shard, offset, length = place
@@ -137,50 +137,50 @@ class Fetcher:
         try:
             return handle.read(offset, length)
         except OSError:
-            # A handle may be what is broken (a stale one of NFS, a closed connection): the next read opens anew.
+            # The handle may be broken (stale on NFS, a closed connection): the next read opens the file again.
             self._files.drop(path)
             raise
 
     def _wait_for(self, place: Place, began: float, error: OSError) -> bytes:
-        """Try until the storage answers."""
+        """Retry until the storage answers."""
         path, alone_since = self._index.shard_paths[place.shard], None
-        patience = DatasetConfig.read_timeout_s if self._timeout is None else self._timeout
+        timeout = DatasetConfig.read_timeout_s if self._timeout is None else self._timeout
         with StorageWait(path, began, self._storage_timeout) as wait, tried_once():
             while True:
                 wait.failed(error)
-                # Looked at before the try: were it after it, a store that came back between them would look like a
-                # shard that fails alone.
+                # Checked before the try: afterwards, a store that recovered in between would look like a shard that
+                # fails alone.
                 alone = may_be_of_one_file(path, error) and self._others_can_be_read(place.shard)
                 alone_since = (alone_since or time.monotonic()) if alone else None
                 try:
                     return self._whole(place)
                 except OSError as again:
                     error = again
-                if alone_since is not None and time.monotonic() - alone_since >= patience:
+                if alone_since is not None and time.monotonic() - alone_since >= timeout:
                     with contextlib.suppress(OSError):
                         if (mark := self._mark(place.shard)) is not None:
                             mark.touch()
                     raise self._hold_off(place.shard, BadSample("short_read", _strerror(error)))
 
     def _is_lost(self, shard: int) -> bool:
-        """Whether a shard that was not found is gone while the folder or bucket of its source is there."""
+        """Return True if the shard is missing while the folder or bucket of its source exists."""
         if not root_is_there(self._index.shards["root"][shard].as_py()):
             return False
         try:
-            stat_file(self._index.shard_paths[shard])  # again: the folder may have come back with it
+            stat_file(self._index.shard_paths[shard])  # again: folder and shard may just have become available
         except FileNotFoundError:
             return True
         return False
 
     def _others_can_be_read(self, shard: int) -> bool:
-        """Whether another shard of the source can be read now."""
+        """Return True if a random other shard of the source can be read now."""
         source = self._index.shards_of(self._index.shards["source"][shard].as_py())
         others = [other for other in source if other != shard]
         if not others:
             return False
         other = random.choice(others)
         size = self._index.shards["size"][other].as_py()
-        place = random.randrange(max(1, size - _LOOK_BYTES))  # mostly not what a cache of this machine holds
+        place = random.randrange(max(1, size - _LOOK_BYTES))  # mostly not in a cache of this machine
         try:
             seconds = DatasetConfig.read_timeout_s if self._timeout is None else self._timeout
             return bool(_within(seconds, lambda: read_range(self._index.shard_paths[other], place, _LOOK_BYTES)))
@@ -195,7 +195,7 @@ class Fetcher:
         return bad
 
     def _given_up(self, shard: int) -> bool:
-        """Whether a process gave up on ``shard`` lately; asked where this one would have to open it."""
+        """Return True if a process gave up ``shard`` recently; only checked for shards that are not open."""
         if self._timeout is None or self._index.shard_paths[shard] in self._files:
             return False
         try:
@@ -212,10 +212,10 @@ class Fetcher:
 
 
 def _within(seconds: float | None, action: Callable[[], Result]) -> Result:
-    """The result of ``action``, in a thread that is left behind where it takes longer.
+    """Return the result of ``action``, run in a thread that is abandoned after ``seconds``.
 
     Raises:
-        TimeoutError: it did.
+        TimeoutError: it took longer.
     """
     results: list[Result] = []
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()

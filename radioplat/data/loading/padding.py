@@ -1,4 +1,4 @@
-"""The weight-zero batch that evens out the ranks."""
+"""Batches of weight zero, which give all ranks the same number of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radioplat.data.views.render import ViewSpec
 
 
 def padding_batch(views: Iterable[ViewSpec], size: int) -> Batch:
-    """A batch of weight zero with the shapes of a real one; no teacher sees it."""
+    """Return a batch of weight zero with the shapes of a real one; teachers are not called for it."""
     nothing = np.full(size, -1, np.int64)
     return Batch(
         PADDING,

@@ -1,8 +1,8 @@
-"""Micro-batches read by Ray Data: the stream of a distributed run.
+"""Read micro-batches with Ray Data, for distributed runs.
 
-A block holds a few consecutive micro-batches of one rank, in one row, which Ray Data never cuts; a task reads a span of
-neighbouring blocks and yields them one by one. ``preserve_order`` deals block i to rank i mod world size whatever the
-speed of each, so the order that was planned is the order that arrives. A dataset covers a bounded number of steps.
+A block is one row with a few consecutive micro-batches of one rank; Ray Data never splits a row. A task reads several
+consecutive blocks and yields them one by one. With ``preserve_order``, rank r receives the blocks i with i mod world
+size = r in order, however fast each task is. A dataset covers a limited number of steps.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from radioplat.data.views.render import ViewSpec
 from radioplat.errors import wrapped_error
 
 MAX_MICRO_BATCHES = 4096  # of one dataset
-# Of a block: enough that moving it is little beside decoding it, and few enough that the first comes soon.
+# Micro-batches and bytes per block: large enough for a cheap transfer, small enough for an early first block.
 PACK, PACK_BYTES = 8, 16 * 2**20
-# Of a task: enough samples that starting it is little beside its work, and no more than it may hold for a slow reader.
+# Samples and bytes per task: large enough that its start is cheap, small enough to be buffered for a slow reader.
 SPAN, SPAN_BYTES = 512, 96 * 2**20
 
 
@@ -49,39 +49,40 @@ class _ReadSpan:
     def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
         note_waits_in(Path(self._arguments[0]))
         reader = open_reader(*self._arguments)
-        patience = reader.read_timeout_s
+        timeout_s = reader.read_timeout_s
         if task_attempt_number():
-            # A process of this task is gone, perhaps for a read that hung: if it hangs again, the sample is given up.
-            reader, patience = reader.careful(), None
+            # An earlier process of this task ended, maybe because a read hung: if it hangs again, give up the sample.
+            reader, timeout_s = reader.careful(), None
         for blocks in spans["blocks"].to_pylist():
             for micro_batches in json.loads(blocks):
-                yield pack([batch_to_table(self._read(reader, micro_batch, patience)) for micro_batch in micro_batches])
+                yield pack(
+                    [batch_to_table(self._read(reader, micro_batch, timeout_s)) for micro_batch in micro_batches]
+                )
 
-    def _read(self, reader: MicroBatchReader, micro_batch: int, patience: float | None) -> Batch:
+    def _read(self, reader: MicroBatchReader, micro_batch: int, timeout_s: float | None) -> Batch:
         if micro_batch == PADDING:
             return padding_batch(reader.views, reader.batch_size)
-        with _ended_after(patience):
+        with _exit_after(timeout_s):
             return reader.read(micro_batch)
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float | None) -> Iterator[None]:
-    """End this process if the block takes longer: Ray then runs the task again in another one.
+def _exit_after(seconds: float | None) -> Iterator[None]:
+    """Exit this process if the block takes longer than ``seconds``; Ray then retries the task in another process.
 
-    A read that hangs inside the kernel can be neither interrupted nor left by the thread that it holds. Where it hung
-    stands in the process's log.
+    A read that hangs inside the kernel cannot be interrupted. The traceback is written to the process's log.
     """
     if seconds is None:
         yield
         return
 
-    def wind_up() -> None:
-        """Begin anew: a read that waits for storage does not hang."""
+    def restart_timer() -> None:
+        """Restart the time limit: a read that waits for storage does not hang."""
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
-    wind_up()
+    restart_timer()
     try:
-        with before_each_try(wind_up):
+        with before_each_try(restart_timer):
             yield
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -103,20 +104,20 @@ def open_stream(
 
     Args:
         reader: the arguments of :func:`radioplat.data.loading.run_data.open_reader`.
-        tasks: decode tasks that run at once.
+        tasks: number of concurrent decode tasks.
         cpus_per_task: logical CPUs of each.
-        environment: runtime environment of each, over this process's own.
+        environment: runtime environment of the tasks; default: this process's.
     """
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    context.target_max_block_size = 1  # a block ends after each row; a row is never cut
+    context.target_max_block_size = 1  # bytes: a block ends after each row; a row is never split
     size = dataset_from_json(reader[1]).batch_size
     micro_batch_bytes = size * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
     blocks = deal(schedule, start, stop, max(1, min(PACK, PACK_BYTES // micro_batch_bytes)))
     block_bytes, samples = micro_batch_bytes * len(blocks[0]), size * len(blocks[0])
     span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)))
-    # As text: of nested lists Ray makes tensors. Not from_arrow, whose task waits for a whole CPU to be free.
+    # As text, because Ray converts nested lists to tensors. Not from_arrow, whose task needs a whole CPU.
     spans = [{"blocks": json.dumps(blocks[i : i + span])} for i in range(0, len(blocks), span)]
     dataset = ray.data.from_items(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
@@ -141,18 +142,17 @@ def deal(schedule: MicroBatchSchedule, start: int, stop: int, most: int) -> list
 
 
 def steps_per_dataset(schedule: MicroBatchSchedule) -> int:
-    """Steps that one dataset covers."""
+    """Return the number of steps that one dataset covers."""
     return max(1, MAX_MICRO_BATCHES // (schedule.per_rank * schedule.world_size))
 
 
 def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
-    """The batches of one rank, in order; arrays are views of the object store.
+    """Return the batches of one rank, in order; their arrays are views of the object store.
 
-    Closed early, the dataset stops once every rank has closed. A thread that waits for a batch meanwhile is woken then,
-    or by the batch.
+    The dataset stops once every rank has closed its iterator; a thread that waits for a batch is then woken.
 
     Raises:
-        StorageError: a reader waited in vain for storage.
+        StorageError: storage failed for longer than the time limit.
     """
     blocks = read_blocks(iterator)
 
@@ -175,25 +175,26 @@ def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
 def read_in_turn(
     part: Callable[[int, int], CloseableIterator[Batch]], start: int, stop: int, span: int, per_step: int
 ) -> CloseableIterator[Batch]:
-    """The batches of one rank in steps ``start`` to ``stop``, from one dataset after another.
+    """Return the batches of one rank in steps ``start`` to ``stop``, from consecutive datasets.
 
-    A dataset takes seconds to give its first block: each is begun when three quarters of the one before are read.
+    A dataset takes seconds to produce its first block, so each is started when three quarters of the previous one have
+    been read.
 
     Args:
-        part: opens the dataset of the steps from its first argument to its second.
-        span: steps of a dataset.
-        per_step: batches of a step.
+        part: opens the dataset of the steps from its first to its second argument.
+        span: steps per dataset.
+        per_step: batches per step on this rank.
     """
-    parts: list[_BegunPart] = []  # that are open: the one that is read, and the next
+    parts: list[_StartedPart] = []  # the open ones: the current and maybe the next
 
     def begin(first: int) -> None:
-        parts.append(_BegunPart(part(first, min(first + span, stop))))
+        parts.append(_StartedPart(part(first, min(first + span, stop))))
 
     def read() -> Generator[Batch, None, None]:
         try:
             begin(start)
             for first in range(start, stop, span):
-                if not parts:  # closed by another thread before the next was begun
+                if not parts:  # closed by another thread before the next was started
                     return
                 last = min(first + span, stop)
                 due = (last - first) * per_step * 3 // 4
@@ -213,8 +214,8 @@ def read_in_turn(
     return CloseableIterator(read(), wake)
 
 
-class _BegunPart:
-    """``batches``, whose first a thread fetches from now on."""
+class _StartedPart:
+    """Batches of a dataset; a thread fetches the first one in advance."""
 
     def __init__(self, batches: CloseableIterator[Batch]) -> None:
         self.batches = batches
@@ -223,17 +224,17 @@ class _BegunPart:
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
-        """All of them, the first from the thread."""
+        """Yield all batches."""
         yield from self._first.result()
         yield from self.batches
 
     def close(self) -> None:
-        """No more batches; the thread is waited for."""
+        """Close the dataset and wait for the thread."""
         end_thread(self._thread, wake=self.batches.close)
         self.batches.close()
 
     def _fetch(self) -> None:
-        """Wait for the first; what goes wrong here is raised where it is asked for."""
+        """Fetch the first batch; an error is raised in :meth:`__iter__`."""
         try:
             self._first.set_result(list(islice(self.batches, 1)))
         except BaseException as error:

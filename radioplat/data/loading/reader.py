@@ -1,4 +1,4 @@
-"""From a span of the order to a batch: read bytes by offset, decode once, cut every view."""
+"""Read micro-batches: fetch the samples' bytes, decode each image once, cut all views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radioplat.spec.schema.dataset import AugmentationConfig, DatasetConfig
 
 
 class Span(Protocol):
-    """A piece of the order: int64 ``position`` and ``sample_id``, each ``[stop - start]``."""
+    """A range of the order: int64 ``position`` and ``sample_id``, each ``[stop - start]``."""
 
     @property
     def position(self) -> np.ndarray: ...
@@ -30,32 +30,32 @@ class Span(Protocol):
 
 
 class Order(Protocol):
-    """Whatever says which row of the index stands at which position."""
+    """A sequence of sample ids."""
 
     def slice(self, start: int, stop: int) -> Span:
-        """The span from ``start`` to ``stop`` (exclusive)."""
+        """Return positions ``start`` to ``stop`` (exclusive)."""
         ...
 
 
 class MicroBatchReader:
-    """Reads micro-batches; thread-safe, and pickles without its open files.
+    """Reads micro-batches; thread-safe, and pickled without its open files.
 
     Args:
         index: the run's copy.
         order: None if only :meth:`read_rows` is used.
-        views: every view to cut from each image.
-        augmentation: None gives evaluation views (the centred square).
-        seed: of the run; crops depend on it and on the position, on nothing else.
-        batch_size: samples of a micro-batch.
-        max_pixels: a larger image is not decoded.
-        read_timeout_s: after how long a micro-batch counts as stalled; for whoever waits for :meth:`read`.
-        verify_hashes: an image that is not what its sidecar's hash says is unreadable.
-        reject_uniform: an image of one colour gets weight 0.
-        equivariance: how the views of one image lie to each other.
-        boxes: of the objects; every view then carries those that it shows, and without a random crop shows the whole
-            image, stretched.
-        whole: evaluation views show the whole image, stretched, not its centred square.
-        storage_timeout_s: for how long storage that fails is waited for.
+        views: the views to cut from each image.
+        augmentation: None: evaluation views (centre crops).
+        seed: seed of the run; crops depend only on it and the position.
+        batch_size: samples per micro-batch.
+        max_pixels: larger images are not decoded.
+        read_timeout_s: time after which callers of :meth:`read` should treat it as hanging.
+        verify_hashes: treat images whose bytes do not match the sidecar's hash as unreadable.
+        reject_uniform: give images of a single colour weight 0.
+        equivariance: relation between the views of one image.
+        boxes: object boxes; views then contain the visible ones, and without random crops show the whole image,
+            stretched to the view.
+        whole: evaluation views show the whole image, stretched, instead of the centre crop.
+        storage_timeout_s: time to wait for failing storage.
     """
 
     def __init__(
@@ -84,28 +84,28 @@ class MicroBatchReader:
         self._fetch = Fetcher(index, read_timeout_s, storage_timeout_s=storage_timeout_s)
 
     def careful(self) -> MicroBatchReader:
-        """The same reader, whose reads never hang: each ends after ``read_timeout_s``, and is tried again."""
+        """Return a copy whose reads never hang: each ends after ``read_timeout_s`` and is retried."""
         other = copy.copy(self)
         other._fetch = self._fetch.as_careful()
         return other
 
     def read(self, micro_batch: int) -> Batch:
-        """The micro-batch at positions ``micro_batch * batch_size`` and on.
+        """Return the micro-batch with positions from ``micro_batch * batch_size`` on.
 
-        A sample that proves unreadable keeps its place: zeros, weight 0, and its reason in ``faults``.
+        An unreadable sample stays in the batch as zeros with weight 0, and its reason in ``faults``.
         """
         if self.order is None:
             raise ValueError("this reader has no order; use read_rows")
         span = self.order.slice(micro_batch * self.batch_size, (micro_batch + 1) * self.batch_size)
         return self._batch(micro_batch, span.sample_id, span.position, self.recipe, fast=True)
 
-    def read_rows(self, rows: Sequence[int] | np.ndarray, micro_batch: int = 0) -> Batch:
-        """Explicit rows of the index as evaluation views; every position is -1."""
+    def read_rows(self, rows: Sequence[int] | np.ndarray) -> Batch:
+        """Return rows of the index as evaluation views; every position is -1."""
         ids = np.asarray(rows, np.int64)
-        return self._batch(micro_batch, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
+        return self._batch(0, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
 
     def _batch(self, micro_batch: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe, fast: bool) -> Batch:
-        """``fast``: decode with the arithmetic that is good enough to train on."""
+        """``fast``: decode with faster, less exact arithmetic, for training."""
         sizes = self.index.width[ids], self.index.height[ids]
         plan = recipe.plan(micro_batch, *sizes, positions)
         weight = np.ones(len(ids), np.float32)

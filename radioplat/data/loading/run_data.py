@@ -1,4 +1,4 @@
-"""The data of one run: its own copy of the index, what the filters and weights say of it, and the order they make."""
+"""The data of one run: its copy of the index, the results of filters and weights, and the sample order."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _FREQUENCY, _REASONS, _LENGTHS = "frequency.npy", "reasons.npy", "shard_weights.
 
 
 class RunData:
-    """An index with its weights and the order of samples; opened from a folder, nothing of it is held in memory.
+    """An index with sampling weights and the order of samples; the arrays are memory-mapped when loaded.
 
     Attributes:
-        index: the run's own copy.
-        codes: uint8 ``[N]``, 0 or why the row is rejected, see :data:`radioplat.data.index.filters.REASONS`.
-        frequency: uint32 ``[N]``, how often a row's hash is seen, 0 where it is rejected.
+        index: the run's copy of the index.
+        codes: uint8 ``[N]``, 0, or the reason of rejection as an index of
+            :data:`radioplat.data.index.filters.REASONS`.
+        frequency: uint32 ``[N]``, number of rows with the same hash; 0 for rejected rows.
         shard_weights: float64 ``[shards]``, sum of the weights of each shard.
-        boxes: of the objects in the images, where a detector is to find them.
+        boxes: object boxes of the images, for detectors.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class RunData:
 
     @classmethod
     def create(cls, index: ShardIndex, split: SplitConfig, max_pixels: int, boxes: BoxTable | None = None) -> RunData:
-        """Apply the filters and weights of ``split``; with ``boxes``, images that no annotation names are left out."""
+        """Apply the filters and weights of ``split``; with ``boxes``, also reject images without annotations."""
         codes = reject_codes(index, split, max_pixels)
         if boxes is not None:
             codes[(codes == 0) & ~boxes.known] = REASONS.index("no_boxes")
@@ -70,39 +71,39 @@ class RunData:
 
     @classmethod
     def load(cls, directory: Path, split: SplitConfig) -> RunData:
-        """Open what :meth:`save` wrote.
+        """Open a folder written by :meth:`save`.
 
         Raises:
-            DataError: the copy is missing or torn.
+            DataError: the copy is missing or incomplete.
         """
         try:
             arrays = [np.load(directory / name, mmap_mode="r") for name in (_REASONS, _FREQUENCY, _LENGTHS)]
         except (OSError, ValueError) as error:
-            raise DataError(f"the run's copy of the index is not whole: {error}", where=str(directory)) from None
+            raise DataError(f"the run's copy of the index is incomplete: {error}", where=str(directory)) from None
         index = ShardIndex.load(directory)
         if [len(array) for array in arrays] != [len(index), len(index), index.shards.num_rows]:
-            raise DataError("the run's copy of the index is not whole: lengths differ", where=str(directory))
+            raise DataError("the run's copy of the index is incomplete: lengths differ", where=str(directory))
         codes, frequency, weights = arrays
         return cls(index, split, codes, frequency, weights, BoxTable.load(directory))
 
     @property
     def weight(self) -> np.ndarray:
-        """float64 ``[N]``, 0 where a row is rejected; made anew at each call."""
+        """float64 ``[N]``, sampling weights, 0 for rejected rows; computed at each access."""
         return weight_of(np.asarray(self.frequency), self.split.data_weight_mode)
 
     @cached_property
     def reasons(self) -> Column:
-        """object ``[N]``, ``""`` or why the row is rejected; put into words where it is looked at."""
+        """object ``[N]``, the reason of rejection as text, ``""`` for rows that are kept."""
         words = np.array(REASONS, object)
         return Column(len(self.codes), object, lambda rows: words[self.codes[rows]], lambda: words[self.codes])
 
     def kept_of(self, source: int) -> int:
-        """Rows of ``source`` that the filters leave."""
+        """Return the number of rows of ``source`` that pass the filters."""
         rows = self.index.rows_of(source)
         return int(np.count_nonzero(self.codes[rows.start : rows.stop] == 0))
 
     def rejected(self, source: int) -> dict[str, int]:
-        """Rows of ``source`` that each filter rejects, by its name; filters that reject none are left out."""
+        """Return the number of rows of ``source`` that each filter rejects, without filters that reject none."""
         rows = self.index.rows_of(source)
         counts = np.zeros(len(REASONS), np.int64)
         for start in range(rows.start, rows.stop, 1 << 20):
@@ -111,15 +112,15 @@ class RunData:
 
     @property
     def scale_factors(self) -> list[float]:
-        """Share of each source, in the order of the index."""
+        """Unnormalised share of each source, in the order of the index."""
         return [s.scale_factor for s in self.split.tar_data_sources] + ([1.0] if self.split.images_dir else [])
 
     @cached_property
     def order(self) -> SampleOrder:
-        """The order of the run.
+        """The sample order of the run.
 
         Raises:
-            DataError: a source has no sample left after the filters.
+            DataError: all samples of a source are rejected.
         """
         sources, problems = [], []
         for i in range(len(self.scale_factors)):
@@ -133,14 +134,14 @@ class RunData:
         return SampleOrder(sources, self.scale_factors, self.split.seed)
 
     def kept(self) -> np.ndarray:
-        """Sample ids that the filters leave, int64."""
+        """Return the sample ids (int64) that pass the filters."""
         return np.flatnonzero(np.asarray(self.codes) == 0)
 
     def order_fields(self, global_batch: int, max_pixels: int) -> dict[str, str]:
-        """What the order depends on, by name: a resumed run compares them one by one."""
+        """Return the settings that the order depends on, by name; a resumed run compares them one by one."""
         split = self.split
-        of_boxes = {} if self.boxes is None else {"boxes": self.boxes.digest()}
-        return of_boxes | {
+        boxes = {} if self.boxes is None else {"boxes": self.boxes.digest()}
+        return boxes | {
             "sources": json.dumps(self.scale_factors),
             "filters": json.dumps([asdict(split.native_resolution_filter), split.dedup]),
             "max_pixels": str(max_pixels),
@@ -151,7 +152,7 @@ class RunData:
         }
 
     def _nothing_left(self, source: int) -> Problem:
-        why = ", ".join(f"{count} {name}" for name, count in self.rejected(source).items()) or "it holds no image"
+        why = ", ".join(f"{count} {name}" for name, count in self.rejected(source).items()) or "it contains no image"
         tars = self.split.tar_data_sources
         folder = tars[source].root_dir if source < len(tars) else self.split.images_dir
         return Problem(
@@ -162,24 +163,23 @@ class RunData:
 
 
 class _RunSource:
-    """One source as the order sees it (:class:`radioplat.data.order.order.OrderSource`): a shard is read when it is
-    due."""
+    """One source of the order (:class:`radioplat.data.order.order.OrderSource`); shards are read when needed."""
 
     def __init__(self, data: RunData, shards: range) -> None:
         self._frequency, self._mode = data.frequency, data.split.data_weight_mode
         self._starts = data.index.starts[shards.start : shards.stop + 1]
         rarest = _smallest_positive(data.frequency[int(self._starts[0]) : int(self._starts[-1])])
-        self._largest = float(weight_of(np.array([rarest]), self._mode)[0])  # weights fall with the frequency
+        self._largest = float(weight_of(np.array([rarest]), self._mode)[0])  # weights decrease with the frequency
         self.shard_lengths = data.shard_weights[shards.start : shards.stop] / self._largest
 
     def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample ids, int64 ``[n]``, of a shard and their lengths in (0, 1], float64 ``[n]``; 0 where rejected."""
+        """Return sample ids of a shard, int64 ``[n]``, and their lengths in (0, 1], 0 if rejected, float64 ``[n]``."""
         start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
         return np.arange(start, stop), weight_of(self._frequency[start:stop], self._mode) / self._largest
 
 
 def _smallest_positive(frequency: np.ndarray) -> int:
-    """Of one source; almost always 1, which is found at once."""
+    """Return the smallest frequency above 0; almost always 1, which ends the search early."""
     smallest = 0
     for start in range(0, len(frequency), 1 << 20):
         part = frequency[start : start + (1 << 20)]
@@ -192,18 +192,18 @@ def _smallest_positive(frequency: np.ndarray) -> int:
 
 
 def order_hash(fields: dict[str, str]) -> str:
-    """sha256 (hex) of :meth:`RunData.order_fields`."""
+    """Return the sha256 (hex) of :meth:`RunData.order_fields`."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache(maxsize=2)
 def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> MicroBatchReader:
-    """The reader of a run's train split, opened once a process.
+    """Return the reader of a run's train split, cached per process.
 
     Args:
         directory: the run's copy of the index.
         dataset_json: the ``dataset`` section, see :func:`dataset_to_json`.
-        views: the fields of each :class:`~radioplat.data.views.render.ViewSpec`; name and size will do.
+        views: constructor arguments of each :class:`~radioplat.data.views.render.ViewSpec`.
     """
     dataset = dataset_from_json(dataset_json)
     data = RunData.load(Path(directory), dataset.train_dataset)
@@ -225,12 +225,12 @@ def open_reader(directory: str, dataset_json: str, views: tuple[tuple, ...]) -> 
 
 
 def dataset_to_json(dataset: DatasetConfig) -> str:
-    """The section as text: hashable, and cheap to send to another process."""
+    """Return the section as JSON: hashable, and cheap to send to another process."""
     return json.dumps(asdict(dataset))
 
 
 def dataset_from_json(text: str) -> DatasetConfig:
-    """Inverse of :func:`dataset_to_json`."""
+    """Return the section from the JSON of :func:`dataset_to_json`."""
     from radioplat.spec.loading.load import load_spec
 
     return load_spec({"dataset": json.loads(text)}).dataset

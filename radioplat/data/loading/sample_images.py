@@ -1,4 +1,4 @@
-"""A few images of a split as they are, without augmentation: what ranges are measured on, and teachers looked at."""
+"""A few images of a split without augmentation, to measure ranges and check teachers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from radioplat.spec.schema.root import Spec
 def sample_images(
     spec: Spec, sizes: set[int], count: int, name: str = "train", whole: bool = False
 ) -> dict[int, np.ndarray]:
-    """Up to ``count`` images of split ``name``, the same at each size: uint8 ``[N, 3, size, size]`` by size.
+    """Return up to ``count`` images of split ``name``, the same at each size: uint8 ``[N, 3, size, size]`` by size.
 
     Args:
-        whole: all of an image, stretched, as detectors see it; else its centred square.
+        whole: the whole image, stretched, as for detectors; else the centre crop.
 
     Raises:
-        DataError: the split cannot be read, or holds no image that can be decoded.
+        DataError: the split cannot be read, or contains no image that can be decoded.
     """
     dataset, where = spec.dataset, f"dataset.{name}_dataset"
     split = getattr(dataset, f"{name}_dataset")
     index_dir = Path(dataset.index_dir or Path(spec.results_dir) / "index") / name
     index = build_index(split, where, index_dir, max_pixels=dataset.max_pixels)
-    rows = at_most(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
+    rows = random_subset(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
     views = [ViewSpec(str(size), size) for size in sorted(sizes)]
     reader = MicroBatchReader(
         index,
@@ -46,32 +46,32 @@ def sample_images(
         storage_timeout_s=dataset.storage_timeout_s,
     )
     batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())
-    alive = [batch.weight > 0 for batch in batches]
-    if not any(a.any() for a in alive):
-        hint = "Name a folder or shards of JPEG, PNG or WebP images."
+    valid = [batch.weight > 0 for batch in batches]
+    if not any(v.any() for v in valid):
+        hint = "Give a folder or shards of JPEG, PNG or WebP images."
         raise DataError("no image can be decoded", where=where, hint=hint)
     return {
-        size: np.concatenate([b.views[str(size)].pixels[a] for b, a in zip(batches, alive, strict=True)])
+        size: np.concatenate([b.views[str(size)].pixels[v] for b, v in zip(batches, valid, strict=True)])
         for size in sizes
     }
 
 
-def at_most(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
-    """A seeded subset, in index order, where there are more rows than asked for."""
+def random_subset(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
+    """Return at most ``limit`` of ``rows``, chosen by ``seed``, in their order; None: all."""
     if limit is None or len(rows) <= limit:
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))
 
 
-def require_pictures(batches: Iterable[np.ndarray], where: str) -> None:
-    """Refuse images that no range can be measured on: none, or all of one colour. Batches uint8 ``[N, 3, H, W]``.
+def check_calibration_images(batches: Iterable[np.ndarray], where: str) -> None:
+    """Check that ranges can be measured on ``batches``, each uint8 ``[N, 3, H, W]``.
 
     Raises:
-        DataError: says so; ``where`` is the split's field.
+        DataError: there are no images, or all are of a single colour; ``where`` is the split's field.
     """
     batches = [images for images in batches if len(images)]
     if not batches:
-        raise DataError("there are no calibration images", where=where, hint="Name a folder or shards that hold some.")
+        raise DataError("there are no calibration images", where=where, hint="Give a folder or shards with images.")
     if all((images.max((2, 3)) == images.min((2, 3))).all() for images in batches):
-        hint = "Ranges measured on them fit no photograph; give real images."
+        hint = "Ranges measured on them are wrong for photographs; give real images."
         raise DataError("all calibration images are of one colour", where=where, hint=hint)

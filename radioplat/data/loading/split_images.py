@@ -1,4 +1,4 @@
-"""The images of one split, in order, as evaluation views."""
+"""Iterate over the images of a split as evaluation views."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Images:
     """Rows of one split as evaluation views.
 
     Attributes:
-        rows: sample ids, int64.
-        reader: decodes them.
+        rows: sample ids, int64 ``[N]``.
+        reader: reads and decodes them.
     """
 
     rows: np.ndarray
@@ -27,6 +27,6 @@ class Images:
     threads: int
 
     def batches(self) -> Iterator[Batch]:
-        """In order; unreadable samples are left out by weight 0."""
+        """Yield batches in order; unreadable samples have weight 0."""
         parts = [self.rows[i : i + self.batch_size] for i in range(0, len(self.rows), self.batch_size)]
         return load_batches(self.reader.read_rows, parts, threads=self.threads, prefetch=4)

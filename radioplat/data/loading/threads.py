@@ -1,4 +1,4 @@
-"""Batches read ahead by threads of this process: the stream of local mode, and of evaluation."""
+"""Read batches ahead with threads of this process, for local mode and evaluation."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ def load_batches(
     *,
     threads: int,
     prefetch: int,
-    patience: float | None = None,
+    timeout_s: float | None = None,
     careful: Callable[[Item], Batch] | None = None,
 ) -> Iterator[Batch]:
-    """Yield ``read(item)`` of each item in order, ``prefetch`` of them read ahead.
+    """Yield ``read(item)`` of each item in order, with ``prefetch`` items read ahead.
 
-    Decoding and resizing release the interpreter lock, so threads use every core that they are given. They are daemons:
-    one that hangs, or waits for storage, does not keep the process from ending.
+    Decoding and resizing release the interpreter lock, so threads use all cores. They are daemons: a thread that hangs
+    or waits for storage does not keep the process from exiting.
 
     Args:
-        patience: seconds that a read may take, without those that it waits for storage that fails; None for ever.
-        careful: what reads from then on, in new threads, once a read took longer; it must not hang.
+        timeout_s: time limit of a read, not counting waits for failing storage; None: no limit.
+        careful: replaces ``read``, in new threads, after a read exceeded the limit; it must not hang.
     """
     ahead: deque[tuple[Item, AsyncResult[Batch]]] = deque()
     pool = ThreadPool(max(1, threads))
 
     def take() -> Batch:
-        nonlocal pool, read, patience, ahead
+        nonlocal pool, read, timeout_s, ahead
         waiting = True
         while waiting:
             try:
-                return ahead[0][1].get(patience)
+                return ahead[0][1].get(timeout_s)
             except ReadTimeout:
                 if careful is None:
                     raise
                 waiting = is_waiting()
         assert careful is not None
-        pool.terminate()  # its threads may hang for good
-        pool, read, patience = ThreadPool(max(1, threads)), careful, None
+        pool.terminate()  # its threads may hang forever
+        pool, read, timeout_s = ThreadPool(max(1, threads)), careful, None
         ahead = deque((item, pool.apply_async(read, (item,))) for item, _ in ahead)
         return ahead[0][1].get()
 
@@ -71,7 +71,7 @@ def load_batches(
 def load_micro_batches(
     reader: MicroBatchReader, micro_batches: Iterable[int], *, threads: int, prefetch: int
 ) -> Iterator[Batch]:
-    """Yield the batches of ``micro_batches`` in order, padding included."""
+    """Yield the batches of ``micro_batches``, including padding, in order."""
 
     def read(micro_batch: int, by: MicroBatchReader = reader) -> Batch:
         return padding_batch(by.views, by.batch_size) if micro_batch == PADDING else by.read(micro_batch)
@@ -81,6 +81,6 @@ def load_micro_batches(
         micro_batches,
         threads=threads,
         prefetch=prefetch,
-        patience=reader.read_timeout_s,
+        timeout_s=reader.read_timeout_s,
         careful=partial(read, by=reader.careful()),
     )

@@ -1,4 +1,4 @@
-"""Random numbers that follow from a key alone: nothing is carried from sample to sample, or in a checkpoint."""
+"""Random numbers that depend on a key only, so no generator state is carried or saved in a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import lru_cache
 
 import numpy as np
 
-MOST = 64  # draws a position may take of one purpose
+MOST = 64  # maximum number of draws per position and purpose
 
 
 def uniforms(seed: int, purpose: str, position: np.ndarray, count: int) -> np.ndarray:
-    """float64 ``[N, count]`` in [0, 1): row i depends on ``seed``, ``purpose`` and ``position[i]``, on nothing else.
+    """Return float64 ``[N, count]`` in [0, 1); row i depends only on ``seed``, ``purpose`` and ``position[i]``.
 
-    The raw output of Philox4x64, which numpy promises never to change, at counter 16 x position. A stretch of
-    consecutive positions costs one generator, not one each.
+    It is the raw output of Philox4x64, which numpy guarantees never to change, at counter 16 x position. Consecutive
+    positions share one generator.
 
     Args:
         position: int64 ``[N]``, not negative.

@@ -1,4 +1,4 @@
-"""The fixed period in which sources interleave."""
+"""The fixed, periodic interleaving of sources."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_PERIOD = 10_000
 
 
 def integer_shares(scale_factors: Sequence[float]) -> list[int]:
-    """Turn scale factors into the integers, with a sum of at most 10,000, that stand nearest to them.
+    """Return integers with a sum of at most 10,000 whose ratios are closest to those of ``scale_factors``.
 
-    Exact where the factors are ratios of small numbers (2.0 : 1.0 -> 2 : 1, 0.3 : 0.1 -> 3 : 1).
+    Exact for ratios of small numbers (2.0 : 1.0 -> 2 : 1, 0.3 : 0.1 -> 3 : 1).
 
     Raises:
-        SpecError: a factor is not a positive finite number, or there are more sources than the period holds.
+        SpecError: a factor is not a positive finite number, or there are more than 10,000 sources.
     """
     for i, factor in enumerate(scale_factors):
         if not (np.isfinite(factor) and factor > 0):
@@ -39,10 +39,10 @@ def integer_shares(scale_factors: Sequence[float]) -> list[int]:
     divisor = reduce(gcd, whole)
     if divisor and sum(whole) // divisor <= MAX_PERIOD and min(whole) > 0:
         return [w // divisor for w in whole]
-    # Largest remainder, every source at least once in a period.
+    # Largest-remainder method, with every source at least once in a period.
     total = sum(scale_factors)
-    room = MAX_PERIOD - len(scale_factors)
-    ideal = [f / total * room for f in scale_factors]
+    remaining = MAX_PERIOD - len(scale_factors)
+    ideal = [f / total * remaining for f in scale_factors]
     shares = [1 + int(x) for x in ideal]
     by_remainder = sorted(range(len(ideal)), key=lambda i: (-(ideal[i] - int(ideal[i])), i))
     for i in by_remainder[: MAX_PERIOD - sum(shares)]:
@@ -53,12 +53,12 @@ def integer_shares(scale_factors: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which source serves each position: a period repeated for ever.
+    """The source of each position of the order: a period that repeats.
 
     Attributes:
-        shares: picks of each source in one period.
-        pattern: int32 ``[period]``, the source of each place in the period.
-        rank: int64 ``[period]``, how many picks of that same source came before it in the period.
+        shares: number of positions of each source in a period.
+        pattern: int32 ``[period]``, the source of each position in the period.
+        rank: int64 ``[period]``, number of earlier positions of the same source in the period.
     """
 
     shares: tuple[int, ...]
@@ -67,22 +67,21 @@ class Mixture:
 
     @property
     def period(self) -> int:
-        """Places in one period."""
+        """Number of positions in a period."""
         return len(self.pattern)
 
     @classmethod
     def of(cls, scale_factors: Sequence[float]) -> Mixture:
-        """Among the sources that are behind their share, serve the one whose next pick falls due first.
+        """Return the interleaving by P-fair scheduling (Baruah et al. 1996).
 
-        Pick j of source i (from 0) is released at j*P/n_i and due at (j+1)*P/n_i: earliest deadline first among
-        the released keeps each source within 1 of its share at every position (P-fair scheduling, Baruah et al.
-        1996).
+        Pick j of source i (from 0) is released at j*P/n_i and due at (j+1)*P/n_i. Taking the released pick with the
+        earliest deadline keeps each source within 1 of its share at every position.
         """
         shares = integer_shares(scale_factors)
         period = sum(shares)
         pattern = np.empty(period, np.int32)
         rank = np.empty(period, np.int64)
-        waiting = [(0, i, 0) for i in range(len(shares))]  # first place at which pick j may be served, source, j
+        waiting = [(0, i, 0) for i in range(len(shares))]  # release position of pick j, source, j
         heapq.heapify(waiting)
         ready: list[tuple[Fraction, int, int]] = []  # due, source, j
         for place in range(period):

@@ -1,9 +1,10 @@
 """The order of samples: a pure function of spec, index and seed.
 
-Which sample is the n-th of the run never depends on worker count, timing or failures, so the whole data state of a
-checkpoint is one integer. Inside a source a pass is a seeded permutation that stays local: shards are shuffled, then
-the samples inside a window of shards. A weight thins and never repeats: rows lie end to end, each as long as its
-weight over the largest; a pass takes the rows that hold u, u+1, u+2, ... with u seeded per pass.
+The n-th sample of the run does not depend on worker count, timing or failures, so the data state of a checkpoint is one
+integer. A pass over a source is a seeded, local permutation: shards are shuffled, then the samples within a window of
+shards. Weights below the maximum drop samples from a pass and never repeat one: rows are laid end to end on a line,
+each with length weight / maximum weight, and a pass takes the rows that contain u, u+1, u+2, ...
+with a random u per pass.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ DEFAULT_WINDOW = 16  # shards that are shuffled together
 
 
 class OrderSource(Protocol):
-    """The rows of one source as the order sees them: lengths on a line, grouped by shard."""
+    """The rows of one source with their lengths on the line, grouped by shard."""
 
     shard_lengths: np.ndarray  # float64 [shards], sum of the row lengths of each shard
 
     def row_lengths(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample ids (int64) and lengths (float64, 0 for a rejected row, at most 1) of the rows of ``shard``."""
+        """Return sample ids (int64) and lengths (float64, 0 for rejected rows, at most 1) of the rows of ``shard``."""
         ...
 
 
@@ -58,7 +59,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class Refs:
-    """A span of the order: int64 ``position``, int32 ``source`` and int64 ``sample_id``, all ``[stop - start]``."""
+    """A range of the order: int64 ``position``, int32 ``source`` and int64 ``sample_id``, all ``[stop - start]``."""
 
     position: np.ndarray
     source: np.ndarray
@@ -71,8 +72,9 @@ class SampleOrder:
     Args:
         sources: the rows of each source.
         scale_factors: unnormalised share of each source in the mixture.
-        seed: of the passes.
-        window: shards whose samples are shuffled together; larger mixes better, smaller reads more sequentially.
+        seed: seed of the passes.
+        window: number of shards whose samples are shuffled together; larger values mix better, smaller ones read more
+            sequentially.
 
     Raises:
         DataError: a source has no sample left after the filters.
@@ -85,13 +87,13 @@ class SampleOrder:
         self._passes = [_Passes(source, i, seed, window) for i, source in enumerate(sources)]
 
     def pass_length(self, source: int) -> int:
-        """Samples in one pass of ``source``; all passes of a source have one length."""
+        """Return the number of samples in a pass of ``source``, which is the same for all passes."""
         return self._passes[source].length
 
     def slice(self, start: int, stop: int) -> Refs:
-        """The samples at positions ``start`` to ``stop`` (exclusive), in time proportional to the span."""
+        """Return the samples at positions ``start`` to ``stop`` (exclusive), in time proportional to their number."""
         if not 0 <= start <= stop:
-            raise ValueError(f"a span needs 0 <= start <= stop, not {start}, {stop}")
+            raise ValueError(f"0 <= start <= stop is required, not {start}, {stop}")
         position = np.arange(start, stop, dtype=np.int64)
         cycle, place = np.divmod(position, self.mixture.period)
         source = self.mixture.pattern[place]
@@ -100,26 +102,26 @@ class SampleOrder:
         for i, passes in enumerate(self._passes):
             mine = source == i
             if mine.any():
-                draws = draw[mine]  # consecutive, because positions are
+                draws = draw[mine]  # consecutive, as positions are
                 sample_id[mine] = passes.draws(int(draws[0]), int(draws[-1]) + 1)
         return Refs(position, source, sample_id)
 
 
 class _Passes:
-    """The endless sequence of draws from one source, pass after pass."""
+    """The infinite sequence of draws from one source, pass after pass."""
 
     def __init__(self, source: OrderSource, number: int, seed: int, window: int) -> None:
         self._source, self._number, self._seed, self._window = source, number, seed, window
         self._starts = np.concatenate([[0.0], np.cumsum(source.shard_lengths)])
         total = float(self._starts[-1])
-        self.length = int(np.floor(total + 1e-9))  # at least 1 where any row is left: the largest weight has length 1
+        self.length = int(np.floor(total + 1e-9))  # at least 1 if any row remains: the maximum weight has length 1
         if self.length == 0:
             raise DataError(
                 f"source {number} has no sample left after the filters",
                 where="dataset.train_dataset",
                 hint="Loosen native_resolution_filter, or see `radioplat index` for why each image is rejected.",
             )
-        self._stretch = self.length / total  # row lengths are scaled so that their sum is whole
+        self._stretch = self.length / total  # scales row lengths to an integer sum
         self._pass = lru_cache(maxsize=2)(self._plan_pass)
         self._window_ids = lru_cache(maxsize=4)(self._shuffle_window)
 
@@ -148,7 +150,7 @@ class _Passes:
         u = float(keys[-1] >> np.uint64(11)) / float(1 << 53)
         shards = np.argsort(keys[:-1], kind="stable")
         edges = np.clip(np.ceil(self._starts * self._stretch - u), 0, self.length).astype(np.int64)
-        edges[-1] = self.length  # the last point, length - 1 + u, lies inside; rounding must not lose it
+        edges[-1] = self.length  # the last point, length - 1 + u, is inside; rounding must not lose it
         ends = np.cumsum(np.diff(edges)[shards])
         windows = np.append(np.arange(0, len(shards), self._window), len(shards))
         return _Pass(u, shards, edges, np.concatenate([[0], ends])[windows])
@@ -160,13 +162,13 @@ class _Passes:
         return ids[np.argsort(_random(len(ids), self._seed, self._number, number, 1 + window), kind="stable")]
 
     def _picks(self, plan: _Pass, shard: int) -> np.ndarray:
-        """The rows of ``shard`` that hold one of the points u, u+1, u+2, ..."""
+        """Return the rows of ``shard`` that contain one of the points u, u+1, u+2, ..."""
         ids, lengths = self._source.row_lengths(shard)
         ids, lengths = ids[lengths > 0], lengths[lengths > 0]
         points = np.arange(plan.edges[shard], plan.edges[shard + 1], dtype=np.float64) + plan.u
         starts = (self._starts[shard] + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])) * self._stretch
         rows = np.searchsorted(starts, points, side="right") - 1
-        # No row is longer than the distance of two points, so rows ascend strictly but for rounding at an edge.
+        # No row is longer than the distance of two points, so rows ascend strictly, except for rounding at an edge.
         place = np.arange(len(points))
         rows = np.maximum.accumulate(rows - place) + place
         rows = np.minimum(rows, len(ids) - 1 - place[::-1])
@@ -175,7 +177,8 @@ class _Passes:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass of one source: offset u, shuffled shards, the points before each shard, the draws before each window."""
+    """One pass of one source: offset u, shuffled shards, number of points before each shard and of draws before each
+    window."""
 
     u: float
     shards: np.ndarray
@@ -184,5 +187,5 @@ class _Pass:
 
 
 def _random(count: int, *key: int) -> np.ndarray:
-    """``count`` raw 64-bit draws keyed by ``key``; raw bits, because numpy promises those never to change."""
+    """Return ``count`` random 64-bit integers keyed by ``key``; numpy guarantees that raw bits never change."""
     return np.random.PCG64(np.random.SeedSequence(list(key))).random_raw(count)

@@ -1,7 +1,4 @@
-"""Which micro-batch of a step belongs to which partition, and at what size it shows a view.
-
-A pure function of seed and step, whatever the world size and wherever the run was resumed.
-"""
+"""Partition and view size of each micro-batch: a pure function of seed and step, at any world size."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-Draw = tuple[tuple[int, float], ...]  # (size, probability) pairs; empty: the view is not needed
+Draw = tuple[tuple[int, float], ...]  # (size, probability) pairs; empty: the view is not used
 
-_TAG = 0x9A27  # keeps these draws apart from those keyed by (seed, step, micro-batch)
+_TAG = 0x9A27  # separates these draws from those keyed by (seed, step, micro-batch)
 
 
 def partition_of(seed: int, step: int, counts: Sequence[int]) -> np.ndarray:
-    """int64 ``[G]``: the partition of each real micro-batch of a global step.
+    """Return the partition of each micro-batch of a global step, without padding: int64 ``[G]``.
 
     Args:
         seed: ``train.seed``.
@@ -27,12 +24,12 @@ def partition_of(seed: int, step: int, counts: Sequence[int]) -> np.ndarray:
 
 
 class Stretch(NamedTuple):
-    """What a view is in the steps from ``first`` on, until the next stretch begins.
+    """The sizes of a view from step ``first`` on, until the next stretch begins.
 
     Attributes:
         first: global step.
         seed: ``train.seed``.
-        parts: micro-batches of each partition, and what its size is drawn from there.
+        parts: for each partition, its number of micro-batches and the distribution of the size.
     """
 
     first: int
@@ -40,7 +37,7 @@ class Stretch(NamedTuple):
     parts: tuple[tuple[int, Draw], ...]
 
     def draw_of(self, step: int, place: int) -> Draw:
-        """What the size is drawn from at micro-batch ``place`` of ``step``; empty where the view is left out."""
+        """Return the distribution of the size at micro-batch ``place`` of ``step``; empty if the view is not used."""
         if len(self.parts) == 1:
             return self.parts[0][1]
         counts = [count for count, _ in self.parts]
@@ -48,7 +45,7 @@ class Stretch(NamedTuple):
 
 
 def draw_at(plan: Sequence[tuple], micro_batch: int) -> Draw:
-    """What a view's size is drawn from at a real ``micro_batch``.
+    """Return the distribution of a view's size at ``micro_batch``, which must not be padding.
 
     Args:
         plan: the fields of each :class:`Stretch`, by ``first``, which begins at 0.

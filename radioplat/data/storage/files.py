@@ -1,8 +1,8 @@
-"""The one place where the data room touches storage: folders, states of files, bytes of a range, a pool of handles,
-whole files written and removed.
+"""Access to files, local or in object stores: list folders, read ranges, write, copy and remove whole files.
 
-Paths are local, or ``s3://bucket/key`` and ``gs://bucket/key`` (pyarrow's own clients). Nothing is ever read but the
-range that is asked for. An error that may pass is tried again with growing pauses, a bounded number of times.
+All storage access of the data package goes through this module. Paths are local, or ``s3://bucket/key`` and
+``gs://bucket/key`` (pyarrow's clients). Only the requested range is read. Errors that may be temporary are retried with
+growing pauses, a limited number of times.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from radioplat.data.storage.object_stores import filesystem, strip_scheme
 from radioplat.data.storage.retry import retried
 from radioplat.spec.resolved.paths import is_remote
 
-_PIECE = 2**23  # bytes of a file that are copied at a time
+_PIECE = 2**23  # bytes per read of a copy
 
 
 class FileState(NamedTuple):
-    """What tells one version of a file from another: its size in bytes and its modification time in nanoseconds.
+    """Identifies a version of a file: size in bytes and modification time in nanoseconds.
 
-    Object stores tell the time in whole seconds when asked for one object, so theirs is cut to that.
+    Object stores report whole seconds for single objects, so their times are rounded down to that.
     """
 
     size: int
@@ -36,12 +36,12 @@ class FileState(NamedTuple):
 
 
 class _Source(Protocol):
-    """Bytes by offset, from any thread."""
+    """A file that is read by offset, from any thread."""
 
     state: FileState
 
     def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``; fewer at the end of the file.
+        """Return ``length`` bytes from ``offset``; fewer at the end of the file.
 
         Raises:
             OSError: it cannot be read.
@@ -50,7 +50,7 @@ class _Source(Protocol):
 
 
 def stat_file(path: str) -> FileState:
-    """State of the file at ``path``.
+    """Return the state of the file at ``path``.
 
     Raises:
         OSError: it is missing or may not be read.
@@ -59,15 +59,15 @@ def stat_file(path: str) -> FileState:
 
 
 def absolute(path: str) -> str:
-    """``path`` with ``~`` and relative parts resolved; a remote one without a trailing slash."""
+    """Return ``path`` with ``~`` and relative parts resolved; a remote one without a trailing slash."""
     return path.rstrip("/") if is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def list_files(root: str, wanted: Callable[[str], bool]) -> list[tuple[str, FileState]]:
-    """Every file below ``root`` whose name ``wanted`` accepts, by its path below ``root``, sorted by it.
+    """Return path below ``root`` and state of every file whose name ``wanted`` accepts, sorted by path.
 
-    Links are followed, each folder once so that a circle of links ends. Names that start with a dot, and all below
-    such folders, are left out.
+    Links are followed, but each folder is visited once, so circular links end. Files and folders whose names start
+    with a dot are skipped.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
@@ -78,7 +78,7 @@ def list_files(root: str, wanted: Callable[[str], bool]) -> list[tuple[str, File
 
 
 class RangeFile:
-    """An open file that is read by offset, from any thread; it closes when the last reference goes."""
+    """An open file that is read by offset, from any thread; closed with its last reference."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -86,14 +86,14 @@ class RangeFile:
         self.state = self._source.state
 
     def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``; fewer only where the file ends."""
+        """Return ``length`` bytes from ``offset``; fewer only at the end of the file."""
         try:
-            return self._source.read(offset, length)  # what nearly always is enough, without ceremony
+            return self._source.read(offset, length)  # the fast path: it nearly always succeeds
         except OSError:
             return retried(lambda: self._open_anew().read(offset, length), self._path)
 
     def _open_anew(self) -> _Source:
-        """The handle may be what is broken: a stale one of NFS, a closed connection, expired credentials.
+        """Open the file again: the handle may be broken (stale on NFS, a closed connection, expired credentials).
 
         Raises:
             OSError: it cannot be opened, or is another file now.
@@ -106,12 +106,12 @@ class RangeFile:
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
-    """``length`` bytes of the file at ``path`` from ``offset``; fewer only where the file ends."""
+    """Return ``length`` bytes of the file at ``path`` from ``offset``; fewer only at the end of the file."""
     return RangeFile(path).read(offset, length)
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Write a whole file, in a folder that is made where there is none: readers see all of it or nothing.
+    """Write a whole file atomically; missing parent folders are created.
 
     Raises:
         OSError: it cannot be written.
@@ -120,19 +120,19 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy a whole file, each side local or remote, in pieces. A local target is on the disk when this returns.
+    """Copy a whole file between local or remote paths.
 
-    Readers of a local target see all of it or nothing. An object may end too early where the source failed: its
-    readers need a checksum.
+    A local target is written atomically and synced to disk. A remote target may be incomplete if the source failed, so
+    its readers need a checksum.
 
     Raises:
-        OSError: one of the two cannot be used.
+        OSError: source or target cannot be used.
     """
     retried(lambda: _copy(source, target), target)
 
 
 def remove_file(path: str) -> None:
-    """Remove a file; one that is gone already is no error.
+    """Remove a file; a missing one is no error.
 
     Raises:
         OSError: it may not be removed.
@@ -145,7 +145,7 @@ def remove_file(path: str) -> None:
 
 
 class HandlePool:
-    """At most ``limit`` open files, least recently used dropped first. Thread-safe; pickles without its handles."""
+    """Cache of at most ``limit`` open files, least recently used. Thread-safe; pickled without its handles."""
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
@@ -153,9 +153,9 @@ class HandlePool:
         self._open: OrderedDict[str, RangeFile] = OrderedDict()
 
     def get(self, path: str, check: Callable[[RangeFile], None]) -> RangeFile:
-        """The handle for ``path``; ``check`` sees a newly opened file before anyone reads it.
+        """Return the handle for ``path``; ``check`` is called with a newly opened file before it is read.
 
-        A handle that is dropped here while another thread reads from it stays open until that thread lets go.
+        A handle that is evicted while another thread reads from it stays open until that thread is done.
         """
         with self._lock:
             handle = self._open.get(path)
@@ -174,7 +174,7 @@ class HandlePool:
         return path in self._open
 
     def drop(self, path: str) -> None:
-        """Forget the handle for ``path``: the next :meth:`get` opens the file again."""
+        """Remove the handle for ``path``, so that the next :meth:`get` opens the file again."""
         with self._lock:
             self._open.pop(path, None)
 
@@ -188,18 +188,18 @@ class HandlePool:
 class _Local:
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._fd)  # unlike __del__ it runs before the interpreter takes os apart
+        weakref.finalize(self, os.close, self._fd)  # unlike __del__, it runs before interpreter shutdown
         self.state = _state(os.fstat(self._fd))
 
     def read(self, offset: int, length: int) -> bytes:
-        """As :class:`_Source`'s; also where the system gives less than was asked for."""
+        """See :class:`_Source`; continues if the system returns fewer bytes."""
         data = os.pread(self._fd, length, offset)
         if len(data) == length or not data:
             return data
-        parts, got = [data], len(data)
-        while got < length and (part := os.pread(self._fd, length - got, offset + got)):
+        parts, size = [data], len(data)
+        while size < length and (part := os.pread(self._fd, length - size, offset + size)):
             parts.append(part)
-            got += len(part)
+            size += len(part)
         return b"".join(parts)
 
 
@@ -209,8 +209,8 @@ class _Remote:
         self._file = filesystem(path).open_input_file(strip_scheme(path))
 
     def read(self, offset: int, length: int) -> bytes:
-        """As :class:`_Source`'s."""
-        length = min(length, self.state.size - offset)  # a range that starts behind the end is an error there
+        """See :class:`_Source`."""
+        length = min(length, self.state.size - offset)  # the client rejects ranges that start after the end
         return self._file.read_at(length, offset) if length > 0 else b""
 
 
@@ -221,15 +221,15 @@ def _open(path: str) -> _Source:
 def _stat(path: str) -> FileState:
     if not is_remote(path):
         return _state(os.stat(path))
-    found = filesystem(path).get_file_info(strip_scheme(path))
-    if not found.is_file:
+    info = filesystem(path).get_file_info(strip_scheme(path))
+    if not info.is_file:
         raise FileNotFoundError(2, "No such object", path)
-    return _remote_state(found)
+    return _remote_state(info)
 
 
 def _write(path: str, data: bytes) -> None:
     if is_remote(path):
-        with filesystem(path).open_output_stream(strip_scheme(path)) as stream:  # an object is there once it is closed
+        with filesystem(path).open_output_stream(strip_scheme(path)) as stream:  # the object appears when it is closed
             stream.write(data)
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -254,23 +254,23 @@ def _copy(source: str, target: str) -> None:
             os.fsync(writing.fileno())
 
 
-def _state(found: os.stat_result) -> FileState:
-    return FileState(found.st_size, found.st_mtime_ns)
+def _state(result: os.stat_result) -> FileState:
+    return FileState(result.st_size, result.st_mtime_ns)
 
 
-def _remote_state(found) -> FileState:
-    return FileState(found.size, (found.mtime_ns or 0) // 1_000_000_000 * 1_000_000_000)
+def _remote_state(info) -> FileState:
+    return FileState(info.size, (info.mtime_ns or 0) // 1_000_000_000 * 1_000_000_000)
 
 
 def _walk_local(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, FileState]]:
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     folders = [("", root)]
     while folders:
         prefix, folder = folders.pop()
-        found = os.stat(folder)
-        if (found.st_dev, found.st_ino) in seen:
+        state = os.stat(folder)
+        if (state.st_dev, state.st_ino) in visited:
             continue
-        seen.add((found.st_dev, found.st_ino))
+        visited.add((state.st_dev, state.st_ino))
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda e: e.name):
                 if entry.name.startswith("."):
@@ -285,8 +285,8 @@ def _walk_remote(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str
     from pyarrow.fs import FileSelector
 
     base = strip_scheme(root)
-    for found in filesystem(root).get_file_info(FileSelector(base, recursive=True)):
-        name = found.path[len(base) :].lstrip("/")
+    for info in filesystem(root).get_file_info(FileSelector(base, recursive=True)):
+        name = info.path[len(base) :].lstrip("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
-        if found.is_file and not hidden and wanted(name):
-            yield name, _remote_state(found)
+        if info.is_file and not hidden and wanted(name):
+            yield name, _remote_state(info)

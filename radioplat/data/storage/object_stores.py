@@ -1,4 +1,4 @@
-"""Clients of object stores, made once a process: pyarrow's, which need no further package."""
+"""Clients of object stores (pyarrow's), created once per process."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH"
 
 
 def strip_scheme(path: str) -> str:
-    """``bucket/key``, as the clients want it."""
+    """Return ``bucket/key``, as the clients need it."""
     return path.partition("://")[2].rstrip("/")
 
 
 def filesystem(path: str) -> FileSystem:
-    """The client for ``path``.
+    """Return the client for ``path``.
 
-    Credentials, region and endpoint come from the environment alone, by the names that AWS's and Google's own tools
-    read (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``,
-    ``GOOGLE_APPLICATION_CREDENTIALS``, ``CLOUD_STORAGE_EMULATOR_ENDPOINT``); a spec holds none of them.
+    Credentials, region and endpoint come from the environment alone, from the variables of AWS's and Google's tools
+    (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``,
+    ``GOOGLE_APPLICATION_CREDENTIALS``, ``CLOUD_STORAGE_EMULATOR_ENDPOINT``); a spec contains none of them.
 
     Raises:
-        OSError: the store cannot be asked where the bucket is.
+        OSError: the bucket's region cannot be determined.
     """
     scheme, _, rest = path.partition("://")
     bucket = rest.partition("/")[0]
@@ -35,7 +35,7 @@ def filesystem(path: str) -> FileSystem:
 
 @lru_cache(maxsize=64)
 def _s3(bucket: str, endpoint: str | None, region: str | None) -> FileSystem:
-    # Few attempts of the client's own: the storage door counts and spaces them, for every kind of storage alike.
+    # One attempt per call: `retry.retried` repeats it, for all kinds of storage alike.
     return S3FileSystem(
         region=region or ("us-east-1" if endpoint else resolve_s3_region(bucket)),
         endpoint_override=endpoint,
@@ -53,12 +53,12 @@ def _gcs() -> FileSystem:
 
 
 def credentials_refused(error: OSError) -> bool:
-    """Whether a store may have refused who asks: also 400, which is what S3 answers to an expired token."""
+    """Return True if the store may have refused the credentials; S3 answers 400 to an expired token."""
     return any(word in str(error) for word in _REFUSED)
 
 
 def renew_clients() -> None:
-    """Make every client anew at its next use: each reads its credentials when it is made, and keeps them."""
+    """Drop all clients, so that the next ones read credentials again."""
     _s3.cache_clear()
     _gcs.cache_clear()
 

@@ -1,8 +1,8 @@
-"""Waiting for storage: what a read does while the store itself fails, and where others read that it waits.
+"""Wait for storage that fails, and report the wait to the driver.
 
-A store that fails is not bad data. The read that met it waits, and so does all behind it, until the store answers or
-``dataset.storage_timeout_s`` is over. A process that waits keeps a small file in the folder that :func:`note_waits_in`
-names, so that the driver of a run sees the waits of every process of every node (:func:`read_waits`).
+Failing storage is not bad data: the read waits until the store answers or ``dataset.storage_timeout_s`` is over. A
+waiting process writes a small file to the folder set by :func:`note_waits_in`, so that the driver of a run sees the
+waits of all processes on all nodes (:func:`read_waits`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from radioplat.data.storage.object_stores import credentials_refused, renew_clie
 from radioplat.errors import StorageError
 from radioplat.spec.resolved.paths import is_remote
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between two tries; each is twice as long as the one before
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between two tries; each is twice the previous one
 FOLDER = "storage_waits"
 
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
@@ -40,13 +40,13 @@ _before_tries: list[Callable[[], None]] = []
 
 @dataclass(frozen=True)
 class WaitNote:
-    """What a process that waits for storage says.
+    """Report of a process that waits for storage.
 
     Attributes:
-        path: of the file that cannot be read.
-        answer: the store's last.
-        seconds: since the read began.
-        tries: so far; a process that is gone tries no more.
+        path: the file that cannot be read.
+        answer: the store's last error.
+        seconds: time since the read began.
+        tries: number of tries so far; it no longer grows after the process has ended.
     """
 
     path: str
@@ -56,24 +56,24 @@ class WaitNote:
 
 
 def is_gone(error: OSError) -> bool:
-    """Whether the store says that there is no such file."""
+    """Return True if the store reports that the file does not exist."""
     return error.errno in _GONE or any(word in str(error) for word in _GONE_WORDS)
 
 
 def may_be_of_one_file(path: str, error: OSError) -> bool:
-    """Whether ``error`` can be the file's own trouble rather than the store's.
+    """Return True if ``error`` may concern this file alone and not the whole store.
 
-    A disk has bad sectors, a striped file system may lose some files, and an object may deny what others allow. What
-    else an object store answers (overload, a lost connection, an expired token) is never about one object.
+    A disk has bad sectors, a striped file system may lose some files, and an object may have its own permissions. Other
+    errors of object stores (overload, a lost connection, an expired token) never concern a single object.
     """
     return not is_remote(path) or error.errno in _DENIED or "ACCESS_DENIED" in str(error) or is_gone(error)
 
 
 def root_is_there(root: str) -> bool:
-    """Whether the folder or bucket of a source is there. A folder that is empty is not: so a mount point is left.
+    """Return True if the folder or bucket of a source exists; an empty folder counts as an unmounted mount point.
 
     Raises:
-        OSError: the store does not say.
+        OSError: the store does not answer.
     """
     if is_remote(root):
         from pyarrow.fs import FileType
@@ -90,28 +90,28 @@ def root_is_there(root: str) -> bool:
 
 
 def is_waiting() -> bool:
-    """Whether a read of this process waits for storage."""
+    """Return True if a read of this process waits for storage."""
     return bool(_waiting)
 
 
 def note_waits_in(folder: Path | None) -> None:
-    """From now on the waits of this process are noted below ``folder``; without one they are logged."""
+    """Write reports of this process's waits below ``folder`` from now on; None: log them."""
     global _folder
     _folder = folder and folder / FOLDER
 
 
 def read_waits(folder: Path) -> dict[str, WaitNote]:
-    """What the processes that wait now have noted below ``folder``, by process."""
-    found = {}
+    """Return the reports of waiting processes below ``folder``, by process."""
+    notes = {}
     with contextlib.suppress(OSError):
         for path in (folder / FOLDER).glob("*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                found[path.stem] = WaitNote(**json.loads(path.read_text(encoding="utf-8")))
-    return found
+                notes[path.stem] = WaitNote(**json.loads(path.read_text(encoding="utf-8")))
+    return notes
 
 
 def forget_waits(folder: Path) -> None:
-    """Remove what processes that are gone have noted; one that still waits notes it again."""
+    """Remove the reports below ``folder``; a process that still waits writes its report again."""
     with contextlib.suppress(OSError):
         for path in (folder / FOLDER).glob("*.json"):
             path.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def forget_waits(folder: Path) -> None:
 
 @contextlib.contextmanager
 def before_each_try(action: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, ``action`` is called before a waiting read of this process tries again."""
+    """During the block, call ``action`` before each new try of a waiting read of this process."""
     _before_tries.append(action)
     try:
         yield
@@ -128,12 +128,12 @@ def before_each_try(action: Callable[[], None]) -> Iterator[None]:
 
 
 class StorageWait:
-    """The wait of one read, as a context manager; in the block :meth:`failed` is called after each try.
+    """The wait of one read: a context manager; call :meth:`failed` after each failed try.
 
     Args:
-        path: of the file.
-        began: when the read began, by ``time.monotonic``.
-        timeout_s: how long it may take from then on.
+        path: the file.
+        began: ``time.monotonic()`` at the beginning of the read.
+        timeout_s: time limit from then on.
     """
 
     def __init__(self, path: str, began: float, timeout_s: float) -> None:
@@ -151,10 +151,10 @@ class StorageWait:
                     _note_path().unlink(missing_ok=True)
 
     def failed(self, error: OSError) -> None:
-        """Note ``error``, and pause. Refused credentials are read anew.
+        """Report ``error`` and pause. If credentials were refused, they are read again.
 
         Raises:
-            StorageError: the time is over.
+            StorageError: the time limit is exceeded.
         """
         self._tries += 1
         answer = error.strerror or " ".join(str(error).split())
@@ -163,13 +163,13 @@ class StorageWait:
             raise StorageError(
                 f"{self._path} could not be read for {waited:.0f} s; the storage's last answer: {answer}",
                 where="dataset.storage_timeout_s",
-                hint="Mend the storage (its mount, network or credentials) and run the same command again: it goes on "
-                "from the last checkpoint.",
+                hint="Repair the storage (its mount, network or credentials) and run the same command again: it "
+                "continues from the last checkpoint.",
             )
         if credentials_refused(error):
             renew_clients()
         self._note(WaitNote(self._path, answer, round(waited, 1), self._tries))
-        # Readers that failed together must not come back together.
+        # Random, so that readers that failed together do not retry together.
         time.sleep(min(self._pause * random.uniform(0.7, 1.0), self._timeout - waited))
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
         for action in tuple(_before_tries):

@@ -1,4 +1,4 @@
-"""A file seen through a small buffer: neighbouring small reads become one read of the storage."""
+"""A buffered reader by offset: small reads close to each other become one read of the storage."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from radioplat.data.storage.files import RangeFile
 from radioplat.spec.resolved.paths import is_remote
 
-# Bytes read at once. A jump over an image costs one read either way; on an object store a request costs what hundreds
-# of kilobytes cost, so more of what may be needed comes along: sidecar, next header and next image header.
+# Bytes per read. A skip over an image costs one read in any case; on an object store a request costs as much as
+# hundreds of kilobytes, so more is read ahead: the sidecar, the next header and the next image header.
 LOCAL_BYTES, REMOTE_BYTES = 1 << 12, 1 << 14
 
 
 class Window:
-    """Reads ``path`` by offset; not for several threads.
+    """A buffer over ``path``; not thread-safe.
 
     Attributes:
-        size: of the file, bytes.
-        data, start: the bytes at hand, and where in the file they begin.
-        bytes_read: what was asked of the storage so far.
+        size: size of the file in bytes.
+        data, start: the buffered bytes, and their offset in the file.
+        bytes_read: bytes read from storage so far.
     """
 
     def __init__(self, path: str) -> None:
@@ -30,13 +30,13 @@ class Window:
         self.bytes_read = 0
 
     def hold(self, offset: int, length: int) -> int:
-        """Have ``length`` bytes from ``offset`` at hand, fewer only where the file ends.
+        """Buffer ``length`` bytes from ``offset``, fewer only at the end of the file.
 
         Returns:
-            Where in :attr:`data` they begin.
+            Their index in :attr:`data`.
 
         Raises:
-            OSError: the storage fails for good.
+            OSError: the storage failed after all retries.
         """
         place = offset - self.start
         if 0 <= place and place + length <= len(self.data):
@@ -47,12 +47,12 @@ class Window:
         return 0
 
     def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``; as :meth:`hold`."""
+        """Return ``length`` bytes from ``offset``; see :meth:`hold`."""
         place = self.hold(offset, length)
         return self.data[place : place + length]
 
     def span(self, start: int, length: int) -> io.BufferedReader:
-        """A piece of the file as a stream of its own: reads stop at its end."""
+        """Return ``length`` bytes from ``start`` as a seekable stream."""
         return io.BufferedReader(_Span(self, start, length), self._ahead)
 
 

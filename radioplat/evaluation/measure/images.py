@@ -9,7 +9,7 @@ from radioplat.common.cpu_threads import decode_threads
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import RunData
-from radioplat.data.loading.sample_images import at_most
+from radioplat.data.loading.sample_images import random_subset
 from radioplat.data.loading.split_images import Images
 from radioplat.data.views.render import ViewSpec
 from radioplat.spec.schema.root import Spec
@@ -48,6 +48,11 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
             storage_timeout_s=dataset.storage_timeout_s,
         )
         splits.append(
-            Images(at_most(rows, spec.evaluate.max_images, split.seed), reader, batch, decode_threads(dataset.workers))
+            Images(
+                random_subset(rows, spec.evaluate.max_images, split.seed),
+                reader,
+                batch,
+                decode_threads(dataset.workers),
+            )
         )
     return splits[0], splits[1], classes or []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from radioplat.data.loading.sample_images import require_pictures, sample_images
+from radioplat.data.loading.sample_images import check_calibration_images, sample_images
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy.bundle import Bundled, write_bundle
 from radioplat.exporting.deploy.calibration_cache import write_cache
@@ -125,7 +125,7 @@ def calibration_batches(spec: Spec, size: tuple[int, int]) -> list[np.ndarray]:
     split, side = calibration_split(spec), max(size)
     count = spec.quantize.calibration_batches * spec.dataset.batch_size
     found = sample_images(spec, {side}, count, split)[side]
-    require_pictures([found], f"dataset.{split}_dataset")
+    check_calibration_images([found], f"dataset.{split}_dataset")
     top, left = ((side - edge) // 2 for edge in size)
     images = found[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
     step = spec.export.batch_size

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from radioplat.data.loading.sample_images import require_pictures
+from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import EngineError
 from radioplat.evaluation.models.encoder import Encoder
 from radioplat.evaluation.models.onnx_file import OnnxModel
@@ -43,7 +43,7 @@ def quantized_file(
         raise EngineError(f"there is no ONNX file {source}", where="quantize.model_path", hint=hint)
     before = OnnxModel(source, "quantize.model_path", torch.get_num_threads(), "cpu")
     batches = calibration_images(spec, before.interface.size_for(None, spec.dataset.img_size))
-    require_pictures([images.numpy() for images in batches], "dataset.quant_calibration_dataset")
+    check_calibration_images([images.numpy() for images in batches], "dataset.quant_calibration_dataset")
     weights, _ = formats_of(asked, None)
     assert weights is not None  # quantize_problems has seen to it
     path = folder.path / FILE

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from radioplat.data.batch import Batch
-from radioplat.data.loading.closeable import PATIENCE_S, CloseableIterator, end_thread
+from radioplat.data.loading.closeable import END_TIMEOUT_S, CloseableIterator, end_thread
 from radioplat.design.partitions import Partitions
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.root import Spec
@@ -70,11 +70,10 @@ class Feeder:
         """Do not ask these teachers, by name, from the next micro-batch of the stream on."""
         self._left_out = frozenset(teachers)
 
-    def close(self, patience: float = PATIENCE_S) -> None:
-        """End the thread, and its stream with it; one that its stream still holds up after ``patience`` seconds is left
-        behind as a daemon."""
+    def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """End the thread and its stream; a thread that still runs after ``timeout_s`` seconds is left as a daemon."""
         self._stop.set()
-        end_thread(self._thread, self._wake, patience)
+        end_thread(self._thread, self._wake, timeout_s)
 
     def _wake(self) -> None:
         if isinstance(self._batches, CloseableIterator):

@@ -42,7 +42,7 @@ def test_closed_by_another_thread_its_reader_is_woken_and_leaves():
     reader = threading.Thread(target=lambda: found.extend(source.items), daemon=True)
     reader.start()
     assert source.waits.wait(10)
-    assert end_thread(reader, wake=source.items.close, patience=10)
+    assert end_thread(reader, wake=source.items.close, timeout_s=10)
     assert found == [0, 1] and source.ended.is_set()
 
 
@@ -51,7 +51,7 @@ def test_a_thread_that_cannot_be_woken_is_left_after_the_patience():
     thread = threading.Thread(target=forever.wait, daemon=True)
     thread.start()
     begin = time.monotonic()
-    assert not end_thread(thread, wake=lambda: None, patience=0.5)
+    assert not end_thread(thread, wake=lambda: None, timeout_s=0.5)
     assert 0.4 < time.monotonic() - begin < 5
     forever.set()
     assert end_thread(thread, wake=lambda: None)

@@ -31,7 +31,7 @@ def test_in_order_and_ahead():
 
 
 def test_an_error_comes_where_the_batch_would_have_been():
-    batches = load_batches(lambda item: 6 // (item - 3), range(6), threads=2, prefetch=3, patience=5, careful=int)
+    batches = load_batches(lambda item: 6 // (item - 3), range(6), threads=2, prefetch=3, timeout_s=5, careful=int)
     assert [next(batches) for _ in range(3)] == [-2, -3, -6]
     with pytest.raises(ZeroDivisionError):
         next(batches)
@@ -46,7 +46,7 @@ def test_after_one_hung_read_all_are_careful():
         return item
 
     begin = time.monotonic()
-    found = list(load_batches(read, range(6), threads=1, prefetch=2, patience=0.3, careful=lambda item: item + 100))
+    found = list(load_batches(read, range(6), threads=1, prefetch=2, timeout_s=0.3, careful=lambda item: item + 100))
     release.set()
     assert found == [0, 1, 102, 103, 104, 105] and time.monotonic() - begin < 5
 
