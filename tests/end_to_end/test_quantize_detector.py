@@ -117,7 +117,7 @@ def test_what_is_something_else_is_named(spec, quantized, tmp_path):
     (tmp_path / "student").mkdir()
     save_student(student, student.state_dict(), tmp_path / "student")
     other = [f"results_dir={tmp_path}", f"quantize.checkpoint={tmp_path}/student", "quantize.mode=qat"]
-    with pytest.raises(RadioplatError, match="is no detector"):
+    with pytest.raises(RadioplatError, match="student is a student. Set it to features"):
         quantize(spec, other)
     start = [f"train.pretrained_model_path={quantized.path}", f"results_dir={tmp_path}"]
     with pytest.raises(RadioplatError, match="model.detector: the quantized detector"):

@@ -11,7 +11,7 @@ from radioplat.design.models import target_widths
 from radioplat.design.quantized import count_quantizers
 from radioplat.design.start_warnings import start_warnings
 from radioplat.design.student import build_on_meta
-from radioplat.errors import PlacementError, Problem, RadioplatError
+from radioplat.errors import PlacementError, Problem, RadioplatError, WeightsError
 from radioplat.evaluation.measure.needs import metric_facts, missing
 from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.launch.preflight.preflight import Level, Preflight
@@ -28,15 +28,22 @@ from radioplat.training.hooks.own_hook import hook_problems
 from radioplat.training.targets.file import problems as file_problems
 
 
-def teacher_weights(preflight: Preflight) -> Iterator[Problem]:
-    """Read the weights of each teacher that lie here; those of a named pool may lie elsewhere."""
+def teacher_weights(preflight: Preflight) -> None:
+    """Read the weights of each teacher that lie here; those of a named pool may lie elsewhere.
+
+    Raises:
+        WeightsError: weights cannot be read or do not fit; names every such teacher.
+    """
+    problems: list[Problem] = []
     for teacher in preflight.models.teachers if preflight.models else ():
         elsewhere = teacher.service.pool and teacher.weights and not Path(teacher.weights).exists()
         if teacher.weights and not elsewhere:
             try:
                 check_weights(teacher)
             except RadioplatError as error:
-                yield from error.problems
+                problems += error.problems
+    if problems:
+        raise WeightsError(*problems)
 
 
 def target_statistics(preflight: Preflight) -> Iterator[Problem]:
@@ -46,16 +53,22 @@ def target_statistics(preflight: Preflight) -> Iterator[Problem]:
         yield from file_problems(path, models.teachers, target_widths(models.infos))
 
 
-def student_weights(preflight: Preflight) -> Iterator[Problem]:
-    """Match the pretrained weights with the student by their shapes."""
+def student_weights(preflight: Preflight) -> None:
+    """Match the pretrained weights with the student by their shapes.
+
+    Raises:
+        WeightsError: a file is missing or does not fit the student.
+    """
     spec = preflight.spec
     paths = {
         "model.backbone.pretrained_backbone_path": spec.model.backbone.pretrained_backbone_path,
         "train.pretrained_model_path": spec.train.pretrained_model_path,
     }
-    for where, path in paths.items():
-        if path and not Path(path).exists():
-            yield Problem(f"no such file: {path}", where)
+    missing_files = [
+        Problem(f"no such file: {path}", where) for where, path in paths.items() if path and not Path(path).exists()
+    ]
+    if missing_files:
+        raise WeightsError(*missing_files)
     if preflight.models is not None:
         architecture = preflight.models.architecture
         if architecture.quantized is not None:
