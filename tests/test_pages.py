@@ -47,7 +47,7 @@ def test_every_link_names_a_file_and_a_heading_that_exist():
 
 def test_readme_reaches_every_page_and_the_user_guide_the_main_ones():
     reached = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
-    assert {page for page in PAGES if page.parent.name == "docs"} <= reached
+    assert {page for page in PAGES if page.parent == ROOT / "docs"} <= reached
     guide = {link.partition("#")[0] for link in links(ROOT / "docs" / "user_guide.md")}
     assert {"glossary.md", "data.md", "teachers.md", "training.md", "compression.md"} <= guide
 
