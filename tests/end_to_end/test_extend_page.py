@@ -50,13 +50,14 @@ def test_the_code_of_the_page_runs_as_printed(blocks, make_spec, distil, weights
     spec["evaluate"] = {**spec.get("evaluate", {}), **blocks["metric"]["evaluate"]}
 
     run = distil(spec, "train.max_steps=2")
-    lines = [line["kpi"] for line in read_status(run.folder / "status.json") if "distance_from_start" in line["kpi"]]
+    status = run.folder / "status.json"
+    lines = [line["kpi"] for line in read_status(status) if "distance_from_start" in line["kpi"]]
     first, last = (line["distance_from_start"] for line in lines)
     assert 0 < first < last
     assert all(line[f"loss/{teacher['name']}/summary"] > 0 for line in lines)
 
     distil(spec, "train.max_steps=3")  # goes on: the distance is still that from the first start
-    (third,) = [line["kpi"] for line in read_status(run.folder / "status.json") if line.get("step") == 3 and line["kpi"]]
+    (third,) = [line["kpi"] for line in read_status(status) if line.get("step") == 3 and line["kpi"]]
     assert third["distance_from_start"] > first
 
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
