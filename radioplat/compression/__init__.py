@@ -1,1 +1,1 @@
-"""Students made smaller: transforms of models that know no training loop."""
+"""Transforms that make models smaller; independent of training."""

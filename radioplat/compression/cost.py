@@ -1,4 +1,4 @@
-"""What a backbone takes: parameters, multiply-accumulates, seconds."""
+"""Cost of a backbone: parameters, multiply-accumulates, latency."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROUNDS = 15
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image.
+    """Cost of a backbone for one image.
 
     Attributes:
-        params: numbers in the weights.
+        params: number of parameters.
         macs: multiply-accumulates of matrix products and convolutions.
-        latency: median seconds on this machine with a batch of one; None where it was not asked.
+        latency: median seconds on this machine with a batch of one; None if it was not measured.
     """
 
     params: int
@@ -40,12 +40,11 @@ def cost_of(backbone: nn.Module, img_size: int, timed: bool = False) -> Cost:
 
 @torch.no_grad()
 def _seconds(backbone: nn.Module, img_size: int) -> float:
-    image, taken = torch.zeros(1, 3, img_size, img_size), []
-    was = backbone.training
+    image, seconds, training = torch.zeros(1, 3, img_size, img_size), [], backbone.training
     backbone.eval()
     for _ in range(ROUNDS):
         begin = time.perf_counter()
         backbone(image)
-        taken.append(time.perf_counter() - begin)
-    backbone.train(was)
-    return statistics.median(taken[ROUNDS // 3 :])
+        seconds.append(time.perf_counter() - begin)
+    backbone.train(training)
+    return statistics.median(seconds[ROUNDS // 3 :])

@@ -1,4 +1,4 @@
-"""Low-rank decomposition: the best product of two narrow matrices for each matrix, by its singular values."""
+"""Low-rank decomposition: replace a matrix by the product of two narrow ones, from its singular values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from radioplat.spec.schema.low_rank import LowRankConfig
 
 @dataclass(frozen=True)
 class Decomposed:
-    """What :func:`decompose` did.
+    """Layers that :func:`decompose` replaced.
 
     Attributes:
-        ranks: by the name of each layer that is two now.
-        energies: share of its squared singular values that stayed.
-        whole: names of the layers that would not get smaller.
+        ranks: rank of each replaced layer, by name.
+        energies: share of the squared singular values that the rank contains, by name.
+        whole: names of the layers that were not replaced, because they would not get smaller.
     """
 
     ranks: dict[str, int]
@@ -33,13 +33,13 @@ class Decomposed:
 
 @torch.no_grad()
 def decompose(student: Student, config: LowRankConfig) -> tuple[Student, Decomposed]:
-    """A copy of ``student`` with two layers in a row for each layer of its backbone that gets smaller by it.
+    """Return a copy of ``student`` with two consecutive layers in place of each backbone layer that gets smaller by it.
 
-    By Eckart and Young (1936) no other matrix of that rank is nearer, in the Frobenius norm.
+    No other matrix of that rank is closer in the Frobenius norm (Eckart and Young 1936).
 
     Raises:
-        SpecError: a pattern names no layer, no layer gets smaller, the student is quantized, or the backbone does more
-            with a layer than call it.
+        SpecError: a pattern names no layer, no layer gets smaller, the student is quantized, or the backbone
+            uses a layer other than by calling it.
     """
     if student.architecture.quantized is not None:
         hint = "Take the checkpoint from before quantization: low_rank first, quantize second."
@@ -65,26 +65,26 @@ def decompose(student: Student, config: LowRankConfig) -> tuple[Student, Decompo
         small.backbone.get_submodule(parent)._modules[leaf] = two
         ranks[name], energies[name] = rank, float(values[:rank].square().sum() / values.square().sum())
     if not ranks:
-        why = f"all {len(whole)} layers that were looked at would get larger or stay as large"
+        why = f"none of the {len(whole)} selected layers would"
         hint = "Ask for less energy, a lower rank or ratio, or include other layers."
         raise SpecError(f"nothing gets smaller: {why}", where="low_rank", hint=hint)
     sparsity = small.architecture.sparsity
-    if sparsity is not None:  # a product of dense factors has no zeros to hold
-        left_over = [name for name in sparsity.layers if name not in ranks]
-        sparsity = replace(sparsity, layers=left_over) if left_over else None
+    if sparsity is not None:  # a product of dense factors has no fixed zeros
+        sparse = [name for name in sparsity.layers if name not in ranks]
+        sparsity = replace(sparsity, layers=sparse) if sparse else None
     small.architecture = replace(small.architecture, low_rank={**before, **ranks}, sparsity=sparsity)
-    _try(small)
+    _check_runs(small)
     return small, Decomposed(ranks, energies, whole)
 
 
 def rank_for(values: torch.Tensor, shape: Sequence[int], config: LowRankConfig) -> int:
-    """How many of the singular ``values`` (falling) of a matrix of ``shape`` stay; at least one."""
+    """Return the rank to approximate a matrix of ``shape`` by, at least 1, from its singular ``values``, descending."""
     if config.rank is not None:
         return min(config.rank, len(values))
     if config.ratio is not None:
         return max(1, int(config.ratio * shape[0] * shape[1] / (shape[0] + shape[1])))
-    kept = values.square().cumsum(0)
-    return min(len(values), int((kept < config.energy * kept[-1]).sum()) + 1)
+    energy = values.square().cumsum(0)
+    return min(len(values), int((energy < config.energy * energy[-1]).sum()) + 1)
 
 
 def _layers(backbone: nn.Module, config: LowRankConfig, done: tuple[str, ...]) -> dict[str, nn.Linear | nn.Conv2d]:
@@ -95,20 +95,20 @@ def _layers(backbone: nn.Module, config: LowRankConfig, done: tuple[str, ...]) -
                 message = f"no linear layer or 1x1 convolution of the backbone is called {pattern!r}"
                 raise SpecError(message, where=f"low_rank.{field}[{i}]")
 
-    def named(name: str, patterns: list[str]) -> bool:
-        """Whether one of them fits."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    def matching(patterns: list[str]) -> set[str]:
+        return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
 
-    return {n: m for n, m in names.items() if named(n, config.include) and not named(n, config.exclude)}
+    selected = matching(config.include) - matching(config.exclude)
+    return {name: layer for name, layer in names.items() if name in selected}
 
 
-def _try(student: Student) -> None:
+def _check_runs(student: Student) -> None:
     size = student.architecture.img_size
     try:
         student(torch.zeros(1, 3, size, size))
     except (AttributeError, RuntimeError, TypeError) as error:
         raise SpecError(
-            f"{student.architecture.type} does more with a layer than call it: {error}",
+            f"{student.architecture.type} uses a layer other than by calling it: {error}",
             where="low_rank.include",
             hint='Name layers that it only calls: include: ["*.mlp.*"].',
         ) from error

@@ -129,7 +129,7 @@ def test_a_pair_may_be_reparametrized():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"rank": 64, "include": ["blocks.*"]}, "low_rank: nothing gets smaller: all 8 layers"),
+        ({"rank": 64, "include": ["blocks.*"]}, "low_rank: nothing gets smaller: none of the 8 selected layers"),
         ({"rank": 2, "include": ["layer9"]}, r"low_rank.include\[0\]: no linear layer .* 'layer9'"),
         ({"rank": 2, "exclude": ["layer9"]}, r"low_rank.exclude\[0\]: no linear layer .* 'layer9'"),
     ],

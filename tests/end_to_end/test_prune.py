@@ -78,7 +78,7 @@ def test_it_is_retrained_from_where_it_is(pruned, spec, distil, tmp_path):
 def test_channels_are_judged_by_the_gradients_of_the_runs_own_loss(spec, score, tmp_path, monkeypatch):
     """Each micro-batch leaves gradients, what stays are rows of the student, and others than the largest ones."""
     seen = []
-    see = ChannelScore.see
+    see = ChannelScore.add_gradients
 
     def watched(self, student):
         """Keep what each backward left."""
@@ -86,7 +86,7 @@ def test_channels_are_judged_by_the_gradients_of_the_runs_own_loss(spec, score, 
         seen.append((weight.detach().clone(), weight.grad.clone()))
         see(self, student)
 
-    monkeypatch.setattr(ChannelScore, "see", watched)
+    monkeypatch.setattr(ChannelScore, "add_gradients", watched)
     report = prune(spec, (f"prune.score={score}", "prune.score_batches=3", f"prune.results_dir={tmp_path}"))
     assert len(seen) == 3 and all(grad.abs().sum() > 0 for _, grad in seen)
     small = radioplat.load_student(report.path)
@@ -163,7 +163,7 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
         ("prune.sparsity={type: unstructured, amount: 1}", "prune.sparsity.amount: must be above 0 and below 1, not 1"),
         ("prune.sparsity={type: 2:4, amount: 0.3}", "prune.sparsity.amount: 2:4 means a half, not 0.3"),
         ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
-        ("prune.blocks=2", "prune.blocks: 2 blocks cannot go"),
+        ("prune.blocks=2", "prune.blocks: 2 blocks cannot be removed"),
         ("prune.budget.params=2", "prune.budget.params: must be above 0 and below 1"),
         ("prune.mode=threshold prune.budget.params=0.5", "prune.budget: a budget finds prune.amount"),
     ],

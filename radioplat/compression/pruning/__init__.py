@@ -1,1 +1,1 @@
-"""Channels, heads, blocks and single weights that go."""
+"""Pruning: removal of channels, attention heads and blocks; zeros in single weights."""

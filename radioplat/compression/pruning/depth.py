@@ -1,4 +1,4 @@
-"""Blocks that go whole: those that change least what runs through them."""
+"""Removal of whole blocks: those that change their input least."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from radioplat.models.student.student import Student
 
 @torch.no_grad()
 def influence(student: Student, images: torch.Tensor) -> dict[str, float]:
-    """1 - mean cosine between what enters a block and what leaves it (block influence; Men et al. 2024, section 3).
+    """Return 1 - the mean cosine between each block's input and output (block influence; Men et al. 2024, section 3).
 
     Args:
         images: uint8 ``[B, 3, H, W]``.
 
     Returns:
-        By name in the backbone; only of blocks whose output has their input's shape, which the others can do without.
+        Influence by name in the backbone, only for blocks whose output has the shape of their input: others cannot be
+        removed.
     """
     names = set(blocks_of(student.backbone).values())
-    modules, found = dict(student.backbone.named_modules()), {}
+    modules, influences = dict(student.backbone.named_modules()), {}
 
-    def see(module: nn.Module, inputs: tuple, output: torch.Tensor, name: str) -> None:
-        """Compare along the channels."""
+    def compare(module: nn.Module, inputs: tuple, output: torch.Tensor, name: str) -> None:
+        """Compare input and output along the channels."""
         if torch.is_tensor(output) and torch.is_tensor(inputs[0]) and inputs[0].shape == output.shape:
-            along = -1 if output.ndim == 3 else 1
-            found[name] = 1 - F.cosine_similarity(inputs[0], output, dim=along).mean().item()
+            channels = -1 if output.ndim == 3 else 1
+            influences[name] = 1 - F.cosine_similarity(inputs[0], output, dim=channels).mean().item()
 
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.callback(modules[name].register_forward_hook(partial(see, name=name)).remove)
+            stack.callback(modules[name].register_forward_hook(partial(compare, name=name)).remove)
         student(images)
-    return found
+    return influences
 
 
 def drop_blocks(student: Student, count: int, images: torch.Tensor) -> dict[str, list[int]]:
-    """Take the ``count`` blocks of least :func:`influence` out of the backbone, in place.
+    """Remove the ``count`` blocks of least :func:`influence` from the backbone, in place.
 
     Returns:
-        The children that stay, by the name of each container that lost some.
+        Indices of the remaining children, by the name of each container that lost some.
 
     Raises:
-        SpecError: there are not so many that the backbone can do without; every container keeps one.
+        SpecError: fewer blocks can be removed; every container keeps at least one.
     """
-    worth = influence(student, images)
-    sizes = {name: len(student.backbone.get_submodule(name)) for name in {_container(name) for name in worth}}
-    going: dict[str, set[int]] = {}
-    for name in sorted(worth, key=worth.__getitem__):
+    influences = influence(student, images)
+    sizes = {name: len(student.backbone.get_submodule(name)) for name in {_container(name) for name in influences}}
+    removed: dict[str, set[int]] = {}
+    for name in sorted(influences, key=influences.__getitem__):
         container, place = _container(name), int(name.rpartition(".")[2])
-        if sum(map(len, going.values())) < count and sizes[container] - len(going.get(container, ())) > 1:
-            going.setdefault(container, set()).add(place)
-    found = sum(map(len, going.values()))
-    if found < count:
-        raise SpecError(f"{count} blocks cannot go: the backbone can do without {found}", where="prune.blocks")
-    kept = {name: [i for i in range(sizes[name]) if i not in gone] for name, gone in going.items()}
+        if sum(map(len, removed.values())) < count and sizes[container] - len(removed.get(container, ())) > 1:
+            removed.setdefault(container, set()).add(place)
+    possible = sum(map(len, removed.values()))
+    if possible < count:
+        message = f"{count} blocks cannot be removed: the backbone works without {possible} at most"
+        raise SpecError(message, where="prune.blocks")
+    kept = {name: [i for i in range(sizes[name]) if i not in places] for name, places in removed.items()}
     for name, indices in kept.items():
         keep_children(student.backbone.get_submodule(name), indices)
     return kept

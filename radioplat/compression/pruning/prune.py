@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from radioplat.compression.pruning.depth import drop_blocks
-from radioplat.compression.pruning.groups import Readers, chosen, groups_of, trace, unsupported
+from radioplat.compression.pruning.groups import Readers, groups_of, trace, units_to_remove, unsupported
 from radioplat.compression.pruning.parts import attentions
 from radioplat.compression.pruning.rebuild import all_kept, original_name, rebuild, update_sizes
 from radioplat.compression.pruning.scores import ChannelScore
@@ -68,7 +67,7 @@ def prune_model(
 
     Args:
         model: in fp32 with plain weights, as :func:`radioplat.models.vision_model.open_model` returns it.
-        score: of ``model``'s own parameters; has seen gradients if it needs them.
+        score: of ``model``'s own parameters; has added gradients if it needs them.
         images: uint8 ``[B, 3, H, W]``, to rate blocks; needed if ``config.blocks``.
         aim: in rounds, if layers are pruned by amount, each by itself.
 
@@ -117,8 +116,8 @@ def _(
 
 
 def _readers(detector: Detector) -> Readers:
-    """The projections of the maps to the encoder's width; those of DINO's further levels read the last map, then each
-    other."""
+    """Return the projections of the maps to the encoder's width. DINO's extra levels read the last map, or the level
+    before them."""
     layers = detector.input_projections
 
     def read(images: torch.Tensor) -> list[torch.Tensor]:
@@ -147,7 +146,7 @@ def dry_run(architecture: StudentArchitecture, config: PruneConfig) -> None:
         prune_model(student, plain, ChannelScore(plain), images)
 
 
-def cut_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
+def prune_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:
     """Return a copy of ``student`` without the places that were removed from another student of its architecture."""
     require_plain(student.architecture)
     small, plain = _copy(student), ChannelScore(PruneConfig())
@@ -191,7 +190,7 @@ def _cut_channels(
         update_sizes(small)
         return rebuild(student, small, kept), Cuts(kept, units, sizes)
     except (IndexError, KeyError, RuntimeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
-        # Layers of some families store their sizes in ways that neither torch-pruning nor update_sizes knows.
+        # Layers of some families store their sizes in ways that torch-pruning and update_sizes do not support.
         raise unsupported(student, f"the pruned model does not run ({error})") from error
 
 
@@ -201,25 +200,15 @@ def require_plain(architecture: StudentArchitecture) -> None:
     Raises:
         SpecError: it is quantized, of low rank, or has 2:4 zeros.
     """
-    if architecture.quantized is not None:
-        raise SpecError(
-            "a quantized student cannot be pruned",
-            where="prune.checkpoint",
-            hint="Take the checkpoint from before quantization: prune first, quantize second.",
-        )
-    if architecture.low_rank:
-        raise SpecError(
-            "a student of low rank cannot be pruned",
-            where="prune.checkpoint",
-            hint="Take the checkpoint from before its decomposition: prune first, low_rank second.",
-        )
     sparsity = architecture.sparsity
-    if sparsity is not None and sparsity.pattern == SparsityPattern.two_of_four.value:
-        raise SpecError(
-            "removing channels breaks the student's 2:4 sparsity",
-            where="prune.checkpoint",
-            hint="Take the checkpoint from before it: channels first, zeros second, or both in one prune.",
-        )
+    two_of_four = sparsity is not None and sparsity.pattern == SparsityPattern.two_of_four.value
+    for refused, message, remedy in (
+        (architecture.quantized, "a quantized student cannot be pruned", "quantization: prune first, quantize second"),
+        (architecture.low_rank, "a student of low rank cannot be pruned", "low_rank: prune first, low_rank second"),
+        (two_of_four, "removing channels breaks the student's 2:4 sparsity", "it, or set the zeros in the same prune"),
+    ):
+        if refused:
+            raise SpecError(message, where="prune.checkpoint", hint=f"Take the checkpoint from before {remedy}.")
 
 
 def _cut(
@@ -235,7 +224,7 @@ def _cut(
         return [], {}
     if PrunePart.width in config.cut and any(isinstance(m, AttentionHead) for m in student.heads.modules()):
         raise SpecError(
-            "the width cannot be pruned under an attn head, whose attention has the same width",
+            "the width cannot be pruned if an attn head reads it, because its attention has the same width",
             where="prune.parts",
             hint="Leave width out, or train heads of spatial_mlp_version: v2.",
         )
@@ -249,21 +238,17 @@ def _cut(
         )
     names = {group.layer: original_name(group.layer, kept) for group in groups}
     sizes = {names[group.layer]: group.units for group in groups}
-    stays = None
+    remaining = None
     if isinstance(target, Aim):
         before = {layer: target.sizes.get(name, sizes[name]) for layer, name in names.items()}
-        stays = {layer: size - int(size * target.amount) for layer, size in before.items()}
-    units = target.units if isinstance(target, Cuts) else chosen(groups, config, stays)
-    for group, going in zip(groups, units, strict=True):
-        if going:
-            indices = [unit * group.size + i for unit in going for i in range(group.size)]
+        remaining = {layer: size - int(size * target.amount) for layer, size in before.items()}
+    units = target.units if isinstance(target, Cuts) else units_to_remove(groups, config, remaining)
+    for group, removed in zip(groups, units, strict=True):
+        if removed:
+            indices = [unit * group.size + i for unit in removed for i in range(group.size)]
             root = group.members[0].dep
             graph.get_pruning_group(root.target.module, root.handler, indices).prune()
             for attention in attentions(student.backbone) if group.part is PrunePart.heads else ():
-                if group.layer == _name_in(student.backbone, attention.qkv):
-                    attention.num_heads -= len(going)
+                if attention.qkv is student.backbone.get_submodule(group.layer):
+                    attention.num_heads -= len(removed)
     return units, sizes
-
-
-def _name_in(module: nn.Module, part: nn.Module) -> str:
-    return next(name for name, m in module.named_modules() if m is part)

@@ -1,18 +1,19 @@
-"""How much has gone after each round of iterative pruning."""
+"""Schedules of iterative pruning: the removed share after each round."""
 
 from __future__ import annotations
 
 from radioplat.spec.schema.prune import PruneSchedule
 
 
-def gone(number: int, rounds: int, schedule: PruneSchedule, final: float) -> float:
-    """The share that has gone after round ``number`` of ``rounds``, from 0 before the first to ``final`` in [0, 1).
+def removed_share(number: int, rounds: int, schedule: PruneSchedule, final: float) -> float:
+    """Return the share of the original units that is removed after round ``number``; ``final``, in [0, 1), after the
+    last.
 
-    ``linear``: the same share of the whole each time. ``cubic``: ``final (1 - (1 - i/n)^3)``, most of it early (Zhu and
-    Gupta 2017). ``geometric``: each time the same share of what is left (Frankle and Carbin 2019).
+    ``linear``: each round removes the same share of the original. ``cubic``: ``final (1 - (1 - i/n)^3)``, most of it
+    early (Zhu and Gupta 2017). ``geometric``: each round removes the same share of the rest (Frankle and Carbin 2019).
     """
     if number == rounds:
-        return final  # to the bit
+        return final  # exactly
     share = number / rounds
     if schedule is PruneSchedule.linear:
         return final * share
@@ -21,6 +22,6 @@ def gone(number: int, rounds: int, schedule: PruneSchedule, final: float) -> flo
     return 1 - (1 - final) ** share
 
 
-def of_what_is_left(before: float, after: float) -> float:
-    """The share of what is left once ``before`` has gone that goes on the way to ``after``; both of the whole."""
+def share_of_rest(before: float, after: float) -> float:
+    """Return the share of the rest that a round removes, from the shares of the original removed before and after."""
     return 1 - (1 - after) / (1 - before)

@@ -1,4 +1,4 @@
-"""What a channel is worth to the student; the least worthy go."""
+"""Importance scores of channels; those with the lowest scores are removed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from radioplat.spec.schema.prune import PruneConfig, PruneScore, RawScore
 
 
 class ChannelScore:
-    """Scores groups of channels that go together, each by the sum over the layers that they run through.
+    """Scores of groups of dependent channels: the sum over all layers that a channel runs through.
 
-    ``magnitude`` needs nothing but the weights (Li et al. 2017; over groups: Fang et al. 2023, DepGraph). ``taylor``
-    and ``hessian`` need gradients of the loss: call :meth:`see` after each backward.
+    ``magnitude`` needs only the weights (Li et al. 2017; over groups: Fang et al. 2023, DepGraph). ``taylor``
+    and ``hessian`` need gradients of the loss: call :meth:`add_gradients` after each backward.
 
     Args:
-        seed: of ``random``.
+        seed: for ``random``.
     """
 
     def __init__(self, config: PruneConfig, seed: int = 0) -> None:
@@ -26,7 +26,7 @@ class ChannelScore:
         self.needs_gradients = config.score in (PruneScore.taylor, PruneScore.hessian)
         self._random = torch.Generator().manual_seed(seed) if config.score is PruneScore.random else None
         self._squares: dict[nn.Parameter, torch.Tensor] = {}
-        self._seen = 0
+        self._count = 0
         if config.score is PruneScore.hessian:
             self._score = tp.importance.GroupHessianImportance(normalizer=None)
         elif config.score is PruneScore.taylor:
@@ -34,34 +34,34 @@ class ChannelScore:
         else:
             self._score = tp.importance.GroupMagnitudeImportance(p=norm, normalizer=None)
 
-    def see(self, student: nn.Module) -> None:
-        """Take the gradients that one backward left in ``student``; the caller does not zero them between calls."""
-        self._seen += 1
+    def add_gradients(self, student: nn.Module) -> None:
+        """Add the gradients of one backward of ``student``; the caller does not zero them between calls."""
+        self._count += 1
         if not isinstance(self._score, tp.importance.GroupHessianImportance):
             return
-        # torch-pruning 1.6.1's own accumulate_grad forgets all but the last.
+        # accumulate_grad of torch-pruning 1.6.1 uses only the last gradient.
         for parameter in student.parameters():
             if parameter.grad is not None:
                 old, new = self._squares.get(parameter, 0.0), parameter.grad.square().cpu()
-                self._squares[parameter] = old + (new - old) / self._seen
+                self._squares[parameter] = old + (new - old) / self._count
         student.zero_grad()
 
     def of(self, student: nn.Module, copied: nn.Module) -> ChannelScore:
-        """The same for a copy of the student that was seen.
+        """Return the scores for a copy of the student whose gradients were added.
 
         Raises:
-            RuntimeError: gradients are needed, and none was seen.
+            RuntimeError: gradients are needed, and none were added.
         """
-        if self.needs_gradients and not self._seen:
-            raise RuntimeError("this score needs gradients: call see() after a backward")
+        if self.needs_gradients and not self._count:
+            raise RuntimeError("this score needs gradients: call add_gradients() after a backward")
         other, twins = copy.copy(self), dict(copied.named_parameters())
         other._squares = {twins[n]: self._squares[p] for n, p in student.named_parameters() if p in self._squares}
         return other
 
     def __call__(self, group: tp.dependency.Group, channels: int) -> torch.Tensor:
-        """Worth of each of ``channels``, float ``[channels]``; never negative."""
+        """Return the score of each channel, float ``[channels]``; never negative."""
         if self._random is not None:
             return torch.rand(channels, generator=self._random)
         for parameter, mean in self._squares.items():
-            parameter.grad = mean  # the diagonal, where torch-pruning looks for it
+            parameter.grad = mean  # the Hessian's diagonal, which torch-pruning reads here
         return self._score(group).abs().cpu()

@@ -1,1 +1,1 @@
-"""Where quantizers go, equalization, and the calibrators of their ranges."""
+"""Post-training quantization: placement of quantizers, equalization, calibration."""

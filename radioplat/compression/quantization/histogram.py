@@ -1,4 +1,4 @@
-"""Magnitudes of a tensor as it passes: the largest, and a histogram of all up to that."""
+"""Largest magnitude of a tensor over many batches, and a histogram of all magnitudes up to it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,39 @@ BINS = 2048
 
 
 class Magnitudes:
-    """What is known of one tensor's absolute values.
+    """Statistics of a tensor's absolute values, from two passes over the same batches.
 
-    The images pass twice: :meth:`look` finds the largest, then :meth:`count` fills the histogram, whose bins are fixed
-    by then, so that the order of batches changes nothing.
+    :meth:`update_amax` finds the largest in the first pass; :meth:`update_counts` fills the histogram in the second,
+    whose bins are fixed by then, so the order of batches has no effect.
 
     Attributes:
-        amax: the largest seen; 0 before any.
-        counts: float64 ``[BINS]``, of values in equal bins from 0 to ``amax``.
+        amax: the largest so far; 0 before the first batch.
+        finite: False after an infinite value or NaN.
+        counts: number of values in equal bins from 0 to ``amax``, float64 ``[BINS]``.
     """
 
     def __init__(self) -> None:
         self.amax = 0.0
         self.finite = True
-        self.seen = 0
         self.counts = torch.zeros(BINS, dtype=torch.float64)
 
     @property
     def width(self) -> float:
-        """Of a bin."""
+        """Width of a bin."""
         return self.amax / BINS
 
-    def look(self, x: torch.Tensor) -> None:
-        """Take ``x`` into account for :attr:`amax`."""
+    def update_amax(self, x: torch.Tensor) -> None:
+        """Update :attr:`amax` and :attr:`finite` by the values of ``x``."""
         most = float(x.detach().abs().max())
-        self.finite &= most < float("inf")  # false of NaN, too
+        self.finite &= most < float("inf")  # also False for NaN
         self.amax = max(self.amax, most)
-        self.seen += x.numel()
 
-    def count(self, x: torch.Tensor) -> None:
+    def update_counts(self, x: torch.Tensor) -> None:
         """Add the values of ``x`` to the histogram."""
-        values = x.detach().abs().flatten().float().cpu()
         if self.amax > 0:
+            values = x.detach().abs().flatten().float().cpu()
             self.counts += torch.histc(values, BINS, 0.0, self.amax).double()
 
     def centers(self) -> torch.Tensor:
-        """Float64 ``[BINS]``: the middle of each bin."""
+        """Return the centers of the bins, float64 ``[BINS]``."""
         return (torch.arange(BINS, dtype=torch.float64) + 0.5) * self.width

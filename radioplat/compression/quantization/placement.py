@@ -1,12 +1,12 @@
-"""Where quantizers go: what TensorRT fuses into INT8 and FP8 kernels, and what the spec's rules say.
+"""Placement of quantizers, by the rules of the spec and so that TensorRT can fuse INT8 and FP8 kernels.
 
-Weights per output channel, activations at the input of each convolution and linear layer, and so nothing between a
-convolution, its bias and its ReLU; the identity branch of blocks whose addition is fused into a convolution.
-Normalization layers, attention's own products and everything that is a regression or a classification stay float.
+Quantized are weights (per output channel), the input of each convolution and linear layer (so nothing between a
+convolution, its bias and its ReLU), and the identity branch of blocks whose addition is fused into a convolution.
+Normalization layers, attention's matrix products and the last layers of regressions and classifications stay float.
 
-In a detector so do the last layers of its heads for classes and boxes, the layers that say where deformable attention
-looks (an offset of a pixel is little beside the range of all of them), and the layer that boxes, which are shares of
-the image, enter the decoder by.
+In a detector these also stay float: the last layers of its class and box heads, the layers that compute sampling
+offsets of deformable attention (an offset of one pixel is small compared with their range), and the layer that embeds
+box coordinates for the decoder.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from radioplat.spec.schema.quantize import QuantizeConfig
 KINDS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
 
 
-def place(student: VisionModel, asked: QuantizeConfig, used: set[str]) -> Quantization:
-    """What of ``student`` is quantized, and of the rest why not.
+def place(student: VisionModel, config: QuantizeConfig, used: set[str]) -> Quantization:
+    """Return the layers of ``student`` to quantize, and the reasons why others stay float.
 
     Args:
-        student: its BatchNorms folded. What has quantizers already is left as it is, and not named: a detector's
-            backbone may.
-        used: names of the layers that an image runs through; others are read in ways that no quantizer sees.
+        student: with BatchNorms folded. Parts that are quantized already (a detector's backbone may be) are skipped.
+        used: names of the layers that are called for an image; the weights of others are read without a call.
 
     Raises:
-        SpecError: a pattern meets nothing, or nothing would be quantized.
+        SpecError: a pattern matches no layer, or nothing would be quantized.
     """
-    if problems := list(_pattern_problems(student, asked)):
+    if problems := list(_pattern_problems(student, config)):
         raise SpecError(*problems)
     layers: dict[str, LayerFormats] = {}
     skipped: dict[str, str] = {}
@@ -47,76 +46,74 @@ def place(student: VisionModel, asked: QuantizeConfig, used: set[str]) -> Quanti
     for name, layer in student.named_modules():
         if not isinstance(layer, KINDS) or name.startswith(settled):
             continue
-        rule = next((r for r in reversed(asked.layers) if _meets(student, name, r.module_name)), None)
-        weights, activations = formats_of(asked, rule)
-        pattern = next((p for p in asked.skip_names if _meets(student, name, p)), None)
+        rule = next((r for r in reversed(config.layers) if _matches(student, name, r.module_name)), None)
+        weights, activations = formats_of(config, rule)
+        pattern = next((p for p in config.skip_names if _matches(student, name, p)), None)
         if pattern is not None:
             skipped[name] = f"quantize.skip_names has {pattern!r}"
         elif weights is None:
-            skipped[name] = (
-                "no rule of quantize.layers meets it" if rule is None else f"{rule.module_name!r} says native"
-            )
-        elif name in last and not (rule is not None and rule.module_name in _names(student, name)):
+            skipped[name] = f"rule {rule.module_name!r} sets native" if rule else "no rule of quantize.layers matches"
+        elif name in last and not (rule is not None and rule.module_name in _pattern_names(student, name)):
             skipped[name] = last[name]
-        elif name.startswith("heads.") and not asked.heads:
-            skipped[name] = "heads stay with training (quantize.heads)"
+        elif name.startswith("heads.") and not config.heads:
+            skipped[name] = "a head, used in training only (quantize.heads)"
         elif not can_be_quantized(layer):
             skipped[name] = f"{type(layer).__name__} has no quantized form"
         elif name not in used:
-            skipped[name] = "no image reaches it, or the model reads its weight by itself"
+            skipped[name] = "no image reaches it, or the model reads its weight without calling it"
         else:
-            layers[name] = LayerFormats(weights, activations, asked.per_channel)
+            layers[name] = LayerFormats(weights, activations, config.per_channel)
     if not layers:
         hint = "Look at quantize.layers, skip_names and default_layer_dtype."
         why = "; ".join(sorted(set(skipped.values()))[:3])
         raise SpecError(f"nothing is left to quantize ({why})", where="quantize.layers", hint=hint)
-    residuals = dict(_residuals(student, asked, layers))
+    residuals = dict(_residuals(student, config, layers))
     backbone = student.backbone.named_modules(prefix=student.backbone_name)
-    relu6 = [n for n, m in backbone if type(m) is nn.ReLU]
-    relu6 = [n for n in relu6 if asked.relu6 and not n.startswith(settled)]
+    relu6 = [n for n, m in backbone if config.relu6 and type(m) is nn.ReLU and not n.startswith(settled)]
     return Quantization(layers, residuals, [], relu6, skipped)
 
 
 def _residuals(
-    student: VisionModel, asked: QuantizeConfig, layers: dict[str, LayerFormats]
+    student: VisionModel, config: QuantizeConfig, layers: dict[str, LayerFormats]
 ) -> Iterator[tuple[str, str]]:
-    """Blocks, and the format of their identity branch: that of the activations of the convolution it is added to."""
+    """Yield blocks with the format of their identity branch: the activations' format of the convolution before the
+    addition."""
     for name, block in student.named_modules():
-        if not has_identity_branch(block) or any(_meets(student, name, p) for p in asked.skip_names):
+        if not has_identity_branch(block) or any(_matches(student, name, p) for p in config.skip_names):
             continue
-        inner = [n for n, m in block.named_modules() if isinstance(m, KINDS) and n.split(".")[0] not in _BESIDE]
+        inner = [n for n, m in block.named_modules() if isinstance(m, KINDS) and n.split(".")[0] not in _SIDE_BRANCHES]
         formats = layers.get(f"{name}.{inner[-1]}") if inner else None
         if formats is not None and formats.activations is not None:
             yield name, formats.activations
 
 
-_BESIDE = ("downsample", "se")  # not on the way that the identity branch is added to
+_SIDE_BRANCHES = ("downsample", "se")  # children of a block that are not on its main branch
 
 
-def _names(student: VisionModel, name: str) -> list[str]:
-    """What a pattern may call a module: whole, or as the backbone, timm, or a detector in transformers, calls it."""
+def _pattern_names(student: VisionModel, name: str) -> list[str]:
+    """Return the names that a pattern may use: the whole one, and those without the prefixes of the student."""
     return [name, *[name.removeprefix(p) for p in student.name_prefixes if name.startswith(p)]]
 
 
-def _meets(student: VisionModel, name: str, pattern: str) -> bool:
-    """Whether ``pattern`` is of the layer, of a module around it, or of its class."""
+def _matches(student: VisionModel, name: str, pattern: str) -> bool:
+    """Return whether ``pattern`` matches the name of a layer, of a module that contains it, or of its class."""
     layer = student.get_submodule(name)
     classes = [k.__name__ for k in type(layer).__mro__ if issubclass(k, nn.Module) and k is not nn.Module]
     if pattern.removeprefix("torch.").removeprefix("nn.") in classes:
         return True
-    return any(fnmatch.fnmatchcase(part, pattern) for full in _names(student, name) for part in _around(full))
+    return any(fnmatch.fnmatchcase(part, pattern) for full in _pattern_names(student, name) for part in _prefixes(full))
 
 
-def _around(name: str) -> list[str]:
+def _prefixes(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def _pattern_problems(student: VisionModel, asked: QuantizeConfig) -> Iterator[Problem]:
+def _pattern_problems(student: VisionModel, config: QuantizeConfig) -> Iterator[Problem]:
     names = [name for name, module in student.named_modules() if isinstance(module, KINDS)]
-    patterns = [(f"quantize.layers[{i}].module_name", rule.module_name) for i, rule in enumerate(asked.layers)]
-    patterns += [(f"quantize.skip_names[{i}]", pattern) for i, pattern in enumerate(asked.skip_names)]
+    patterns = [(f"quantize.layers[{i}].module_name", rule.module_name) for i, rule in enumerate(config.layers)]
+    patterns += [(f"quantize.skip_names[{i}]", pattern) for i, pattern in enumerate(config.skip_names)]
     for where, pattern in patterns:
-        if not any(_meets(student, name, pattern) for name in names):
+        if not any(_matches(student, name, pattern) for name in names):
             some = ", ".join(names[1:4])
             yield Problem(f"no layer is called {pattern!r}, nor its class", where, f"There are {some}, ...")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -107,12 +108,10 @@ def mean_cosine(
 def used_layers(model: nn.Module, run: Callable[[], object]) -> set[str]:
     """Return the names of the modules of ``model`` that ``run`` calls."""
     called: set[str] = set()
-    handles = [m.register_forward_pre_hook(lambda *_, name=n: called.add(name)) for n, m in model.named_modules()]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: called.add(name)).remove)
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return called
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from radioplat.compression.cost import Cost
-from radioplat.compression.pruning.prune import Aim, cut_alike
-from radioplat.compression.pruning.schedule import gone, of_what_is_left
+from radioplat.compression.pruning.prune import Aim, prune_alike
+from radioplat.compression.pruning.schedule import removed_share, share_of_rest
 from radioplat.compression.pruning.sparsify import Sparsified
 from radioplat.errors import WeightsError
 from radioplat.models.student.checkpoint import load_student, read_architecture
@@ -84,7 +84,7 @@ def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number
     aim = None
     if number > 1 and not any(share is not None for share in vars(config.budget).values()):
         first = json.loads((folder / "round_1" / PRUNED / REPORT).read_text(encoding="utf-8"))
-        aim = Aim(first["sizes"], gone(number, spec.prune.rounds, spec.prune.schedule, spec.prune.amount))
+        aim = Aim(first["sizes"], removed_share(number, spec.prune.rounds, spec.prune.schedule, spec.prune.amount))
     done = cut(spec, config, checkpoint, place, aim)
     amount = done.config.amount if done.config.cut else 0.0
     facts: dict[str, Any] = {"round": number, "checkpoint": str(checkpoint), "amount": amount}
@@ -113,7 +113,7 @@ def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:
             hint="Give an earlier checkpoint of the run that the student is from.",
         )
     if done.cuts is not None:
-        early = cut_alike(early, done.config, done.cuts)
+        early = prune_alike(early, done.config, done.cuts)
     assert isinstance(done.student, Student)
     sparsity = done.student.architecture.sparsity
     with torch.no_grad():
@@ -134,9 +134,9 @@ def _of_round(asked: PruneConfig, number: int, whole: Cost | None, left: Cost | 
     """What goes in round ``number``, as shares of what is left then. Blocks are spread evenly."""
 
     def so_far(final: float, number: int) -> float:
-        return gone(number, asked.rounds, asked.schedule, final)
+        return removed_share(number, asked.rounds, asked.schedule, final)
 
-    amount = of_what_is_left(so_far(asked.amount, number - 1), so_far(asked.amount, number))
+    amount = share_of_rest(so_far(asked.amount, number - 1), so_far(asked.amount, number))
     blocks = asked.blocks * number // asked.rounds - asked.blocks * (number - 1) // asked.rounds
     shares = {}
     for name, share in vars(asked.budget).items():

@@ -61,9 +61,7 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     LossStatistics(module).load_state_dict(read_losses(checkpoint))
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
     made = MicroBatches(run, order, device, False, module, Phases())
-    clients: dict[str, TeacherClient] = {
-        t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers
-    }
+    clients: dict[str, TeacherClient] = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers}
     student.zero_grad()
     feeder = Feeder(first_batches(run, count), clients, teachers, 2, run.partitions)
     with contextlib.closing(feeder):
@@ -73,7 +71,7 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
                 message = f"the loss of micro-batch {batch.micro_batch} is not finite: it says nothing of channels"
                 raise TrainingError(message, where="prune.score", hint="Take score: magnitude, or look at the teacher.")
             loss.backward()
-            score.see(student)
+            score.add_gradients(student)
     student.cpu()
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from radioplat.compression.cost import cost_of
-from radioplat.compression.pruning.groups import chosen, groups_of, trace
-from radioplat.compression.pruning.prune import Aim, cut_alike, dry_run, prune_model
-from radioplat.compression.pruning.schedule import gone, of_what_is_left
+from radioplat.compression.pruning.groups import groups_of, trace, units_to_remove
+from radioplat.compression.pruning.prune import Aim, dry_run, prune_alike, prune_model
+from radioplat.compression.pruning.schedule import removed_share, share_of_rest
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import sparsify
 from radioplat.errors import SpecError
@@ -116,7 +116,7 @@ def test_another_of_its_form_loses_the_same(kind):
     small, cuts = prune_model(whole, asked, ChannelScore(asked), images())
     twin = student(kind, seed=1)
     twin.load_state_dict({k: v + 7 if v.is_floating_point() else v for k, v in whole.state_dict().items()})
-    alike = cut_alike(twin, asked, cuts)
+    alike = prune_alike(twin, asked, cuts)
     for name, tensor in small.state_dict().items():
         other = alike.state_dict()[name]
         assert torch.allclose(other, tensor + 7 if tensor.is_floating_point() else tensor, atol=1e-5)
@@ -129,8 +129,8 @@ def test_rounds_end_where_one_cut_does():
     once = pruned(whole, amount=0.5, blocks=1)
     small, sizes = whole, {}
     for number in range(1, 5):
-        before, after = (gone(n, 4, PruneSchedule.geometric, 0.5) for n in (number - 1, number))
-        asked = PruneConfig(amount=of_what_is_left(before, after), blocks=int(number == 2))
+        before, after = (removed_share(n, 4, PruneSchedule.geometric, 0.5) for n in (number - 1, number))
+        asked = PruneConfig(amount=share_of_rest(before, after), blocks=int(number == 2))
         aim = Aim(sizes, after) if number > 1 else None
         small, cuts = prune_model(small, asked, ChannelScore(asked), images(), aim)
         sizes = sizes or cuts.sizes
@@ -172,7 +172,7 @@ def test_scores_with_gradients_are_their_closed_form(score):
         for layer in (fc1, fc2):
             squares[layer] = squares.get(layer, 0) + layer.weight.grad.square() / 2
             total[layer] = layer.weight.grad.clone()
-        counted.see(whole)
+        counted.add_gradients(whole)
     group = next(g for g in groups_of(whole, trace(whole), asked, counted) if g.layer == "blocks.0.mlp.fc1")
 
     def each(layer: nn.Linear, along: int) -> torch.Tensor:
@@ -182,7 +182,7 @@ def test_scores_with_gradients_are_their_closed_form(score):
         return (layer.weight * total[layer]).abs().sum(along)
 
     expected = (each(fc1, 1) + each(fc2, 0)) / 2
-    assert torch.allclose(group.worth, expected.detach(), rtol=1e-4, atol=1e-12)
+    assert torch.allclose(group.scores, expected.detach(), rtol=1e-4, atol=1e-12)
 
 
 def test_gradients_are_asked_for():
@@ -205,7 +205,7 @@ def test_layers_and_parts_that_are_left_alone():
 
 
 def test_more_blocks_than_there_are():
-    with pytest.raises(SpecError, match="prune.blocks.*can do without 2"):
+    with pytest.raises(SpecError, match="prune.blocks.*works without 2"):
         pruned(student("radio_vit_tiny_patch16"), blocks=3)
 
 
@@ -229,7 +229,7 @@ def test_a_rehearsal_of_what_can_be_pruned_draws_nothing():
     state = torch.get_rng_state()
     dry_run(form, PruneConfig(blocks=1))
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(SpecError, match="prune.blocks: 3 blocks cannot go"):
+    with pytest.raises(SpecError, match="prune.blocks: 3 blocks cannot be removed"):
         dry_run(form, PruneConfig(blocks=3))
 
 
@@ -248,7 +248,7 @@ def test_how_many_stay(units, amount, granularity, mode, scope, seed):
     group = next(groups_of(whole, trace(whole), asked, ChannelScore(asked)))
     worth = torch.rand(units, generator=torch.Generator().manual_seed(seed))
     for part in (PrunePart.hidden, PrunePart.heads):
-        [going] = chosen([dataclasses.replace(group, part=part, units=units, worth=worth)], asked)
+        [going] = units_to_remove([dataclasses.replace(group, part=part, units=units, scores=worth)], asked)
         step = min(granularity, units) if part is PrunePart.hidden else 1
         stay = units - len(going)
         assert stay >= step and (stay % step == 0 or not going)
