@@ -1,1 +1,1 @@
-"""Machines and the Ray cluster, without any run: joining, free room, fitness, preemption."""
+"""Ray clusters and machines, independent of any run: joining, free resources, health checks, preemption."""

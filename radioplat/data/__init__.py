@@ -1,1 +1,1 @@
-"""Shards -> index -> order -> decoded views -> micro-batches. No torch in here."""
+"""Data: shard index, sample order, decoding, augmented views, micro-batches. Does not import torch."""

@@ -1,1 +1,1 @@
-"""A checked spec becomes a Run, before a worker starts; ``plan`` and the run share it."""
+"""Build the Run from a checked spec before workers start; shared by ``plan`` and real starts."""

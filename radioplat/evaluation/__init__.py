@@ -1,1 +1,1 @@
-"""Evaluation of students and detectors; independent of tasks."""
+"""Evaluation of students and detectors; independent of commands."""

@@ -1,1 +1,1 @@
-"""A student leaves: ONNX, Q/DQ, engines, weights in the layouts of others."""
+"""Export of models: ONNX, Q/DQ graphs, engines, weights in the formats of other libraries."""

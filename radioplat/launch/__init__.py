@@ -1,1 +1,1 @@
-"""One run, seen from the process that started it."""
+"""Start of a run and supervision of it from the process that started it."""

@@ -1,1 +1,1 @@
-"""Losses: student's and teacher's features in, one fp32 value a sample out."""
+"""Losses: features of student and teacher to one fp32 value per sample."""

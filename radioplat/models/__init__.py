@@ -1,1 +1,1 @@
-"""Students, their parts and their files."""
+"""Students and detectors: building blocks, checkpoints, number formats."""

@@ -1,1 +1,1 @@
-"""The guided tour, on images and weights that installed packages carry."""
+"""``radioplat quickstart``: a guided run on images and weights that installed packages contain."""

@@ -1,1 +1,1 @@
-"""What the user asked for: no file is opened here, no model built."""
+"""The spec: schema, loading, checks. Opens no data file and builds no model."""

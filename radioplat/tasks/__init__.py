@@ -1,1 +1,1 @@
-"""What a user calls by name: one folder a command."""
+"""The commands, one folder each."""

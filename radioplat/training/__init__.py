@@ -1,1 +1,1 @@
-"""One rank of a run, from a checkpoint to its end."""
+"""Training on one rank, from a checkpoint to the end of the run."""

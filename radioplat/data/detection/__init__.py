@@ -1,1 +1,1 @@
-"""Images with boxes: COCO folders and detection shards."""
+"""Images with bounding boxes: COCO folders and detection shards."""

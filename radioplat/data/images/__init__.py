@@ -1,1 +1,1 @@
-"""Bytes to headers and pixels."""
+"""Decoding of image files, and reading their sizes from the first bytes."""

@@ -1,1 +1,1 @@
-"""One row an image, on disk: built, read by blocks, filtered, weighted."""
+"""The shard index on disk, one row per image: building, block-wise reading, filters, sampling weights."""

@@ -1,1 +1,1 @@
-"""What was consumed, and the proof that it was everything, once."""
+"""The ledger of consumed samples, and the check that each was consumed exactly once."""

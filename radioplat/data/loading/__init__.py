@@ -1,1 +1,1 @@
-"""From the order to batches, by threads or by Ray Data."""
+"""Loading of batches in the sample order, by threads or by Ray Data."""

@@ -1,1 +1,1 @@
-"""Which sample is the n-th of the run, and which rank gets it."""
+"""The sample order: which sample has position n, and which rank reads it."""

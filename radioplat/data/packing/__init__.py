@@ -1,1 +1,1 @@
-"""``radioplat pack``: loose images into shards."""
+"""``radioplat pack``: write loose images into WebDataset shards."""

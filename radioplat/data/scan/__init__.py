@@ -1,1 +1,1 @@
-"""Shards to rows and faults."""
+"""Scanning of tar shards: one index row per image, and a list of damaged members."""

@@ -1,1 +1,1 @@
-"""The one door to files and object stores."""
+"""Access to local files and object stores, with retries during outages; the only package that opens data files."""

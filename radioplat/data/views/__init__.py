@@ -1,1 +1,1 @@
-"""Crops, augmentation, rendering of views."""
+"""Crops and augmentations, and the rendering of image views for students and teachers."""

@@ -1,1 +1,1 @@
-"""The training tasks: what each builds, optimizes and validates."""
+"""The training tasks: which model, objective, optimizer and validation each uses."""

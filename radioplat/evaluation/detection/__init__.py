@@ -1,1 +1,1 @@
-"""Average precision of detectors, by COCO and by VOC."""
+"""Average precision of detectors: COCO and PASCAL VOC definitions."""

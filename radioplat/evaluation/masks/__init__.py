@@ -1,1 +1,1 @@
-"""Decoders for segmentation and change on frozen maps."""
+"""Training and scoring of segmentation and change-detection decoders on frozen feature maps."""

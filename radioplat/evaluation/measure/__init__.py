@@ -1,1 +1,1 @@
-"""The passes over images that feed the metrics."""
+"""Passes over the images that compute features and update the metrics; the registry of metrics."""

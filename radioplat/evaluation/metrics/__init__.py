@@ -1,1 +1,1 @@
-"""One metric a file."""
+"""Metrics, one per file."""

@@ -1,1 +1,1 @@
-"""Whatever can be measured: checkpoints, ONNX files, engines, teachers."""
+"""Models that can be evaluated: checkpoints, ONNX files, engines, teachers."""

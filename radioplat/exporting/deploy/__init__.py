@@ -1,1 +1,1 @@
-"""What goes to a device: bundles, calibration caches, trtexec command lines."""
+"""Files for a target device: deployment bundles, calibration caches, trtexec command lines."""

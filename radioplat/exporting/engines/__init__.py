@@ -1,1 +1,1 @@
-"""Engines: built, recorded, run; what every backend shares."""
+"""Engines: building, metadata, running; shared by all backends."""

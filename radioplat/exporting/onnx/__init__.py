@@ -1,1 +1,1 @@
-"""Tracing, retyping and comparing ONNX files."""
+"""ONNX export: tracing, precision conversion, comparison with torch."""

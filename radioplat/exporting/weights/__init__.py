@@ -1,1 +1,1 @@
-"""Weights as others read them: RADIO, Hugging Face, timm, safetensors."""
+"""Weights in the formats of other libraries: RADIO, Hugging Face, timm, safetensors."""

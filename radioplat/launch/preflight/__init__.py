@@ -1,1 +1,1 @@
-"""The steps before a start: a run takes them and is refused, `plan` takes them and prints."""
+"""Steps before a start: ``plan`` prints their results, a run is refused by their problems."""

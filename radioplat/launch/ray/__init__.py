@@ -1,1 +1,1 @@
-"""A run on Ray Train: placed, watched, resized, started again."""
+"""A run on Ray Train: placement, monitoring, elastic world size, restarts."""

@@ -1,1 +1,1 @@
-"""Common parts of losses: criteria, the common grid, reductions."""
+"""Common parts of losses: criteria, resampling to a common grid, reductions."""

@@ -1,1 +1,1 @@
-"""One loss a file."""
+"""Losses, one per file."""

@@ -1,1 +1,1 @@
-"""Backbones by name: timm, RADIO ViT, FAN."""
+"""Backbones by name: timm, RADIO ViT, NV-CLIP, FAN."""

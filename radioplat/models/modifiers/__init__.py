@@ -1,1 +1,1 @@
-"""Modifications of a built backbone, in place."""
+"""In-place changes of a built backbone: DAMP noise, BatchNorm folding, low-rank layers, sparsity, spectral norm."""

@@ -1,1 +1,1 @@
-"""Pretrained weights of a student."""
+"""Initialization of a student from pretrained weights."""

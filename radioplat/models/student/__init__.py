@@ -1,1 +1,1 @@
-"""The student, its heads, its checkpoint."""
+"""The student: backbone, heads, checkpoint format."""

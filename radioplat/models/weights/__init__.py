@@ -1,1 +1,1 @@
-"""Weight files: reading them, and matching names and shapes."""
+"""Weight files: safe reading, and matching of names and shapes."""

@@ -1,1 +1,1 @@
-"""Contradictions that reading a spec finds."""
+"""Checks for contradictions between spec fields."""

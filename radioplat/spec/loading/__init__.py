@@ -1,1 +1,1 @@
-"""YAML, overrides, TAO specs."""
+"""Loading of a spec: YAML, overrides, conversion of TAO specs."""

@@ -1,1 +1,1 @@
-"""Dataclasses, one file a YAML section."""
+"""Dataclasses of the spec, one file per YAML section."""

@@ -1,1 +1,1 @@
-"""``radioplat compress``: a chain of stages, each a task of its own."""
+"""``radioplat compress``: a chain of stages, each of which runs another task."""

@@ -1,1 +1,1 @@
-"""``radioplat diagnose``, ``ledger``, ``show data``: what a run left."""
+"""``radioplat diagnose``, ``ledger``, ``show data``: inspect the files of a run."""

@@ -1,1 +1,1 @@
-"""``radioplat plan``: what a run would do, need and refuse."""
+"""``radioplat plan``: print what a run would do and need, and every problem that would refuse it."""

@@ -1,1 +1,1 @@
-"""What several tasks need."""
+"""Code shared by several tasks."""

@@ -1,1 +1,1 @@
-"""``radioplat teachers``: check teachers, and manage pools that outlive a run."""
+"""``radioplat teachers``: check teachers, and manage teacher pools that outlive a run."""

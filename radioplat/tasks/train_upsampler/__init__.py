@@ -1,1 +1,1 @@
-"""``radioplat train_upsampler``: FeatSharp for one teacher."""
+"""``radioplat train_upsampler``: train FeatSharp for one teacher."""

@@ -1,1 +1,1 @@
-"""A frozen teacher, and its description without weights."""
+"""The base class of frozen teachers, and their description without weights."""

@@ -1,1 +1,1 @@
-"""Cache of teachers' features on disk."""
+"""Cache of teacher features on disk."""

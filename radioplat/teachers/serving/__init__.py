@@ -1,1 +1,1 @@
-"""Pools of Ray actors that answer requests for features."""
+"""Pools of Ray actors that serve teacher features."""

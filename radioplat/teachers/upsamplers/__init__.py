@@ -1,1 +1,1 @@
-"""Upsamplers: models that make a teacher's map finer than its backbone's."""
+"""Upsamplers: models that increase the resolution of a teacher's feature map."""

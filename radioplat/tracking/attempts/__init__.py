@@ -1,1 +1,1 @@
-"""Starts of a run's workers: logs, causes, goodput."""
+"""Attempts of a run (starts of its workers): logs, causes of failure, goodput."""

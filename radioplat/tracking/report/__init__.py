@@ -1,1 +1,1 @@
-"""The HTML page and its curves."""
+"""The HTML report and its curves."""

@@ -1,1 +1,1 @@
-"""Records of steps, costs and attempts."""
+"""Records of steps, costs and attempts during training."""

@@ -1,1 +1,1 @@
-"""Saving, restoring, the second home, retention."""
+"""Checkpoints: saving, restoring, the copy in a second location, retention."""

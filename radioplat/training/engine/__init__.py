@@ -1,1 +1,1 @@
-"""The DeepSpeed engine, EMA, BatchNorm state."""
+"""The DeepSpeed engine, EMA weights, BatchNorm statistics."""

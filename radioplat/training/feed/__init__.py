@@ -1,1 +1,1 @@
-"""Micro-batches of the stream with the teachers' answers, on the training device."""
+"""Delivery of micro-batches with teacher features to the training device."""

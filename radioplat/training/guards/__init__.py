@@ -1,1 +1,1 @@
-"""Guards: what may skip a step, pause a run or end it."""
+"""Guards: conditions that skip a step, pause a run or end it."""

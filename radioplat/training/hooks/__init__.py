@@ -1,1 +1,1 @@
-"""Step hooks: what follows the steps of a run, in one ordered list; also users' own."""
+"""Step hooks: callbacks of the training loop, in one ordered list; includes users' own."""

@@ -1,1 +1,1 @@
-"""The steps of one rank."""
+"""The training loop of one rank."""

@@ -1,1 +1,1 @@
-"""Phases and the watchdog."""
+"""The watchdog, and the phases that it reports."""

@@ -1,1 +1,1 @@
-"""One file a backend: TensorRT, TensorRT-RTX, onnxruntime."""
+"""Engine backends, one per file: TensorRT, TensorRT-RTX, onnxruntime."""

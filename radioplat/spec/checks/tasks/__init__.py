@@ -1,1 +1,1 @@
-"""Checks of one task each."""
+"""Checks of the spec sections of single tasks."""
