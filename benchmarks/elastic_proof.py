@@ -142,7 +142,7 @@ def compare(quiet: Path, beaten: Path) -> dict[str, Any]:
         "weights": max(distance.values()),
         "worst": max(distance, key=distance.__getitem__),
         "ledger": proof.holds,
-        "seen": proof.seen,
+        "seen": proof.consumed,
         "replayed": proof.replayed,
     }
 

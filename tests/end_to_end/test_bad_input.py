@@ -95,7 +95,7 @@ def test_an_image_that_breaks_on_decoding_keeps_its_place(mixed_run):
     assert bad and all(row["reason"].startswith("corrupt_image") for row in bad)
     assert len({row["id"] for row in bad}) == 1
     proof = prove_run(mixed_run.folder)
-    assert proof.unlearned == {"corrupt_image": len(bad)} and proof.holds and proof.seen == 48
+    assert proof.unlearned == {"corrupt_image": len(bad)} and proof.holds and proof.consumed == 48
 
 
 def test_odd_but_valid_images_are_learned_from(mixed_run):
@@ -123,7 +123,7 @@ def test_too_many_broken_images_end_the_run_with_a_report(
     "make, words",
     [
         (lambda folder: None, "does not exist"),
-        (lambda folder: folder.mkdir(), "holds no tar shard"),
+        (lambda folder: folder.mkdir(), "contains no tar shard"),
         (lambda folder: folder.write_bytes(b"x"), "is a file, not a folder"),
         (lambda folder: (folder.mkdir(), (folder / "0.tar").write_bytes(b"")), "empty_tar"),
         (lambda folder: (folder.mkdir(), (folder / "0.tar").write_bytes(b"no tar" * 400)), "not_a_tar"),

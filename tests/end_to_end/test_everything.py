@@ -159,7 +159,7 @@ def test_two_workers_print_the_losses_of_one_process(quiet, two_workers, ids_by_
     assert any("no GPU" in line and "2 CPU worker" in line for line in two_workers.lines)
     assert verified_state(two_workers.result.checkpoint).world_size == 2
     proof = prove_run(two_workers.folder)
-    assert proof.holds and proof.seen == 6 * STEPS and proof.replayed == 0
+    assert proof.holds and proof.consumed == 6 * STEPS and proof.replayed == 0
     assert ids_by_step(two_workers.folder) == ids_by_step(quiet.folder)
     assert_same(terms(two_workers), terms(quiet))
     mine, theirs = average(two_workers), average(quiet)

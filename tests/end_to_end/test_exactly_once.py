@@ -68,7 +68,7 @@ def test_killed_readers_and_other_workers_lose_no_sample(cluster, make_spec, ids
     then = radioplat.distill(spec, say=lambda line: None)
     assert then.resumed_from == 60 and then.global_step == 90
     proof = prove_run(then.folder)
-    assert proof.holds and proof.seen == 6 * 90 and len(proof.attempts) == 2
+    assert proof.holds and proof.consumed == 6 * 90 and len(proof.attempts) == 2
     quiet = distil(make_spec(tmp_path / "quiet", {"train": {**long, "num_gpus": 1, "max_steps": 90}}))
     assert ids_by_step(then.folder) == ids_by_step(quiet.folder)
     assert cli.main(["ledger", str(tmp_path / "run")]) == 0
@@ -107,7 +107,7 @@ def test_every_damaged_member_is_accounted_for(make_spec, distil, crops, encode,
                    f"dataset.train_dataset.tar_data_sources={json.dumps(sources)}", "train.num_epochs=1",
                    "dataset.max_bad_fraction=1")  # fmt: skip
     proof = prove_run(trail.folder)
-    assert proof.holds and proof.seen == 60
+    assert proof.holds and proof.consumed == 60
     rows = pq.read_table(trail.folder / "ledger" / "rejects.parquet").to_pylist()
     scanned = {row["key"]: row["reason"] for row in rows}
     split = load_spec(trail.folder / "experiment.yaml").dataset.train_dataset

@@ -129,7 +129,7 @@ def test_consumed_ids_are_the_orders(quiet_run, ids_by_step):
     found = ids_by_step(quiet_run.folder)
     assert found == {step: order.slice(6 * step, 6 * step + 6).sample_id.tolist() for step in range(8)}
     proof = prove_run(quiet_run.folder)
-    assert proof.holds and (proof.expected, proof.seen, proof.replayed, proof.attempts) == (48, 48, 0, [(1, 0, 8)])
+    assert proof.holds and (proof.expected, proof.consumed, proof.replayed, proof.attempts) == (48, 48, 0, [(1, 0, 8)])
 
 
 def test_the_command_that_proves_it(quiet_run, capfd):

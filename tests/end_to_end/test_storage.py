@@ -127,7 +127,7 @@ def test_an_outage_in_the_middle_costs_a_pause_and_nothing_else(begin, inputs, t
     for word in ("waiting for storage", "storage can be read again"):
         assert len(lines_of(folder, word)) == said.count(word) == 2, said
     proof = prove_run(folder)
-    assert proof.holds and not proof.unlearned and proof.seen == STEPS * 12
+    assert proof.holds and not proof.unlearned and proof.consumed == STEPS * 12
     spec = tiny_spec(inputs, tmp_path / "quiet", STEPS, (1, 1))
     spec["cluster"]["mode"] = "local"
     quiet = radioplat.distill(spec, say=lambda line: None)

@@ -82,7 +82,7 @@ def test_same_ids_at_one_and_two_workers(local_run, two_workers, ids_by_step):
     assert ids == ids_by_step(local_run.folder)
     assert sorted(ids) == list(range(STEPS)) and all(len(step) == 6 for step in ids.values())
     proof = prove_run(two_workers.folder)
-    assert proof.holds and proof.seen == 6 * STEPS and proof.replayed == 0
+    assert proof.holds and proof.consumed == 6 * STEPS and proof.replayed == 0
 
 
 def test_same_losses_at_one_and_two_workers(local_run, two_workers):
@@ -182,7 +182,7 @@ def test_dead_teachers_and_workers_lose_no_sample(
     quiet = distil(make_spec(tmp_path / "quiet", {"train": longer}))
     assert ids_by_step(result.folder) == ids_by_step(quiet.folder)
     proof = prove_run(result.folder)
-    assert proof.holds and proof.seen == 6 * 16
+    assert proof.holds and proof.consumed == 6 * 16
     for event in events:
         if isinstance(event, StepEvent):
             assert event.metrics["loss"] == pytest.approx(quiet.losses[event.step], rel=1e-3), event.step

@@ -1,4 +1,4 @@
-"""A COCO-format folder: one JSON file of annotations and the images that it names (cocodataset.org, Data format)."""
+"""Read a COCO-format data set: one JSON file of annotations and a folder of images (cocodataset.org, Data format)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FORM = "It needs the lists images, annotations and categories of COCO's format.
 def read_coco(annotations: str, images_dir: str, where: str = "") -> DetectionSet:
     """Read a COCO-format split; no pixel is decoded.
 
-    Classes are the file's categories by ascending id. What is wrong with one image or one box is counted in
-    ``faults`` of what is returned and leaves that image or box out; an image without objects stays.
+    Classes are the file's categories by ascending id. An unusable image or box is left out and counted in the
+    result's ``faults``; an image without objects stays.
 
     Args:
         annotations: the JSON file; local or remote.
-        images_dir: what the images' ``file_name`` are relative to.
+        images_dir: the folder that the images' ``file_name`` is relative to.
         where: the spec field, for messages.
 
     Raises:
@@ -34,41 +34,43 @@ def read_coco(annotations: str, images_dir: str, where: str = "") -> DetectionSe
     annotations, images_dir = absolute(annotations), absolute(images_dir)
     content = _read(annotations, where)
     classes = _categories(content["categories"], annotations, where)
-    found = DetectionSet(tuple(classes.values()), tuple(classes))
-    boxes = _boxes_by_image(content, {number: label for label, number in enumerate(classes)}, found.faults)
-    seen: set[int] = set()
+    dataset = DetectionSet(tuple(classes.values()), tuple(classes))
+    boxes = _boxes_by_image(content, {number: label for label, number in enumerate(classes)}, dataset.faults)
+    image_ids: set[int] = set()
     for entry in content["images"]:
         if not _is_image(entry):
-            found.faults.add("bad_image", str(entry)[:80])
-        elif entry["id"] in seen:
-            found.faults.add("duplicate_image", f"id {entry['id']}")
+            dataset.faults.add("bad_image", str(entry)[:80])
+        elif entry["id"] in image_ids:
+            dataset.faults.add("duplicate_image", f"id {entry['id']}")
         else:
-            seen.add(entry["id"])
-            picture = _picture(entry, images_dir, boxes[entry["id"]], found.faults)
+            image_ids.add(entry["id"])
+            picture = _picture(entry, images_dir, boxes[entry["id"]], dataset.faults)
             if picture is not None:
-                found.pictures.append(picture)
-    if not found.pictures:
-        hint = f"Faults: {found.faults}. Images are looked for in {images_dir}."
+                dataset.pictures.append(picture)
+    if not dataset.pictures:
+        hint = f"Faults: {dataset.faults}. Images are read from {images_dir}."
         raise DataError(f"{annotations} names no image that can be used", where=where, hint=hint)
-    return found
+    return dataset
 
 
-def entry_boxes(entries: Sequence[Any], labels: dict[Any, int], faults: Faults, what: str) -> Boxes:
-    """Boxes of annotations in COCO's form (``bbox`` is left, top, width, height; ``area``, ``iscrowd`` if present).
+def entry_boxes(entries: Sequence[Any], labels: dict[Any, int], faults: Faults, item: str) -> Boxes:
+    """Convert annotations in COCO's form (``bbox`` is left, top, width, height; ``area`` and ``iscrowd`` optional).
 
     Args:
         labels: class by ``category_id`` or by ``category`` (a name).
+        faults: unusable entries are counted here.
+        item: the image's name, for ``faults``.
     """
     corners, classes, crowd, areas = [], [], [], []
     for entry in entries:
         box = four_numbers(entry.get("bbox")) if isinstance(entry, dict) else None
         if box is None:
-            faults.add("bad_box", what)
+            faults.add("bad_box", item)
             continue
         key = entry.get("category_id", entry.get("category"))
         label = labels.get(key) if isinstance(key, (int, str)) and not isinstance(key, bool) else None
         if label is None:
-            faults.add("unknown_class", f"{what}: {key!r}")
+            faults.add("unknown_class", f"{item}: {key!r}")
             continue
         x, y, w, h = box
         corners.append((x, y, x + w, y + h))
@@ -96,17 +98,17 @@ def _read(path: str, where: str) -> dict[str, Any]:
 
 
 def _categories(entries: list[Any], path: str, where: str) -> dict[int, str]:
-    """Names by id, ascending."""
-    found: dict[int, str] = {}
+    """Return the category names by id, ascending."""
+    names: dict[int, str] = {}
     for entry in entries:
         number = entry.get("id") if isinstance(entry, dict) else None
-        if not isinstance(number, int) or isinstance(number, bool) or number in found:
-            hint = "Each category needs an id of its own, a whole number."
+        if not isinstance(number, int) or isinstance(number, bool) or number in names:
+            hint = "Each category needs a unique integer id."
             raise DataError(f"{path}: category {str(entry)[:80]} cannot be used", where=where, hint=hint)
-        found[number] = str(entry.get("name", number))
-    if not found:
+        names[number] = str(entry.get("name", number))
+    if not names:
         raise DataError(f"{path} has no categories", where=where, hint=_FORM)
-    return dict(sorted(found.items()))
+    return dict(sorted(names.items()))
 
 
 def _boxes_by_image(content: dict[str, Any], labels: dict[int, int], faults: Faults) -> dict[int, Boxes]:
@@ -118,8 +120,8 @@ def _boxes_by_image(content: dict[str, Any], labels: dict[int, int], faults: Fau
             faults.add("unknown_image", f"annotation of image {number!r}")
         else:
             entries[number].append(entry)
-    found = {number: entry_boxes(of_image, labels, faults, f"image {number}") for number, of_image in entries.items()}
-    return defaultdict(Boxes.none, found)
+    boxes = {number: entry_boxes(of_image, labels, faults, f"image {number}") for number, of_image in entries.items()}
+    return defaultdict(Boxes.none, boxes)
 
 
 def _is_image(entry: Any) -> bool:
@@ -145,8 +147,8 @@ def _picture(entry: dict[str, Any], images_dir: str, boxes: Boxes, faults: Fault
         return None
     size = header.width, header.height
     if any(entry.get(side, real) != real for side, real in zip(("width", "height"), size, strict=True)):
-        said = entry.get("width"), entry.get("height")
-        faults.add("size_mismatch", f"{name} is {size[0]} x {size[1]}, not {said[0]} x {said[1]}")
+        expected = f"{entry.get('width')} x {entry.get('height')}"
+        faults.add("size_mismatch", f"{name} is {size[0]} x {size[1]}, not {expected}")
         return None
     inside = clean_boxes(boxes, *size, faults, name)
     if not len(inside):

@@ -1,4 +1,4 @@
-"""Images with the boxes of their objects, from wherever they come."""
+"""Images with bounding boxes, independent of the annotation format."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Picture:
     """One image and its objects.
 
     Attributes:
-        name: by which results speak of it.
-        path, offset, length: where its bytes are.
-        width, height: pixels, upright.
-        boxes: in its pixels, inside of it.
-        image_id: COCO's number, or its place in the set.
+        name: shown in results.
+        path, offset, length: file and byte range of the encoded image.
+        width, height: pixels, after the EXIF orientation is applied.
+        boxes: in pixels of the upright image, clipped to it.
+        image_id: COCO's image id, or the position in the set.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Picture:
     image_id: int
 
     def decode(self, reduction: float = 1.0, max_pixels: int = MAX_PIXELS) -> Decoded:
-        """See :func:`radioplat.data.images.decode.decode_rgb`.
+        """Read and decode the image by :func:`radioplat.data.images.decode.decode_rgb`.
 
         Raises:
             BadSample: the image is damaged.
@@ -42,12 +42,13 @@ class Picture:
 
 @dataclass
 class DetectionSet:
-    """Pictures of one split.
+    """Annotated images of one split.
 
     Attributes:
-        classes: names; a label is a place in it.
-        category_ids: the numbers that the annotation file gives the classes.
-        faults: what was left out or changed.
+        classes: names; a label is an index into it.
+        category_ids: the ids of the classes in the annotation file.
+        pictures: the usable images.
+        faults: images and boxes that were left out or changed.
     """
 
     classes: tuple[str, ...]
@@ -60,12 +61,12 @@ class DetectionSet:
 
     @property
     def num_boxes(self) -> int:
-        """Boxes of all pictures."""
+        """Count the boxes of all pictures."""
         return sum(len(picture.boxes) for picture in self.pictures)
 
     @property
     def size(self) -> str:
-        """How much it is, in words."""
+        """Format the numbers of images, boxes and classes."""
         return f"{len(self)} images, {self.num_boxes} boxes of {len(self.classes)} classes"
 
     def __str__(self) -> str:

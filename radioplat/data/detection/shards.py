@@ -1,8 +1,8 @@
-"""Detection shards: WebDataset tars whose images have a ``.json`` sidecar with boxes.
+"""Read detection shards: WebDataset tars whose images have a ``.json`` sidecar with boxes.
 
-A sidecar holds ``boxes`` (``[[left, top, right, bottom], ...]`` in pixels) and ``labels`` (a number or a class's name
-for each), with ``crowd`` and ``area`` beside them if known; or ``annotations`` in COCO's form. An empty list says that
-the image shows no object; a sidecar without either says nothing, and its image is left out.
+A sidecar contains ``boxes`` (``[[left, top, right, bottom], ...]`` in pixels) and ``labels`` (a number or a class name
+for each), optionally ``crowd`` and ``area``; or ``annotations`` in COCO's form. An empty list means that the image
+shows no object; an image without either field is not annotated and is left out.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ def read_detection_shards(root_dir: str, classes: Sequence[str], where: str = ""
     """Read all tars below ``root_dir``; no pixel is decoded.
 
     Args:
-        classes: names; numbers in sidecars are places in it.
+        classes: names; a number in a sidecar is an index into it.
         where: the spec field, for messages.
 
     Raises:
-        DataError: there is no such folder, or no image in it that can be used.
+        DataError: the folder does not exist or contains no usable image.
     """
     root = absolute(root_dir)
     try:
         shards = list_files(root, lambda name: name.endswith(".tar"))
     except OSError as error:
         raise DataError(f"{root} cannot be read: {error.strerror or error}", where=where) from None
-    found = DetectionSet(tuple(classes), tuple(range(len(classes))))
+    dataset = DetectionSet(tuple(classes), tuple(range(len(classes))))
     labels = {name: i for i, name in enumerate(classes)} | {i: i for i in range(len(classes))}
     for name, _ in shards:
-        _read_shard(f"{root}/{name}", labels, found)
-    if not found.pictures:
-        hint = f"{len(shards)} tar files; faults: {found.faults}."
-        raise DataError(f"{root} holds no image with boxes that can be used", where=where, hint=hint)
-    return found
+        _read_shard(f"{root}/{name}", labels, dataset)
+    if not dataset.pictures:
+        hint = f"{len(shards)} tar files; faults: {dataset.faults}."
+        raise DataError(f"{root} contains no usable image with boxes", where=where, hint=hint)
+    return dataset
 
 
-def _read_shard(path: str, labels: dict[Any, int], found: DetectionSet) -> None:
+def _read_shard(path: str, labels: dict[Any, int], dataset: DetectionSet) -> None:
     scan = scan_tar(path)
     for fault in scan.faults:
-        found.faults.add(fault.reason, f"{path}: {fault.key} {fault.detail}".rstrip())
+        dataset.faults.add(fault.reason, f"{path}: {fault.key} {fault.detail}".rstrip())
     if not scan.rows.num_rows:
         return
     sidecars = _sidecars(path)
     columns = ("key", "offset", "length", "width", "height")
     for key, offset, length, width, height in zip(*(scan.rows[c].to_pylist() for c in columns), strict=True):
-        boxes = _sidecar_boxes(sidecars.get(key), labels, found.faults, f"{path}: {key}")
+        boxes = _sidecar_boxes(sidecars.get(key), labels, dataset.faults, f"{path}: {key}")
         if boxes is None:
             continue
-        inside = clean_boxes(boxes, width, height, found.faults, f"{path}: {key}")
+        inside = clean_boxes(boxes, width, height, dataset.faults, f"{path}: {key}")
         if not len(inside):
-            found.faults.add("empty_image", f"{path}: {key}")
-        found.pictures.append(Picture(key, path, offset, length, width, height, inside, len(found.pictures)))
+            dataset.faults.add("empty_image", f"{path}: {key}")
+        dataset.pictures.append(Picture(key, path, offset, length, width, height, inside, len(dataset.pictures)))
 
 
 def _sidecars(path: str) -> dict[str, Any]:
-    """Content by key; a sidecar that :func:`scan_tar` has already named as bad is left out."""
-    found: dict[str, Any] = {}
+    """Return the sidecars' content by key, without those that :func:`scan_tar` has counted as bad."""
+    sidecars: dict[str, Any] = {}
     try:
         window = Window(path)
         for member in walk_tar(window):
@@ -76,26 +76,26 @@ def _sidecars(path: str) -> dict[str, Any]:
             if extension != "json" or member.kind != "file" or member.size > MAX_SIDECAR_BYTES:
                 continue
             try:
-                found.setdefault(key, json.loads(window.read(member.offset, member.size)))
+                sidecars.setdefault(key, json.loads(window.read(member.offset, member.size)))
             except (ValueError, RecursionError):
                 continue
     except OSError:
-        return found  # it was there a moment ago; its images count as without boxes
-    return found
+        return sidecars  # the scan has just read this file; the remaining images count as without boxes
+    return sidecars
 
 
-def _sidecar_boxes(content: Any, labels: dict[Any, int], faults: Faults, what: str) -> Boxes | None:
+def _sidecar_boxes(content: Any, labels: dict[Any, int], faults: Faults, item: str) -> Boxes | None:
     content = content if isinstance(content, dict) else {}
     if isinstance(content.get("annotations"), list):
-        return entry_boxes(content["annotations"], labels, faults, what)
+        return entry_boxes(content["annotations"], labels, faults, item)
     corners, names = content.get("boxes"), content.get("labels")
     if not isinstance(corners, list):
-        faults.add("no_boxes", what)
+        faults.add("no_boxes", item)
         return None
     columns = [names if names is not None or corners else []]
     columns += [content.get(name) for name in ("crowd", "area") if content.get(name) is not None]
     if any(not isinstance(column, list) or len(column) != len(corners) for column in columns):
-        faults.add("bad_sidecar", f"{what}: labels, crowd and area need one entry a box")
+        faults.add("bad_sidecar", f"{item}: labels, crowd and area need one entry a box")
         return None
     crowd, area = content.get("crowd") or [False] * len(corners), content.get("area") or [None] * len(corners)
     entries = []
@@ -103,4 +103,4 @@ def _sidecar_boxes(content: Any, labels: dict[Any, int], faults: Faults, what: s
         box = four_numbers(corner)
         sides = None if box is None else [box[0], box[1], box[2] - box[0], box[3] - box[1]]
         entries.append(dict(zip(("category_id", "iscrowd", "area"), rest, strict=True)) | {"bbox": sides})
-    return entry_boxes(entries, labels, faults, what)
+    return entry_boxes(entries, labels, faults, item)

@@ -1,4 +1,4 @@
-"""Bytes to RGB pixels: JPEG by libjpeg-turbo at the scale that is needed, everything else by Pillow."""
+"""Decode images to RGB: JPEG by libjpeg-turbo, at a reduced size where that suffices, all other formats by Pillow."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from radioplat.data.images.headers import ImageHeader, image_header, open_lazily
 from radioplat.data.images.png_checksums import png_damage
 
 MAX_PIXELS = 178_956_970  # the default of dataset.max_pixels
-_BAND_PIXELS = 1 << 21  # that are converted at a time
+_BAND_PIXELS = 1 << 21  # pixels converted at a time
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 
 
 class BadSample(Exception):
-    """This image cannot be used; the run goes on without it.
+    """An image that cannot be used; the run continues without it.
 
     Attributes:
         reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``,
-            ``shard_changed``, ``hash_mismatch``.
-        detail: what the decoder said.
+            ``shard_changed``, ``hash_mismatch``, ``uniform_color``.
+        detail: the decoder's message.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -37,13 +37,13 @@ class BadSample(Exception):
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded image, upright.
+    """A decoded image with its EXIF orientation applied.
 
     Attributes:
         rgb: uint8 ``[h, w, 3]``.
-        width, height: source pixels at full resolution, upright.
+        width, height: size of the source at full resolution, in pixels, orientation applied.
         factor: source pixels per pixel of ``rgb``, along each axis: 1, 2, 4 or 8. Where it does not divide the size,
-            the last column or row of ``rgb`` hangs over the edge of the source.
+            the last column or row of ``rgb`` extends beyond the edge of the source.
     """
 
     rgb: np.ndarray
@@ -53,18 +53,19 @@ class Decoded:
 
 
 def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS, fast: bool = False) -> Decoded:
-    """Decode one image, upright (EXIF orientation applied), to 8-bit RGB.
+    """Decode one image to 8-bit RGB and apply its EXIF orientation.
 
-    Grey, palette, CMYK and YCCK become RGB; 16-bit and deeper samples are scaled, not clipped; transparency is laid on
-    white; of an animation the first frame is taken.
+    Grey, palette, CMYK and YCCK become RGB; 16-bit and deeper samples are scaled, not clipped; transparency is blended
+    with white; of an animation the first frame is decoded.
 
     Args:
         data: the encoded image.
-        reduction: source pixels that one pixel may stand for, along each axis. A JPEG is then decoded at 1/2, 1/4 or
-            1/8 of its size, whichever is the least that this allows; libjpeg-turbo has vector code for these alone.
-        max_pixels: an image whose header says more is not decoded.
-        fast: a JPEG may be decoded a tenth faster with less exact arithmetic; its pixels then lie at least 35 dB (PSNR)
-            from those of the exact one.
+        reduction: the largest allowed number of source pixels per decoded pixel, along each axis. A JPEG is decoded at
+            the smallest of the sizes 1/8, 1/4, 1/2 and 1 that respects it; only these have vector code in
+            libjpeg-turbo.
+        max_pixels: an image whose header names more pixels is not decoded.
+        fast: decode a JPEG about 10 % faster with less exact arithmetic; the PSNR against exact decoding is at least
+            35 dB.
 
     Raises:
         BadSample: the content is no image, is damaged or cut short, or is too large.
@@ -82,8 +83,8 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
         rgb, factor = _decode_pillow(data, header), 1
     rgb = _upright(rgb, header.orientation)
     if rgb.shape[:2] != (-(-header.height // factor), -(-header.width // factor)):
-        says, has = f"{header.width}x{header.height}", f"{rgb.shape[1]}x{rgb.shape[0]}"
-        raise BadSample("size_mismatch", f"the header says {says}, the pixels at 1/{factor} are {has}")
+        size, decoded = f"{header.width}x{header.height}", f"{rgb.shape[1]}x{rgb.shape[0]}"
+        raise BadSample("size_mismatch", f"the header names {size}, the pixels at 1/{factor} are {decoded}")
     return Decoded(rgb, header.width, header.height, factor)
 
 
@@ -91,33 +92,33 @@ def _factor(header: ImageHeader, reduction: float) -> int:
     if header.format != "JPEG":
         return 1
     for factor in (8, 4, 2):
-        # A turned image would have the overhang of a size that does not divide at its left or top; rare, so not scaled.
-        whole = header.width % factor == 0 and header.height % factor == 0
-        if reduction >= factor and (whole or header.orientation == 1):
+        # In a rotated image the partial last column or row would end up at the left or top; rare, so not reduced.
+        divisible = header.width % factor == 0 and header.height % factor == 0
+        if reduction >= factor and (divisible or header.orientation == 1):
             return factor
     return 1
 
 
 def _stored_size(header: ImageHeader) -> tuple[int, int]:
-    """Width and height as a decoder gives them, not upright yet."""
+    """Return width and height as stored, before the orientation is applied."""
     size = header.width, header.height
     return size if header.orientation < 5 else size[::-1]
 
 
 def _require_size(size: tuple[int, int], header: ImageHeader) -> None:
-    """Refuse an image that its decoder takes for another size than the header reader did, before it is decoded.
+    """Reject an image whose decoder reads another size than the header reader did, before it is decoded.
 
-    ``max_pixels`` was compared with the header's size. A PNG with two headers, say, has the size of the first for a
-    reader of headers and that of the last for Pillow.
+    ``max_pixels`` was compared with the size that the header reader returned. Of a PNG with two headers, for example,
+    the header reader uses the first and Pillow the last.
     """
     if size != _stored_size(header):
         width, height = _stored_size(header)
-        detail = f"the header says {width}x{height}, the decoder {size[0]}x{size[1]}"
+        detail = f"the header names {width}x{height}, the decoder {size[0]}x{size[1]}"
         raise BadSample("size_mismatch", detail)
 
 
 def _decode_jpeg(data: bytes, header: ImageHeader, factor: int, fast: bool) -> np.ndarray | None:
-    """RGB at 1/factor of the size, or None where libjpeg-turbo refuses (CMYK, oddities, damage): Pillow then judges."""
+    """Decode RGB at 1/factor of the size; return None if libjpeg-turbo fails (CMYK, rare variants, damage)."""
     try:
         _require_size(simplejpeg.decode_jpeg_header(data)[1::-1], header)
         if factor == 1:
@@ -140,21 +141,20 @@ def _decode_pillow(data: bytes, header: ImageHeader) -> np.ndarray:
         raise
     except Image.DecompressionBombError as error:
         raise BadSample("too_many_pixels", str(error)) from None
-    except Exception as error:  # decoders fail on damaged data in any way
+    except Exception as error:  # Pillow's decoders raise many exception types on damaged data
         raise BadSample("corrupt_image", f"{type(error).__name__}: {error}") from None
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
-    """``image`` in stretches of rows: what a conversion needs beside it and the result is then little."""
+    """Yield ``image`` in bands of rows, so that a conversion needs little extra memory."""
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
-        whole = rows >= image.height
-        yield slice(top, bottom), image if whole else image.crop((0, top, image.width, bottom))
+        yield slice(top, bottom), image if rows >= image.height else image.crop((0, top, image.width, bottom))
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
-    """uint8 ``[h, w, 3]``."""
+    """Convert any mode to uint8 ``[h, w, 3]``."""
     white = _white(image) if image.mode in _DEEP_MODES else None
     rgb = np.empty((image.height, image.width, 3), np.uint8)
     for rows, band in _bands(image):
@@ -170,19 +170,22 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
 
 
 def _white(image: Image.Image) -> float:
-    """The white of one deep channel. 32-bit files do not say theirs: the least usual one that holds the data."""
+    """Return the value that means white in a single-channel deep image.
+
+    32-bit files do not declare it: the smallest common maximum that is not below the data.
+    """
     top = 0.0
     for _, band in _bands(image):
-        most = float(np.asarray(band).max(initial=0))
-        if not np.isfinite(most) or not np.isfinite(np.asarray(band).min(initial=0)):
+        largest = float(np.asarray(band).max(initial=0))
+        if not np.isfinite(largest) or not np.isfinite(np.asarray(band).min(initial=0)):
             raise BadSample("corrupt_image", "pixels that are not finite")
-        top = max(top, most)
+        top = max(top, largest)
     whites = {"I": (65_535, 2**31 - 1), "F": (1, 255, 65_535, 2**31 - 1)}.get(image.mode, (65_535,))
     return next((w for w in whites if top <= w), top)
 
 
 def _upright(rgb: np.ndarray, orientation: int) -> np.ndarray:
-    """Undo the camera's orientation (EXIF 2.32, tag 274)."""
+    """Apply the EXIF orientation (EXIF 2.32, tag 274)."""
     match orientation:
         case 2:
             rgb = rgb[:, ::-1]

@@ -1,4 +1,4 @@
-"""Whether a PNG is as it was written: decoders stop at the last pixel and never look at the checksums."""
+"""Verify the checksums of a PNG, which decoders ignore."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def png_damage(data: bytes) -> str:
-    """What is wrong with the chunks of a PNG (PNG 3rd edition, 5.3); empty if nothing is.
+    """Describe the damage in the chunks of a PNG (PNG 3rd edition, 5.3); empty if there is none.
 
-    Without this a file whose tail was overwritten decodes to an image that is partly noise.
+    Without this check a file with an overwritten end decodes to an image that is partly noise.
     """
     view, place = memoryview(data), len(SIGNATURE)
     while place + 12 <= len(data):

@@ -1,4 +1,4 @@
-"""TAO's uniform-colour filter: an image of one colour teaches nothing. Only its pixels tell, so it is met at decode."""
+"""TAO's uniform-colour filter: reject images of a single colour, at decode time since it needs the pixels."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ import numpy as np
 from radioplat.data.images.decode import BadSample
 
 REASON = "uniform_color"
-TOLERANCE = (
-    2  # levels of 255 between the darkest and the brightest pixel of a channel: what coding leaves of one colour
-)
-_GLANCE = 16  # every so manieth row and column is looked at first
+TOLERANCE = 2  # of 255 levels between a channel's darkest and brightest pixel, for compression noise
+_STRIDE = 16  # every 16th row and column is checked first
 
 
 def refuse_uniform_color(rgb: np.ndarray) -> None:
-    """Refuse an image each of whose channels is one value, but for :data:`TOLERANCE`.
+    """Reject an image of a single colour, within :data:`TOLERANCE` for each channel.
 
     Args:
         rgb: uint8 ``[h, w, 3]``.
 
     Raises:
-        BadSample: with reason :data:`REASON`; its place in the order stays, with weight zero.
+        BadSample: with reason :data:`REASON`; the sample stays in the order with weight 0.
     """
-    # Nearly every image ends here; the whole is only looked at where a few pixels are alike.
-    if not _is_uniform(rgb[::_GLANCE, ::_GLANCE]) or not _is_uniform(rgb):
-        return
-    raise BadSample(REASON, "rgb {}, {}, {}".format(*rgb[0, 0].tolist()))
+    if _is_uniform(rgb[::_STRIDE, ::_STRIDE]) and _is_uniform(rgb):  # the subset rules out nearly every image
+        raise BadSample(REASON, "rgb {}, {}, {}".format(*rgb[0, 0].tolist()))
 
 
 def _is_uniform(rgb: np.ndarray) -> bool:

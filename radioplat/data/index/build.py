@@ -1,4 +1,4 @@
-"""Build the index of a split: scan what is new, keep what is known, go on where a killed scan was."""
+"""Build the index of a split: scan new files, reuse known ones, and resume an interrupted scan."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def build_index(
     workers: int | None = None,
     scan: Scanner | None = None,
 ) -> ShardIndex:
-    """Index a split and save it under ``index_dir``; unchanged shards (path, size, mtime) are not read again, but for
-    those that could not be read: storage that failed then may answer now.
+    """Index a split and save it under ``index_dir``.
 
-    What is scanned is put on disk as the scan goes on: one that was killed goes on where it was, but for its last
-    seconds. Of two that build in one folder the second waits, and then finds everything known.
+    Unchanged shards (path, size, mtime) are not read again, except those that could not be read. The scan writes its
+    results as it proceeds: after a crash it resumes, except for its last seconds. Of two processes that build in one
+    folder the second waits and reuses the result.
 
     Args:
         split: one split of the spec.
-        path: its place in the spec, such as ``dataset.train_dataset``.
-        index_dir: the folder of this split's index; one that holds no usable index is simply filled.
-        max_pixels: a source none of whose images is at most this large counts as unusable.
-        classes: the label names of the train split, for the other splits (a name that is not there gets label -1);
-            None numbers the names of this split in sorted order.
+        path: its field path, for example ``dataset.train_dataset``.
+        index_dir: the folder of this split's index.
+        max_pixels: a source without an image of at most this size is unusable.
+        classes: the label names of the train split, for the other splits (an unknown name gets label -1); None
+            numbers the names of this split in sorted order.
         progress: called with (shards done, shards in all).
         workers: threads that scan; default: the machine's cores, at most 8.
         scan: where the scan runs; default: threads of this process.
@@ -58,7 +58,7 @@ def build_index(
     """
     sources = list_shards(split, path)
     index_dir = Path(index_dir)
-    with _only_one(index_dir):
+    with _locked(index_dir):
         known = _Known(index_dir)
         if fresh := list(_batches(sources, known)):
             shards, writer = _ShardList(sources), PartWriter(index_dir)
@@ -72,25 +72,25 @@ def build_index(
             writer.flush()
             known = _Known(index_dir)
         index = known.index_of(sources, index_dir, classes)
-        _refuse_useless(index, sources, max_pixels)
+        _require_usable_sources(index, sources, max_pixels)
         index.save(index_dir)
     return index
 
 
 class _Known:
-    """What lies in ``index_dir``: an earlier index, and parts that a scan left behind."""
+    """Scanned files in ``index_dir``: those of an earlier index and of interrupted scans."""
 
     def __init__(self, index_dir: Path) -> None:
-        found = []
+        scans = []
         try:
             before = ShardIndex.load(index_dir)
-            found.append((before.shards.select(NOTE_SCHEMA.names), before.faults))
+            scans.append((before.shards.select(NOTE_SCHEMA.names), before.faults))
         except DataError:
             pass
-        found += unfinished(index_dir)
-        self._notes = pa.concat_tables([NOTE_SCHEMA.empty_table(), *(notes for notes, _ in found)])
-        self._faults = [faults for _, faults in found]
-        self._origin = np.repeat(np.arange(len(found)), [len(notes) for notes, _ in found])  # of each note
+        scans += unfinished(index_dir)
+        self._notes = pa.concat_tables([NOTE_SCHEMA.empty_table(), *(notes for notes, _ in scans)])
+        self._faults = [faults for _, faults in scans]
+        self._origin = np.repeat(np.arange(len(scans)), [len(notes) for notes, _ in scans])  # scan of each note
         columns = [self._notes[name].to_pylist() for name in ("kind", "root", "name", "size", "mtime_ns")]
         self._row: dict[_Key, int] = {key: row for row, key in enumerate(zip(*columns, strict=True))}
         failed = [table.filter(pc.equal(table["reason"], UNREADABLE)) for table in self._faults]
@@ -100,7 +100,7 @@ class _Known:
         return key in self._row and f"{key[1]}/{key[2]}" not in self._unreadable
 
     def index_of(self, sources: list[SourceFiles], index_dir: Path, classes: list[str] | None) -> ShardIndex:
-        """The index over ``sources``, all of whose files are known."""
+        """Create the index over ``sources``, all of whose files are known."""
         rows, source = [], []
         for number, files in enumerate(sources):
             rows += [self._row[key] for key in _keys(files)]
@@ -113,7 +113,7 @@ class _Known:
         return index
 
     def _faults_of(self, shards: pa.Table, origin: np.ndarray) -> pa.Table:
-        """Faults in the order of the shards, each from where the shard's rows are: older versions left theirs too."""
+        """Select faults in the order of the shards, each from the scan that its rows come from, not an older one."""
         by_path: dict[tuple[int, str], list[int]] = defaultdict(list)
         faults = pa.concat_tables([FAULT_SCHEMA.empty_table(), *self._faults])
         origins = np.repeat(np.arange(len(self._faults)), [len(table) for table in self._faults]).tolist()
@@ -125,7 +125,7 @@ class _Known:
 
 
 class _ShardList:
-    """Which file is the n-th shard."""
+    """Keys of the files in the order of the index."""
 
     def __init__(self, sources: list[SourceFiles]) -> None:
         self._keys = [key for files in sources for key in _keys(files)]
@@ -144,20 +144,20 @@ def _keys(source: SourceFiles) -> Iterator[_Key]:
 
 
 def _batches(sources: list[SourceFiles], known: _Known) -> Iterator[ScanBatch]:
-    """What is not known, in the order of the index; a batch holds neighbours."""
+    """Yield batches of files still to scan, in the order of the index; a batch contains consecutive files."""
     first = 0
     for source in sources:
         limit = 1 if source.kind == "tar" else IMAGES_PER_BATCH
-        open_: list[ShardFile] = []
+        pending: list[ShardFile] = []
         for number, (file, key) in enumerate(zip(source.files, _keys(source), strict=True), start=first):
-            if open_ and (key in known or len(open_) == limit):
-                yield _batch(number - len(open_), source, open_)
-                open_ = []
+            if pending and (key in known or len(pending) == limit):
+                yield _batch(number - len(pending), source, pending)
+                pending = []
             if key not in known:
-                open_.append(file)
+                pending.append(file)
         first += len(source.files)
-        if open_:
-            yield _batch(first - len(open_), source, open_)
+        if pending:
+            yield _batch(first - len(pending), source, pending)
 
 
 def _batch(first: int, source: SourceFiles, files: list[ShardFile]) -> ScanBatch:
@@ -166,8 +166,8 @@ def _batch(first: int, source: SourceFiles, files: list[ShardFile]) -> ScanBatch
 
 
 @contextmanager
-def _only_one(index_dir: Path) -> Iterator[None]:
-    """Hold the folder: another process that builds here waits."""
+def _locked(index_dir: Path) -> Iterator[None]:
+    """Lock the folder against other processes that build an index in it."""
     try:
         index_dir.mkdir(parents=True, exist_ok=True)
         with open(index_dir / ".lock", "w") as lock:
@@ -178,7 +178,7 @@ def _only_one(index_dir: Path) -> Iterator[None]:
 
 
 def _class_names(index: ShardIndex) -> list[str]:
-    """The names of labels that are no numbers, sorted."""
+    """Return the sorted label names of rows without a numeric label."""
     names: set[str] = set()
     for _, table in index.rows.blocks(["given_label", "label_name"]):
         text = table["label_name"]
@@ -187,7 +187,7 @@ def _class_names(index: ShardIndex) -> list[str]:
     return sorted(names)
 
 
-def _refuse_useless(index: ShardIndex, sources: list[SourceFiles], max_pixels: int) -> None:
+def _require_usable_sources(index: ShardIndex, sources: list[SourceFiles], max_pixels: int) -> None:
     faults = None
     problems = []
     for number, source in enumerate(sources):
@@ -197,8 +197,8 @@ def _refuse_useless(index: ShardIndex, sources: list[SourceFiles], max_pixels: i
         first = next((f for f in faults if f["shard"].startswith(source.root + "/")), None)
         shown = " ".join(filter(None, (first["shard"], first["reason"], first["detail"]))) if first else "all too large"
         of = f"{len(source.files)} {'tar shards' if source.kind == 'tar' else 'image files'}"
-        message = f"none of the {of} in {source.root} holds a usable image"
-        problems.append(Problem(message, source.field, f"The first finding: {shown}."))
+        message = f"none of the {of} in {source.root} contains a usable image"
+        problems.append(Problem(message, source.field, f"The first fault: {shown}."))
     if problems:
         raise DataError(*problems)
 

@@ -1,4 +1,4 @@
-"""A column of the index that is read from disk where it is looked at, and otherwise behaves like an array."""
+"""An array-like column of the index that reads its values from disk on access."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 
 class Column(np.lib.mixins.NDArrayOperatorsMixin):
-    """``[N]`` numbers. Indexing by a row or by rows reads their blocks only; arithmetic reads the whole column.
+    """Numbers ``[N]``. Indexing reads only the blocks of the indexed rows; arithmetic reads the whole column.
 
     Args:
         length: ``N``.
         dtype: of the numbers.
-        take: gives the values of rows, int64 ``[n]``, all in range.
-        whole: gives all values.
+        take: returns the values of rows, int64 ``[n]``, all in range.
+        whole: returns all values.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*(np.asarray(i) if isinstance(i, Column) else i for i in inputs), **kwargs)
 
     def astype(self, dtype: Any) -> np.ndarray:
-        """The whole column as another type."""
+        """Read the whole column as another type."""
         return np.asarray(self).astype(dtype)
 
     def tolist(self) -> list:
-        """The whole column as Python numbers."""
+        """Read the whole column as Python numbers."""
         return np.asarray(self).tolist()
 
     def sum(self) -> np.generic:
-        """Sum of the whole column."""
+        """Sum the whole column."""
         return np.asarray(self).sum()

@@ -1,4 +1,4 @@
-"""Which rows of the index take part, and how often: predicates over the index, no image is opened."""
+"""Filter and weigh the rows of an index by its columns; no image is opened."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REASONS = (
 
 
 def reject_codes(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
-    """Why each row is rejected: the place in :data:`REASONS` of the first that holds, 0 for a row that is kept.
+    """Return the first reason for which each row is rejected.
 
     Thresholds are inclusive: a value equal to its threshold is kept. With ``split.dedup`` a row is a ``duplicate`` if
     an earlier row, of any source, that passes the other filters has its hash; missing hashes are computed.
 
     Returns:
-        uint8 ``[N]``.
+        uint8 ``[N]``, indices into :data:`REASONS`; 0 for a row that is kept.
     """
     code = scratch(len(index), np.uint8, index.directory)
     for start, table in index.rows.blocks(["width", "height"]):
@@ -34,16 +34,10 @@ def reject_codes(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.n
     return code
 
 
-def reject_reasons(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
-    """:func:`reject_codes` in words: object ``[N]`` of str, ``""`` where the row is kept."""
-    return np.array(REASONS, object)[reject_codes(index, split, max_pixels)]
-
-
 def draw_frequencies(index: ShardIndex, kept: np.ndarray, mode: WeightMode | None) -> np.ndarray:
-    """f of each kept row, from which :func:`weight_of` makes its weight.
+    """Count, for each kept row, the kept rows of all sources with the same hash; :func:`weight_of` needs this f.
 
-    f counts the kept rows, of all sources, with the row's hash; missing hashes are computed if the mode needs them.
-    A mode that weighs all alike has f = 1.
+    Missing hashes are computed if the mode needs them; in mode ``uniform`` f is 1.
 
     Args:
         index: of ``N`` rows.
@@ -54,14 +48,14 @@ def draw_frequencies(index: ShardIndex, kept: np.ndarray, mode: WeightMode | Non
         uint32 ``[N]``, 0 where the row is not kept.
     """
     if mode is None or mode == WeightMode.uniform:
-        found = scratch(len(index), np.uint32, index.directory)
-        found[:] = kept
-        return found
+        ones = scratch(len(index), np.uint32, index.directory)
+        ones[:] = kept
+        return ones
     return frequencies(hash_keys(index, kept), index.directory)
 
 
 def weight_of(frequency: np.ndarray, mode: WeightMode | None) -> np.ndarray:
-    """How often a row is drawn, up to a factor: 1/f, 1/f^2, 1/log(1+f) or 1 (TAO's ``data_weight_mode``).
+    """Return the unnormalized sampling weight of rows: 1/f, 1/f^2, 1/log(1+f) or 1 (TAO's ``data_weight_mode``).
 
     Args:
         frequency: ``[n]``, 0 for a row that is not drawn.
@@ -79,7 +73,7 @@ def weight_of(frequency: np.ndarray, mode: WeightMode | None) -> np.ndarray:
     elif mode == WeightMode.inv_sq_frequency:
         weight = 1 / f**2
     else:
-        # Logarithms differ in the last bit from one processor to another; the order must not.
+        # Logarithms differ in the last bit between processors; the sample order must not.
         weight = (1 / np.log1p(f)).astype(np.float32).astype(np.float64)
     return np.where(drawn, weight, 0.0)
 
@@ -92,7 +86,7 @@ def _by_size(width: np.ndarray, height: np.ndarray, split: SplitConfig, max_pixe
         short < (limit.min_short_side or 0),
         long < (limit.min_long_side or 0),
         area < (limit.min_area or 0),
-        # Divided as the threshold was: 3 / 2 <= 1.5 must hold, whatever the factors.
+        # A division, as users compute the threshold: 3 / 2 <= 1.5 must be true.
         long / short > (np.inf if limit.max_aspect_ratio is None else limit.max_aspect_ratio),
     )
     code = np.zeros(len(width), np.uint8)

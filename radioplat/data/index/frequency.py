@@ -1,4 +1,4 @@
-"""Equal keys counted in arrays that may be longer than memory is large: a share of the keys at a time."""
+"""Count equal keys in arrays larger than memory, by partitions of the keys."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ _STEP = 1 << 22
 
 
 def frequencies(keys: np.ndarray, folder: Path) -> np.ndarray:
-    """How many rows have each row's key: uint32 ``[N]``, 0 where the key (int64 ``[N]``) is 0.
+    """Count, for each row, the rows with its key: uint32 ``[N]``, 0 where the key (int64 ``[N]``) is 0.
 
     Args:
-        folder: for an array that does not fit into memory.
+        folder: for temporary files, if the result does not fit into memory.
     """
-    found = scratch(len(keys), np.uint32, folder)
-    for rows, mine in _shares(keys):
-        _, place, count = np.unique(mine, return_inverse=True, return_counts=True)
-        found[rows] = count[place]
-    return found
+    counts = scratch(len(keys), np.uint32, folder)
+    for rows, chosen in _partitions(keys):
+        _, place, count = np.unique(chosen, return_inverse=True, return_counts=True)
+        counts[rows] = count[place]
+    return counts
 
 
 def first_of_each(keys: np.ndarray, folder: Path) -> np.ndarray:
-    """Whether a row is the first with its key: bool ``[N]``, False where the key is 0."""
-    found = scratch(len(keys), bool, folder)
-    for rows, mine in _shares(keys):
-        _, first = np.unique(mine, return_index=True)
-        found[rows[first]] = True
-    return found
+    """Mark the first row of each key: bool ``[N]``, False where the key is 0."""
+    is_first = scratch(len(keys), bool, folder)
+    for rows, chosen in _partitions(keys):
+        _, first = np.unique(chosen, return_index=True)
+        is_first[rows[first]] = True
+    return is_first
 
 
-def _shares(keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows (ascending) and keys of the rows whose key is not 0, all rows of one key together."""
-    shares = -(-len(keys) // ROWS_AT_ONCE)
-    for share in range(shares):
-        rows = []
+def _partitions(keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows (ascending) and keys that are not 0; all rows of one key are in the same partition."""
+    count = -(-len(keys) // ROWS_AT_ONCE)
+    for number in range(count):
+        rows = [np.empty(0, np.int64)]
         for start in range(0, len(keys), _STEP):
             part = keys[start : start + _STEP]
-            mine = part != 0
-            if shares > 1:  # keys are hashes: any of their bits spread them evenly
-                mine &= part.view(np.uint64) % np.uint64(shares) == share
-            rows.append(np.flatnonzero(mine) + start)
-        found = np.concatenate(rows) if rows else np.empty(0, np.int64)
-        yield found, keys[found]
+            chosen = part != 0
+            if count > 1:  # keys are hashes: any of their bits distribute them evenly
+                chosen &= part.view(np.uint64) % np.uint64(count) == number
+            rows.append(np.flatnonzero(chosen) + start)
+        joined = np.concatenate(rows)
+        yield joined, keys[joined]

@@ -1,4 +1,4 @@
-"""Hashes of images: the sidecar's where there is one, else of the bytes, computed only when somebody asks."""
+"""Hashes of images: from the sidecar, or else of the file's bytes, computed on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from radioplat.data.index.parquet_parts import write_table
 from radioplat.data.index.scratch import scratch
-from radioplat.data.index.shard_index import ShardIndex, gone
+from radioplat.data.index.shard_index import ShardIndex, missing_shard
 from radioplat.data.scan.shard import hash_key
 from radioplat.data.storage.files import HandlePool
 
@@ -21,15 +21,15 @@ HASH_SCHEMA = pa.schema([("content_hash", pa.large_string()), ("hash_key", pa.in
 
 
 def hash_keys(index: ShardIndex, rows: np.ndarray) -> np.ndarray:
-    """64 bits of the hash of each row where ``rows`` (bool ``[N]``) is set: equal images have equal keys.
+    """Return 64 bits of the hash of each row where ``rows`` (bool ``[N]``) is set: equal images have equal keys.
 
-    What has no hash yet is hashed (sha256 of the bytes) and kept beside the index, for the next time.
+    Missing hashes are computed (sha256 of the bytes) and saved next to the index.
 
     Returns:
         int64 ``[N]``, 0 where ``rows`` is not set.
 
     Raises:
-        DataError: a shard that must be read changed or is gone.
+        DataError: a shard that must be read has changed or no longer exists.
     """
     keys = scratch(len(index), np.int64, index.directory)
     missing = False
@@ -42,17 +42,8 @@ def hash_keys(index: ShardIndex, rows: np.ndarray) -> np.ndarray:
     return keys
 
 
-def content_hashes(index: ShardIndex) -> list[str | None]:
-    """sha256 (hex) of the bytes of each row, None where nobody asked for it yet."""
-    found: list[str | None] = []
-    for part, start, stop in index.rows.pieces(0, len(index)):
-        known = _known(index.directory / f"{part}.hashes")
-        found += known["content_hash"].slice(start, stop - start).to_pylist() if known else [None] * (stop - start)
-    return found
-
-
 def _hash_bytes(index: ShardIndex, rows: np.ndarray, keys: np.ndarray) -> None:
-    """Fill ``keys`` where they are 0 and wanted, a part of the index at a time."""
+    """Fill ``keys`` where they are 0 and ``rows`` is set, one part of the index at a time."""
     pool = HandlePool()
     places: dict[str, list[tuple[int, int, int]]] = {}
     first = 0
@@ -62,19 +53,19 @@ def _hash_bytes(index: ShardIndex, rows: np.ndarray, keys: np.ndarray) -> None:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         for part, stretches in places.items():
             sample = np.concatenate([np.arange(f, f + stop - start) for f, start, stop in stretches])
-            there = np.concatenate([np.arange(start, stop) for _, start, stop in stretches])
-            open_ = rows[sample] & (keys[sample] == 0)
-            if not open_.any():
+            part_rows = np.concatenate([np.arange(start, stop) for _, start, stop in stretches])
+            missing = rows[sample] & (keys[sample] == 0)
+            if not missing.any():
                 continue
             path = index.directory / f"{part}.hashes"
             known = _known(path)
             texts = known["content_hash"].to_pylist() if known else [None] * index.rows.part_length(part)
-            fresh = [i for i in np.flatnonzero(open_) if texts[there[i]] is None]
+            fresh = [i for i in np.flatnonzero(missing) if texts[part_rows[i]] is None]
             digests = threads.map(lambda i, sample=sample: _digest(index, pool, int(sample[i])), fresh)
             for i, digest in zip(fresh, digests, strict=True):
-                texts[there[i]] = digest
+                texts[part_rows[i]] = digest
             numbers = np.array([hash_key(text) for text in texts], np.int64)
-            keys[sample[open_]] = numbers[there[open_]]
+            keys[sample[missing]] = numbers[part_rows[missing]]
             if fresh:
                 write_table(pa.table([texts, numbers], schema=HASH_SCHEMA), path)
 
@@ -93,4 +84,4 @@ def _digest(index: ShardIndex, pool: HandlePool, row: int) -> str:
         handle = pool.get(path, lambda opened: index.check_shard(shard, opened.state))
         return hashlib.sha256(handle.read(int(index.offset[row]), int(index.length[row]))).hexdigest()
     except OSError as error:
-        raise gone(path, error) from None
+        raise missing_shard(path, error) from None

@@ -1,7 +1,7 @@
-"""Rows of the index on disk: Parquet files that are written once, as a scan goes on, and read a block at a time.
+"""Rows of the index on disk: Parquet files ("parts"), written once during a scan and read in blocks.
 
-A part holds the rows of whole shards, one after another. While a scan goes on each has a note beside it that says which
-shards those are, so that a scan which was killed goes on where it was; the finished index knows it by itself.
+A part contains the rows of complete shards, one after another. During a scan each part has a note file that lists its
+shards, from which an interrupted scan resumes; the finished index lists them itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from radioplat.common.atomic_files import written_aside
-from radioplat.data.scan.scan import empty_rows
 from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
 
 BLOCK_ROWS = 8192
 PART_ROWS = 250_000
-PART_SECONDS = 5.0  # what a killed scan loses at most
+PART_SECONDS = 5.0  # an interrupted scan loses at most this much work
 
-# One row a shard: what it was when it was scanned, and where its rows are.
+# One row a shard: its state when it was scanned, and the location of its rows.
 NOTE_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),  # tar or image
@@ -35,24 +34,25 @@ NOTE_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("digest", pa.string()),  # sha256 of the rows
         ("part", pa.string()),
-        ("part_row", pa.int64()),  # its first row there
+        ("part_row", pa.int64()),  # its first row in the part
     ]
 )
 
 
 class PartWriter:
-    """Collects what is scanned and puts it on disk, as parts of :data:`PART_ROWS` rows or :data:`PART_SECONDS`."""
+    """Collect scan results and write a part every :data:`PART_ROWS` rows or :data:`PART_SECONDS` seconds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._reset()
 
     def add(self, notes: list[dict], rows: pa.Table, faults: pa.Table) -> None:
-        """Take the rows of some shards.
+        """Add the rows of some shards.
 
         Args:
-            notes: the columns of :data:`NOTE_SCHEMA` of each but ``part`` and ``part_row``.
-            rows: of all of them, in their order.
+            notes: for each shard the columns of :data:`NOTE_SCHEMA` except ``part`` and ``part_row``.
+            rows: of all these shards, in their order.
+            faults: of all these shards.
         """
         for note in notes:
             self._notes.append(note | {"part": self._name, "part_row": self._count})
@@ -63,9 +63,9 @@ class PartWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Put on disk what was taken."""
+        """Write the collected rows."""
         if self._notes:
-            rows = pa.concat_tables([empty_rows(), *self._tables])
+            rows = pa.concat_tables([SCAN_SCHEMA.empty_table(), *self._tables])
             write_table(rows, self._directory / f"{self._name}.parquet", row_group_size=BLOCK_ROWS)
             faults = pa.concat_tables([FAULT_SCHEMA.empty_table(), *self._faults])
             write_table(faults, self._directory / f"{self._name}.faults")
@@ -81,17 +81,17 @@ class PartWriter:
 
 
 def unfinished(directory: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Notes and faults of each part that a scan left whole but no index knows yet."""
+    """Yield notes and faults of each complete part of an interrupted scan."""
     for path in sorted(directory.glob("part-*.shards")):
         try:
             if path.with_suffix(".parquet").exists():
                 yield pq.read_table(path, schema=NOTE_SCHEMA), pq.read_table(path.with_suffix(".faults"))
         except (OSError, pa.ArrowException):
-            continue  # a note that was torn by a full disk or a lost machine is worth no more than none
+            continue  # a note damaged by a full disk or a crash is ignored
 
 
 def remove_notes(directory: Path, keep: set[str]) -> None:
-    """After an index was written: drop the notes, and every part that is not in ``keep``."""
+    """Delete all notes, and every part not in ``keep``, after an index was written."""
     for path in directory.glob("part-*"):
         name = path.name.partition(".")[0]
         if name not in keep or path.suffix in (".shards", ".faults"):
@@ -99,7 +99,7 @@ def remove_notes(directory: Path, keep: set[str]) -> None:
 
 
 class PartReader:
-    """Reads rows of the parts in a folder; thread-safe, pickles by its folder."""
+    """Read rows of the parts in a folder; thread-safe; only the folder is pickled."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -107,7 +107,7 @@ class PartReader:
         self._file = lru_cache(maxsize=64)(self._open)
 
     def read(self, part: str, start: int, stop: int, columns: list[str]) -> pa.Table:
-        """Rows ``start`` to ``stop`` (exclusive) of ``part``.
+        """Read rows ``start`` to ``stop`` (exclusive) of ``part``.
 
         Raises:
             OSError, pyarrow.ArrowException: the part is missing or damaged.
@@ -116,13 +116,13 @@ class PartReader:
             return SCAN_SCHEMA.empty_table().select(columns)
         with self._lock:
             file = self._file(part)
-            size = max(1, file.metadata.row_group(0).num_rows)  # all but the last are of one size
+            size = max(1, file.metadata.row_group(0).num_rows)  # all groups but the last have this size
             groups = list(range(start // size, (stop - 1) // size + 1))
             table = file.read_row_groups(groups, columns=columns, use_threads=False)
         return table.slice(start - groups[0] * size, stop - start)
 
     def length(self, part: str) -> int:
-        """Rows of ``part``.
+        """Return the number of rows of ``part``.
 
         Raises:
             OSError, pyarrow.ArrowException: as :meth:`read`.
@@ -138,6 +138,6 @@ class PartReader:
 
 
 def write_table(table: pa.Table, path: Path, row_group_size: int | None = None) -> None:
-    """Written aside and renamed: a file with its name is whole."""
+    """Write a Parquet file atomically: a file with this name is always complete."""
     with written_aside(path) as aside:
         pq.write_table(table, aside, row_group_size=row_group_size, compression="zstd", write_statistics=False)

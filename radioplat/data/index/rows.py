@@ -1,4 +1,4 @@
-"""Rows of an index by their number, wherever their parts lie; the ones looked at last are kept."""
+"""Read rows of an index by number from its parts; recently read blocks are cached."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NUMBERS = ["offset", "length", "width", "height", "label", "caption_offset", "c
 
 
 class IndexRows:
-    """The rows behind a table of shards.
+    """The rows of a table of shards.
 
     Args:
-        shards: table of :data:`radioplat.data.index.parquet_parts.NOTE_SCHEMA`, and maybe more.
+        shards: a table with the columns of :data:`radioplat.data.index.parquet_parts.NOTE_SCHEMA`.
         directory: of the parts.
         classes: names of labels, by label.
 
@@ -42,7 +42,7 @@ class IndexRows:
         return int(self.starts[-1])
 
     def read(self, start: int, stop: int, columns: list[str]) -> pa.Table:
-        """Rows ``start`` to ``stop`` (exclusive): columns of ``SCAN_SCHEMA``, and ``label``.
+        """Read rows ``start`` to ``stop`` (exclusive): columns of ``SCAN_SCHEMA``, or ``label``.
 
         Raises:
             DataError: a file of the index is missing or damaged.
@@ -56,12 +56,12 @@ class IndexRows:
         return table.select(columns)
 
     def blocks(self, columns: list[str], rows: int = 1 << 18) -> Iterator[tuple[int, pa.Table]]:
-        """The whole index in pieces of at most ``rows`` rows: the first row of each, and its table."""
+        """Yield the whole index as tables of at most ``rows`` rows, each with the number of its first row."""
         for start in range(0, len(self), rows):
             yield start, self.read(start, min(start + rows, len(self)), columns)
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
-        """Where rows ``start`` to ``stop`` lie: name of a part, first and last (exclusive) row there; in order."""
+        """Yield the location of rows ``start`` to ``stop``, in order: part, its first and last (exclusive) row."""
         if stop <= start:
             return
         part, place, names = self._places
@@ -76,22 +76,22 @@ class IndexRows:
             yield names[part[shards[head]]], int(begin[head]), int(end[tail])
 
     def part_length(self, part: str) -> int:
-        """Rows of a part, those of shards that are no longer in the index too."""
+        """Return the number of rows of a part, including shards that are no longer in the index."""
         with self._readable():
             return self._parts.length(part)
 
     def shard_of(self, rows: np.ndarray) -> np.ndarray:
-        """int32 ``[n]``: the shard of each row."""
+        """Return the shard of each row, int32 ``[n]``."""
         return (np.searchsorted(self.starts, rows, side="right") - 1).astype(np.int32)
 
     def per_shard(self, values: np.ndarray) -> Column:
-        """A column that is one value a shard."""
+        """Create a column with one value for all rows of a shard."""
         return Column(
             len(self), values.dtype, lambda rows: values[self.shard_of(rows)], lambda: np.repeat(values, self._counts)
         )
 
     def column(self, name: str, dtype: type) -> Column:
-        """A numeric column."""
+        """Create a numeric column by name."""
 
         def whole() -> np.ndarray:
             values: list[np.ndarray] = [np.asarray(table[name].to_numpy(), dtype) for _, table in self.blocks([name])]
@@ -105,7 +105,7 @@ class IndexRows:
 
     @cached_property
     def _places(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Of each shard: the number of its part and its first row there; and the names of the parts."""
+        """The part number of each shard, its first row in that part, and the names of the parts."""
         parts = self._shards["part"].combine_chunks().dictionary_encode()
         return parts.indices.to_numpy(), self._shards["part_row"].to_numpy(), parts.dictionary.to_pylist()
 
@@ -122,13 +122,13 @@ class IndexRows:
             raise DataError(message, where=str(self._directory), hint="Run `radioplat index`.") from None
 
     def _labels(self, table: pa.Table) -> pa.ChunkedArray:
-        """A number that a sidecar gives is the label; a name is the number it has among the classes, -1 if none."""
+        """Return labels: the sidecar's number, else the index of its name among the classes, else -1."""
         given = table["given_label"]
         place = pc.index_in(table["label_name"], pa.array(self._classes, pa.large_string()), skip_nulls=True)
         return pc.if_else(pc.less(given, 0), pc.fill_null(pc.cast(place, pa.int64()), -1), given)
 
     def _take(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Values of single rows, by way of cached blocks: neighbours in the order share a few shards."""
+        """Read values of single rows through the block cache; consecutive samples are in few shards."""
         blocks, places = np.divmod(rows, BLOCK_ROWS)
         if len(rows) == 1:
             return self._block(int(blocks[0]))[name][places]

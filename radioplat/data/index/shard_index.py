@@ -1,4 +1,4 @@
-"""The shard index: one row an image, on disk, read a block at a time; the row number is the sample id."""
+"""The shard index: one row for each image, stored on disk and read in blocks; the row number is the sample id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radioplat.data.index.parquet_parts import NOTE_SCHEMA, remove_notes, write_
 from radioplat.data.index.rows import IndexRows
 from radioplat.data.scan.scan import canonical
 from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
-from radioplat.data.storage.files import FileState, stat_file
+from radioplat.data.storage.files import FileState
 from radioplat.errors import DataError
 
 VERSION = "2"
@@ -34,15 +34,15 @@ class ShardIndex:
     """Every usable image of a split.
 
     Rows are ordered by source, shard name and offset; the row number is the ``sample_id``. Numeric columns
-    (``source, shard, offset, length, width, height, label``, each ``[N]``; label -1 where there is none) look like
-    numpy arrays and are read where they are looked at, so an index of any size opens at once.
+    (``source, shard, offset, length, width, height, label``, each ``[N]``; label -1 if unlabelled) behave like
+    numpy arrays and read from disk on access, so an index of any size opens immediately.
 
     Attributes:
-        shards: table of ``SHARD_SCHEMA``; ``shard`` of a sample is its row here.
-        faults: table of ``FAULT_SCHEMA``: what could not be used, and why.
-        classes: names of the labels that came as text, by label.
-        directory: where it lies.
-        rows: reads them, a stretch or a column at a time.
+        shards: table of ``SHARD_SCHEMA``; ``shard`` of a sample is a row of it.
+        faults: table of ``FAULT_SCHEMA``: unusable members and the reasons.
+        classes: names of the labels that were given as text, by label.
+        directory: the folder of the index.
+        rows: reader of rows and columns.
         starts: int64 ``[shards + 1]``, the first row of each shard.
     """
 
@@ -62,7 +62,7 @@ class ShardIndex:
 
     @cached_property
     def source(self) -> Column:
-        """int32 ``[N]``, place of the source in the spec."""
+        """int32 ``[N]``, number of the source in the spec."""
         return self.rows.per_shard(self.shards["source"].to_numpy())
 
     @cached_property
@@ -97,12 +97,12 @@ class ShardIndex:
 
     @cached_property
     def caption_offset(self) -> Column:
-        """int64 ``[N]``, where in the shard the JSON with the caption begins; -1 where there is none."""
+        """int64 ``[N]``, offset in the shard of the JSON sidecar with the caption; -1 if there is none."""
         return self.rows.column("caption_offset", np.int64)
 
     @cached_property
     def caption_length(self) -> Column:
-        """int64 ``[N]``, bytes of that JSON."""
+        """int64 ``[N]``, bytes of that JSON sidecar."""
         return self.rows.column("caption_length", np.int64)
 
     @cached_property
@@ -113,70 +113,52 @@ class ShardIndex:
 
     @property
     def samples(self) -> pa.Table:
-        """The whole index as one table of ``SAMPLE_SCHEMA``, in memory: for a look at a small one."""
+        """The whole index as one table of ``SAMPLE_SCHEMA``, in memory; for a small index."""
         tables = [table for _, table in self.rows.blocks([*SCAN_SCHEMA.names, "label"])]
         table = pa.concat_tables([SAMPLE_SCHEMA.empty_table().drop_columns(["source", "shard"]), *tables])
         table = table.add_column(0, "shard", pa.array(np.asarray(self.shard)))
         return table.add_column(0, "source", pa.array(np.asarray(self.source))).cast(SAMPLE_SCHEMA).combine_chunks()
 
     def shards_of(self, source: int) -> range:
-        """Rows of :attr:`shards` that belong to ``source``; its samples are one stretch too."""
+        """Return the rows of :attr:`shards` that belong to ``source``; its samples are consecutive too."""
         sources = self.shards["source"].to_numpy()
         return range(int(np.searchsorted(sources, source)), int(np.searchsorted(sources, source, side="right")))
 
     def rows_of(self, source: int) -> range:
-        """Sample ids of ``source``."""
+        """Return the sample ids of ``source``."""
         shards = self.shards_of(source)
         return range(int(self.starts[shards.start]), int(self.starts[shards.stop]))
 
     def key(self, row: int) -> str:
-        """Name of a sample inside its shard."""
+        """Return the name of a sample inside its shard."""
         key = self.texts([row], "key")[0]
         assert key is not None
         return key
 
     def texts(self, rows: np.ndarray | list[int], column: str) -> list[str | None]:
-        """``key``, ``hash``, ``format`` or ``label_name`` of ``rows``, in their order."""
+        """Return ``key``, ``hash``, ``format`` or ``label_name`` of ``rows``, in their order."""
         return [self.rows.read(int(row), int(row) + 1, [column])[column][0].as_py() for row in rows]
 
     def check_shard(self, shard: int, state: FileState) -> None:
-        """Compare what a shard is now with what it was when it was indexed.
+        """Compare a shard's present state with its state when it was indexed.
 
         Raises:
-            DataError: size or modification time differ, so that offsets may point anywhere.
+            DataError: size or modification time differ, so offsets are no longer reliable.
         """
         known = FileState(self.shards["size"][int(shard)].as_py(), self.shards["mtime_ns"][int(shard)].as_py())
         if state != known:
-            what = "it was written to since"
-            if state.size != known.size:
-                what = f"{known.size} bytes then, {state.size} now"
+            resized = state.size != known.size
+            change = f"{known.size} bytes then, {state.size} now" if resized else "it was written to since"
             raise DataError(
-                f"shard changed since it was indexed: {what}",
+                f"shard changed since it was indexed: {change}",
                 where=self.shard_paths[shard],
                 hint="Restore the file, or index again and start with train.restart_order=true.",
             )
 
-    def check_shards(self) -> None:
-        """Check every shard by :meth:`check_shard`.
-
-        Raises:
-            DataError: with a problem for each shard that changed or is gone.
-        """
-        problems = []
-        for shard, path in enumerate(self.shard_paths):
-            try:
-                self.check_shard(shard, stat_file(path))
-            except DataError as error:
-                problems.extend(error.problems)
-            except OSError as error:
-                problems.extend(gone(path, error).problems)
-        if problems:
-            raise DataError(*problems)
-
     def fingerprint(self) -> str:
-        """sha256 (hex) of what the order depends on: shard names below their roots, sizes, and the rows.
+        """Return the sha256 (hex) of all that the sample order depends on: shard names, sizes, and rows.
 
-        Where the shards lie, and when they were written or copied, does not enter.
+        The folders of the shards and their modification times are not part of it.
         """
         digest = hashlib.sha256(f"radioplat index {VERSION}".encode())
         for name in ("source", "name", "size", "rows", "digest"):
@@ -186,9 +168,9 @@ class ShardIndex:
         return digest.hexdigest()
 
     def save(self, directory: str | Path) -> None:
-        """Write the index into ``directory``: its parts (linked where they can be), then the files that name them.
+        """Write the index into ``directory``: its parts (hard links if possible), then the files that list them.
 
-        Each is written aside and renamed; all carry one id, so that a torn set is noticed on load.
+        Each file is written atomically; all contain one build id, so that a mixture of builds is detected on load.
 
         Raises:
             DataError: the folder cannot be written.
@@ -207,13 +189,13 @@ class ShardIndex:
                 write_table(table, directory / f"{name}.parquet")
             with written_aside(directory / "classes.json") as aside:
                 aside.write_text(json.dumps(self.classes, ensure_ascii=False, indent=1), encoding="utf-8")
-            remove_notes(directory, parts | before)  # whoever has the index before this one open may go on reading it
+            remove_notes(directory, parts | before)  # a process that has the earlier index open still reads its parts
         except OSError as error:
             raise DataError(f"the index cannot be written: {error.strerror}", where=str(directory)) from None
 
     @classmethod
     def load(cls, directory: str | Path) -> ShardIndex:
-        """Open what :meth:`save` wrote.
+        """Open an index that :meth:`save` wrote.
 
         Raises:
             DataError: a file is missing, damaged, of another version, or of another build than the rest.
@@ -236,13 +218,13 @@ class ShardIndex:
             raise DataError(message, where=str(directory), hint="Run `radioplat index`.") from None
 
 
-def gone(path: str, error: OSError) -> DataError:
-    """The error for a shard that cannot be opened any more."""
+def missing_shard(path: str, error: OSError) -> DataError:
+    """Create the error for a shard that can no longer be opened."""
     return DataError(f"shard changed since it was indexed: {error.strerror}", where=path, hint="Restore the file.")
 
 
 def _parts_of(directory: Path) -> set[str]:
-    """Parts that the index in ``directory`` names, if there is one."""
+    """Return the parts of the index in ``directory``, if there is one."""
     try:
         return set(pq.read_table(directory / "shards.parquet", columns=["part"])["part"].to_pylist())
     except (OSError, pa.ArrowException, KeyError):
@@ -250,7 +232,7 @@ def _parts_of(directory: Path) -> set[str]:
 
 
 def _link(path: Path, to: Path) -> None:
-    """Parts are never written again, so a link is as good as a copy."""
+    """Hard-link or copy a part; parts are never modified, so that a link is safe."""
     if to.exists() and to.samefile(path):
         return
     with written_aside(to) as aside:

@@ -1,4 +1,4 @@
-"""What is in a folder of shards or images, without any spec."""
+"""Summarize a folder of shards or images, without a spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radioplat.data.index.frequency import first_of_each
 from radioplat.data.index.scratch import scratch
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.scan.scan import Scanner, scan_in_processes
-from radioplat.data.scan.sources import holds_tars
+from radioplat.data.scan.sources import contains_tars
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
@@ -29,12 +29,12 @@ class Survey:
     """Figures of one folder.
 
     Attributes:
-        short_sides: images by the lower bound of their bin of the short side, pixels.
-        duplicates: images whose hash an earlier one has, among those that carry a hash in their sidecar.
-        hashed: images that carry one.
-        rejected: images by the filter that rejects them.
+        short_sides: histogram of the short side: number of images by the lower bound of the bin, pixels.
+        duplicates: images whose hash equals an earlier image's, among those with a hash in their sidecar.
+        hashed: images with a hash in their sidecar.
+        rejected: number of images by the filter that rejects them.
         rejected_examples: the first few of each: shard, key and size.
-        faults: unusable members by reason.
+        faults: number of unusable members by reason.
         fault_examples: the first few of each: shard, key and detail.
     """
 
@@ -56,24 +56,24 @@ class Survey:
 
 
 def survey_spec(folder: str, overrides: Sequence[str]) -> tuple[Spec, Path]:
-    """The spec of a survey, and the folder of its index.
+    """Return the spec of a survey, and the folder of its index.
 
     Args:
         folder: of tar shards, or else of images; local, ``s3://`` or ``gs://``.
-        overrides: ``native_resolution_filter.min_short_side=224`` and the like, as in ``dataset.train_dataset``;
-            ``cluster.mode=ray`` and other fields of section ``cluster``; ``index_dir=...``.
+        overrides: fields of ``dataset.train_dataset``, for example ``native_resolution_filter.min_short_side=224``;
+            fields of section ``cluster``, for example ``cluster.mode=ray``; ``index_dir=...``.
 
     Raises:
         SpecError: an override names no field.
     """
     folder = folder if is_remote(folder) else str(Path(folder).absolute())
     index_dir = next((o.partition("=")[2] for o in overrides if o.startswith("index_dir=")), None)
-    own = [o for o in overrides if not o.startswith("index_dir=")]
-    named = [o if o.startswith("cluster.") else f"dataset.train_dataset.{o}" for o in own]
-    source = {"tar_data_sources": [{"root_dir": folder}]} if holds_tars(folder) else {"images_dir": folder}
-    own_name = folder.replace("://", "/").strip("/").replace("/", "_")
-    where = Path(index_dir) if index_dir else Path("results/index") / own_name
-    return load_spec({"dataset": {"train_dataset": source}}, named), where
+    fields = [o for o in overrides if not o.startswith("index_dir=")]
+    paths = [o if o.startswith("cluster.") else f"dataset.train_dataset.{o}" for o in fields]
+    source = {"tar_data_sources": [{"root_dir": folder}]} if contains_tars(folder) else {"images_dir": folder}
+    default_name = folder.replace("://", "/").strip("/").replace("/", "_")
+    where = Path(index_dir) if index_dir else Path("results/index") / default_name
+    return load_spec({"dataset": {"train_dataset": source}}, paths), where
 
 
 def survey(
@@ -83,7 +83,7 @@ def survey(
     scan: Scanner = scan_in_processes,
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
-    """Index ``folder`` (tars below it, or else its images) and sum it up.
+    """Index ``folder`` (tars below it, or else its images) and compute its figures.
 
     Args:
         overrides: see :func:`survey_spec`.
@@ -91,19 +91,18 @@ def survey(
         progress: called with (shards done, shards in all).
 
     Raises:
-        DataError: the folder holds neither shards nor images.
+        DataError: the folder contains neither shards nor images.
     """
     spec, index_dir = survey_spec(str(folder), overrides)
     split, limit = spec.dataset.train_dataset, spec.dataset.max_pixels
     index = build_index(split, "index", index_dir, max_pixels=limit, progress=progress, scan=scan)
-    found = Survey(str(folder), index.shards.num_rows, len(index))
-    codes = reject_codes(index, split, limit)
-    _look_through(index, codes, found)
-    _count_faults(index, found)
-    return found
+    result = Survey(str(folder), index.shards.num_rows, len(index))
+    _count_images(index, reject_codes(index, split, limit), result)
+    _count_faults(index, result)
+    return result
 
 
-def _look_through(index: ShardIndex, codes: np.ndarray, found: Survey) -> None:
+def _count_images(index: ShardIndex, codes: np.ndarray, result: Survey) -> None:
     sides, classes = np.zeros(len(SIDES), np.int64), set()
     rejected = np.zeros(len(REASONS), np.int64)
     keys = scratch(len(index), np.int64, index.directory)
@@ -111,33 +110,33 @@ def _look_through(index: ShardIndex, codes: np.ndarray, found: Survey) -> None:
     for start, table in index.rows.blocks(columns):
         numbers = {name: table[name].to_numpy() for name in columns if name not in ("format", "key")}
         stop = start + len(table)
-        found.image_bytes += int(numbers["length"].sum())
+        result.image_bytes += int(numbers["length"].sum())
         short = np.minimum(numbers["width"], numbers["height"])
         sides += np.bincount(np.searchsorted(SIDES, short, side="right") - 1, minlength=len(SIDES))
         counts = table["format"].value_counts().to_pylist()
-        found.formats.update({item["values"]: item["counts"] for item in counts})
+        result.formats.update({item["values"]: item["counts"] for item in counts})
         labels = numbers["label"][numbers["label"] >= 0]
-        found.labelled += len(labels)
+        result.labelled += len(labels)
         classes.update(np.unique(labels).tolist())
-        found.captions += int((numbers["caption_offset"] >= 0).sum())
+        result.captions += int((numbers["caption_offset"] >= 0).sum())
         keys[start:stop] = numbers["hash_key"]
         rejected += np.bincount(codes[start:stop], minlength=len(REASONS))
         for code in np.unique(codes[start:stop][codes[start:stop] > 0]).tolist():
-            examples = found.rejected_examples.setdefault(REASONS[code], [])
+            examples = result.rejected_examples.setdefault(REASONS[code], [])
             for row in np.flatnonzero(codes[start:stop] == code)[: EXAMPLES - len(examples)].tolist():
                 where = index.shard_paths[int(index.shard[start + row])]
                 size = f"{numbers['width'][row]}x{numbers['height'][row]}"
                 examples.append(f"{where} {table['key'][row].as_py()} {size}")
-    found.classes = len(classes)
-    found.short_sides = {side: int(count) for side, count in zip(SIDES, sides, strict=True) if count}
-    found.rejected = {name: int(n) for name, n in zip(REASONS, rejected, strict=True) if name and n}
-    found.hashed = int(np.count_nonzero(keys))
-    found.duplicates = found.hashed - int(np.count_nonzero(first_of_each(keys, index.directory)))
+    result.classes = len(classes)
+    result.short_sides = {side: int(count) for side, count in zip(SIDES, sides, strict=True) if count}
+    result.rejected = {name: int(n) for name, n in zip(REASONS, rejected, strict=True) if name and n}
+    result.hashed = int(np.count_nonzero(keys))
+    result.duplicates = result.hashed - int(np.count_nonzero(first_of_each(keys, index.directory)))
 
 
-def _count_faults(index: ShardIndex, found: Survey) -> None:
+def _count_faults(index: ShardIndex, result: Survey) -> None:
     for fault in index.faults.to_pylist():
-        found.faults[fault["reason"]] += 1
-        examples = found.fault_examples.setdefault(fault["reason"], [])
+        result.faults[fault["reason"]] += 1
+        examples = result.fault_examples.setdefault(fault["reason"], [])
         if len(examples) < EXAMPLES:
             examples.append(" ".join(filter(None, (fault["shard"], fault["key"], fault["detail"]))))

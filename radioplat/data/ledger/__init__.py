@@ -1,1 +1,1 @@
-"""The ledger of consumed samples, and the check that each was consumed exactly once."""
+"""Ledger of consumed samples, and the proof that each was consumed exactly once."""

@@ -1,6 +1,6 @@
-"""What was consumed, and what was not and why: Parquet files in the run's folder, judged after the run.
+"""Ledger of consumed and rejected samples: Parquet files in the run's folder, compared with the order after the run.
 
-Ids come from the batches that reached backward, never from the order: the ledger is what the order is checked against.
+Sample ids come from the batches that reached backward, never from the sample order that they are compared with.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _FLUSH_ROWS = 100_000
 
 
 class Ledger:
-    """One writer: what ``rank`` consumed and rejected during ``attempt``. Rows are on disk after :meth:`flush`.
+    """Writer of the samples that one rank consumed and rejected during one attempt; rows are on disk after `flush`.
 
     Args:
-        directory: of the run's ledger; made if missing.
+        directory: of the run's ledger; created if missing.
         rank: of this worker, also part of the file names.
-        attempt: counts the starts of the run's worker group.
+        attempt: number of the start of the run's worker group.
     """
 
     def __init__(self, directory: str | Path, rank: int, attempt: int) -> None:
@@ -54,7 +54,13 @@ class Ledger:
         self._written: dict[str, int] = {}  # number of the last file, by kind
 
     def record(self, step: int, batch: Batch, rank: int | None = None) -> None:
-        """Write down a batch that reached backward, samples of weight 0 in both books. Padding leaves no trace."""
+        """Record a batch that reached backward; samples of weight 0 are also recorded as rejected. Padding is ignored.
+
+        Args:
+            step: global step.
+            batch: the batch.
+            rank: whose batch it is; default: this writer's.
+        """
         if batch.micro_batch < 0:
             return
         rank = self._rank if rank is None else rank
@@ -65,15 +71,15 @@ class Ledger:
             self.rejected(step, rank, batch.position[bad], batch.sample_id[bad], reasons)
 
     def consumed(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, checksum: np.ndarray) -> None:
-        """Samples that reached backward at global step ``step``; all arrays ``[B]``."""
+        """Record samples that reached backward at global step ``step``; all arrays ``[B]``."""
         self._add(self._consumed, CONSUMED_SCHEMA, step, rank, positions, ids, checksum)
 
     def rejected(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, reasons: Sequence[str]) -> None:
-        """Samples that proved unusable at run time, with the reason of each."""
+        """Record samples that proved unusable at run time, with the reason for each."""
         self._add(self._rejected, REJECTED_SCHEMA, step, rank, positions, ids, reasons)
 
     def flush(self) -> None:
-        """Put all rows on disk; call it before a checkpoint is committed."""
+        """Write all rows to disk; call it before a checkpoint is committed."""
         for kind, parts in (("consumed", self._consumed), ("rejected", self._rejected)):
             if parts:
                 _write(pa.concat_tables(parts), self._new_path(kind))
@@ -81,38 +87,35 @@ class Ledger:
         self._rows = 0
 
     def _add(
-        self, book: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence[str] | np.ndarray
+        self, tables: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence[str] | np.ndarray
     ) -> None:
         count = len(columns[0])
         fixed = [np.full(count, value) for value in (self._attempt, step, rank)]
         arrays = [pa.array(c, f.type) for c, f in zip([*fixed, *columns], schema, strict=True)]
-        book.append(pa.table(arrays, schema=schema))
+        tables.append(pa.table(arrays, schema=schema))
         self._rows += count
         if self._rows >= _FLUSH_ROWS:
-            with contextlib.suppress(OSError):  # a full disk: the rows are kept, and the next checkpoint meets it
+            with contextlib.suppress(OSError):  # on a full disk the rows are kept, and the next checkpoint raises
                 self.flush()
 
     def _new_path(self, kind: str) -> Path:
         stem = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}"
-        if kind not in self._written:  # once: the files of all ranks and checkpoints lie here
+        if kind not in self._written:  # once, since the folder contains the files of all ranks and checkpoints
             taken = [int(p.stem.rpartition("-")[2]) for p in self._directory.glob(f"{stem}-*.parquet")]
             self._written[kind] = max(taken, default=-1)
         self._written[kind] += 1
         return self._directory / f"{stem}-{self._written[kind]:06d}.parquet"
 
 
-def write_rejects(
-    directory: str | Path, index: ShardIndex, reasons: np.ndarray | Column, faults: pa.Table | None = None
-) -> None:
+def write_rejects(directory: str | Path, index: ShardIndex, reasons: np.ndarray | Column) -> None:
     """Write ``rejects.parquet``: each row of the index that a filter rejected, and each fault of the scan, once.
 
     Args:
-        directory: of the run's ledger; made if missing.
+        directory: of the run's ledger; created if missing.
         index: of ``N`` rows.
-        reasons: ``[N]`` of str, ``""`` where kept; any sequence whose slices are arrays.
-        faults: default: the index's own.
+        reasons: ``[N]`` of str, ``""`` for a kept row; any sequence whose slices are arrays.
     """
-    faults = index.faults if faults is None else faults
+    faults = index.faults
     Path(directory).mkdir(parents=True, exist_ok=True)
     path = Path(directory) / "rejects.parquet"
     paths = np.array(index.shard_paths, object)
@@ -124,8 +127,9 @@ def write_rejects(
                 continue
             table = table.take(pa.array(rows))
             size = [f"{w}x{h}" for w, h in zip(table["width"].to_pylist(), table["height"].to_pylist(), strict=True)]
-            found = [rows + start, paths[index.shard[rows + start]], table["key"], here[rows], size]
-            writer.write_table(_rejects(found))
+            writer.write_table(
+                _rejects([rows + start, paths[index.shard[rows + start]], table["key"], here[rows], size])
+            )
         writer.write_table(_rejects([np.full(len(faults), -1), *(faults[n] for n in REJECTS_SCHEMA.names[1:])]))
 
 
@@ -136,23 +140,23 @@ def _rejects(columns: list) -> pa.Table:
 
 
 def read_consumed(directory: str | Path) -> pa.Table:
-    """Every row that any worker wrote, by attempt, step and position; replayed steps are still in it."""
+    """Read the rows of all workers, sorted by attempt, step and position, including replayed steps."""
     order = [(name, "ascending") for name in ("attempt", "step", "position")]
     return _read(directory, "consumed", CONSUMED_SCHEMA).sort_by(order)
 
 
 def read_rejected(directory: str | Path) -> pa.Table:
-    """Every sample that proved unusable at run time."""
+    """Read all samples that proved unusable at run time."""
     return _read(directory, "rejected", REJECTED_SCHEMA)
 
 
 def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | None = None) -> pa.Table:
-    """The rows that led to the final checkpoint; see :func:`lineage`.
+    """Select the rows of the steps that led to the final checkpoint; see :func:`lineage`.
 
     Args:
         consumed: of :func:`read_consumed`.
-        final_step: the last step, counted from 0; default: the last that ``attempt`` wrote.
-        attempt: that wrote the checkpoint; default: the last.
+        final_step: the last step, counted from 0; default: the last one of ``attempt``.
+        attempt: the one that wrote the checkpoint; default: the last.
     """
     steps, attempts = consumed["step"].to_numpy(), consumed["attempt"].to_numpy()
     spans = {
@@ -167,30 +171,30 @@ def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | 
 def lineage(
     spans: dict[int, tuple[int, int]], steps: int | None = None, attempt: int | None = None
 ) -> list[tuple[int, int, int]]:
-    """Which attempt made which steps of the way to the final checkpoint, walked back from it.
+    """Find the steps that each attempt contributed to the final checkpoint, going backwards from it.
 
-    An attempt goes on from a checkpoint that an earlier one wrote, which has been at least that far.
+    An attempt resumes from a checkpoint of an earlier attempt, which has run at least those steps.
 
     Args:
-        spans: first and last step that each attempt wrote down.
-        steps: of the final checkpoint; default: as far as ``attempt`` came.
-        attempt: that wrote it; default: the last.
+        spans: first and last recorded step of each attempt.
+        steps: number of steps of the final checkpoint; default: the last step of ``attempt``, plus 1.
+        attempt: the one that wrote it; default: the last.
 
     Returns:
-        ``(attempt, start, stop)`` by rising step, ``stop`` exclusive.
+        ``(attempt, start, stop)`` by ascending step, ``stop`` exclusive.
     """
-    found: list[tuple[int, int, int]] = []
+    parts: list[tuple[int, int, int]] = []
     stop = steps
     for number in sorted(spans, reverse=True):
         first, last = spans[number]
         if attempt is not None and number > attempt:
             continue
         stop = last + 1 if stop is None else stop
-        # The writer of the checkpoint is known: what its rows lack is missing, not another attempt's.
+        # The checkpoint's own attempt is known: rows that it lacks are missing, not those of another attempt.
         if first < stop and (last >= stop - 1 or number == attempt):
-            found.append((number, first, stop))
+            parts.append((number, first, stop))
             stop = first
-    return found[::-1]
+    return parts[::-1]
 
 
 def _read(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:

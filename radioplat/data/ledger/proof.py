@@ -1,4 +1,4 @@
-"""Exactly once: the ledger of a run held against the order, over the steps that led to the final checkpoint."""
+"""Prove exactly-once consumption: compare a run's ledger with the sample order up to the final checkpoint."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from radioplat.data.ledger.ledger import CONSUMED_SCHEMA, lineage, read_rejected
 from radioplat.data.loading.reader import Order
 from radioplat.errors import DataError
 
-WINDOW = 1 << 21  # samples that are held in memory together
+WINDOW = 1 << 21  # samples in memory at a time
 EXAMPLES = 5
 
 
 @dataclass
 class Proof:
-    """What the ledger says of steps ``first_step`` to ``final_step`` (exclusive).
+    """Comparison of ledger and order for steps ``first_step`` to ``final_step`` (exclusive).
 
     Attributes:
-        expected: samples that the order has in these steps.
-        seen: rows of the ledger in these steps, by the attempts that led to the final checkpoint.
-        missing: expected samples that no row shows at their position and step; 0 in a sound run.
-        repeated: rows beyond the first of an expected sample; 0 in a sound run.
-        misplaced: rows with an id or a step that the order does not have at their position; 0 in a sound run.
-        replayed: rows of steps that were run again or left behind.
+        expected: samples of the order in these steps.
+        consumed: rows of the ledger in these steps, by the attempts that led to the final checkpoint.
+        missing: expected samples without a row of their position and step; 0 in a correct run.
+        repeated: rows beyond the first of an expected sample; 0 in a correct run.
+        misplaced: rows whose id or step differs from the order's at their position; 0 in a correct run.
+        replayed: rows of steps that were run again or discarded.
         before: rows of steps before ``first_step``, which followed another order.
-        rejected: what never entered the order, by reason.
-        unlearned: seen samples that carried no weight or whose step was skipped, by reason.
-        attempts: ``(attempt, start, stop)`` as :func:`radioplat.data.ledger.ledger.lineage` found them.
-        examples: the first findings, for a person.
+        rejected: number of rows and members that are not in the order, by reason.
+        unlearned: consumed samples of weight 0 or of a skipped step, by reason.
+        attempts: ``(attempt, start, stop)`` of :func:`radioplat.data.ledger.ledger.lineage`.
+        examples: descriptions of the first differences.
     """
 
     first_step: int
     final_step: int
     expected: int = 0
-    seen: int = 0
+    consumed: int = 0
     missing: int = 0
     repeated: int = 0
     misplaced: int = 0
@@ -53,13 +53,8 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether every expected sample was seen exactly once."""
-        return self.missing == self.repeated == self.misplaced == 0 and self.seen == self.expected
-
-    def note(self, what: str) -> None:
-        """Keep ``what`` among the first few findings."""
-        if len(self.examples) < EXAMPLES:
-            self.examples.append(what)
+        """True if every expected sample was consumed exactly once."""
+        return self.missing == self.repeated == self.misplaced == 0 and self.consumed == self.expected
 
 
 def prove(
@@ -71,15 +66,15 @@ def prove(
     first_step: int = 0,
     attempt: int | None = None,
 ) -> Proof:
-    """Compare the ledger with the order, some millions of samples at a time.
+    """Compare the ledger with the order, :data:`WINDOW` samples at a time.
 
     Args:
         directory: of the run's ledger.
         order: of the run.
         global_batch: samples of a step; position p belongs to step ``p // global_batch``.
-        final_step: of the final checkpoint, that is the number of steps it has.
-        first_step: where this order began.
-        attempt: that wrote the checkpoint; default: the last.
+        final_step: number of steps of the final checkpoint.
+        first_step: the first step of this order.
+        attempt: the one that wrote the checkpoint; default: the last.
 
     Raises:
         DataError: a file of the ledger cannot be read.
@@ -94,13 +89,13 @@ def prove(
             for number, start, stop in lineage(spans, final_step, attempt)
             if stop > first_step
         ]
-        books = ds.dataset(files, schema=CONSUMED_SCHEMA, format="parquet")
+        ledger = ds.dataset(files, schema=CONSUMED_SCHEMA, format="parquet")
         span = max(1, WINDOW // global_batch)
         for start in range(first_step, final_step, span):
             stop = min(start + span, final_step)
-            _judge(proof, _rows(books, proof, start, stop), order, global_batch, start, stop)
-        proof.before = books.count_rows(filter=ds.field("step") < first_step) if first_step else 0
-        proof.replayed = rows - proof.seen - proof.before
+            _compare(proof, _rows(ledger, proof, start, stop), order, global_batch, start, stop)
+        proof.before = ledger.count_rows(filter=ds.field("step") < first_step) if first_step else 0
+        proof.replayed = rows - proof.consumed - proof.before
         proof.rejected = _rejected(directory / "rejects.parquet")
         proof.unlearned = _unlearned(directory, proof)
     except (OSError, pa.ArrowException) as error:
@@ -109,7 +104,7 @@ def prove(
 
 
 def _spans(files: list[Path]) -> tuple[dict[int, tuple[int, int]], int]:
-    """First and last step of each attempt, and the number of rows, from the files' footers alone."""
+    """Read the first and last step of each attempt, and the number of rows, from the files' footers."""
     spans: dict[int, tuple[int, int]] = {}
     rows = 0
     place = CONSUMED_SCHEMA.get_field_index("step")
@@ -123,8 +118,8 @@ def _spans(files: list[Path]) -> tuple[dict[int, tuple[int, int]], int]:
     return spans, rows
 
 
-def _rows(books: ds.Dataset, proof: Proof, start: int, stop: int) -> pa.Table:
-    """Position, id and step of the rows of steps ``start`` to ``stop`` that led to the checkpoint."""
+def _rows(ledger: ds.Dataset, proof: Proof, start: int, stop: int) -> pa.Table:
+    """Read position, id and step of the rows of steps ``start`` to ``stop`` that led to the checkpoint."""
     step, wanted = ds.field("step"), None
     for number, first, last in proof.attempts:
         low, high = max(first, start), min(last, stop)
@@ -132,31 +127,32 @@ def _rows(books: ds.Dataset, proof: Proof, start: int, stop: int) -> pa.Table:
             part = (ds.field("attempt") == number) & (step >= low) & (step < high)
             wanted = part if wanted is None else wanted | part
     columns = ["position", "id", "step"]
-    return books.to_table(columns, filter=wanted) if wanted is not None else books.schema.empty_table().select(columns)
+    return ledger.to_table(columns, filter=ds.scalar(False) if wanted is None else wanted)
 
 
-def _judge(proof: Proof, rows: pa.Table, order: Order, global_batch: int, start: int, stop: int) -> None:
+def _compare(proof: Proof, rows: pa.Table, order: Order, global_batch: int, start: int, stop: int) -> None:
     position, ids, step = (rows[name].to_numpy() for name in ("position", "id", "step"))
     low = start * global_batch
     expected = order.slice(low, stop * global_batch).sample_id
-    sound = (position >= low) & (position < stop * global_batch) & (position // global_batch == step)
-    sound[sound] = expected[position[sound] - low] == ids[sound]
-    counts = np.bincount(position[sound] - low, minlength=len(expected))
-    proof.seen += len(position)
-    proof.misplaced += int((~sound).sum())
+    correct = (position >= low) & (position < stop * global_batch) & (position // global_batch == step)
+    correct[correct] = expected[position[correct] - low] == ids[correct]
+    counts = np.bincount(position[correct] - low, minlength=len(expected))
+    proof.consumed += len(position)
+    proof.misplaced += int((~correct).sum())
     proof.missing += int((counts == 0).sum())
     proof.repeated += int((counts - 1).clip(0).sum())
-    for row in np.flatnonzero(~sound)[:EXAMPLES].tolist():
+    examples = []
+    for row in np.flatnonzero(~correct)[:EXAMPLES].tolist():
         place = int(position[row])
         inside = low <= place < stop * global_batch
         has = f"sample {expected[place - low]} in step {place // global_batch}" if inside else "another step"
-        proof.note(f"step {step[row]} saw sample {ids[row]} at position {place}, where the order has {has}")
+        examples.append(f"step {step[row]} saw sample {ids[row]} at position {place}, where the order has {has}")
     for place in np.flatnonzero(counts == 0)[:EXAMPLES].tolist():
-        proof.note(
-            f"sample {expected[place]} at position {low + place}, step {start + place // global_batch}: not seen"
-        )
+        step_of = start + place // global_batch
+        examples.append(f"sample {expected[place]} at position {low + place}, step {step_of}: not seen")
     for place in np.flatnonzero(counts > 1)[:EXAMPLES].tolist():
-        proof.note(f"sample {expected[place]} at position {low + place}: seen {counts[place]} times")
+        examples.append(f"sample {expected[place]} at position {low + place}: seen {counts[place]} times")
+    proof.examples = [*proof.examples, *examples][:EXAMPLES]
 
 
 def _rejected(path: Path) -> dict[str, int]:
@@ -165,10 +161,10 @@ def _rejected(path: Path) -> dict[str, int]:
 
 
 def _unlearned(directory: Path, proof: Proof) -> dict[str, int]:
-    """By the reason's first word; a sample may have two reasons, and each counts once."""
-    bad = read_rejected(directory)
-    found = set()
-    for row in bad.to_pylist() if len(bad) else ():
-        if any(row["attempt"] == a and start <= row["step"] < stop for a, start, stop in proof.attempts):
-            found.add((row["position"], row["reason"].partition(":")[0]))
-    return dict(Counter(reason for _, reason in found).most_common())
+    """Count rejected samples by the reason's first word; of two reasons for one sample each counts once."""
+    reasons = {
+        (row["position"], row["reason"].partition(":")[0])
+        for row in read_rejected(directory).to_pylist()
+        if any(row["attempt"] == a and start <= row["step"] < stop for a, start, stop in proof.attempts)
+    }
+    return dict(Counter(reason for _, reason in reasons).most_common())

@@ -1,4 +1,4 @@
-"""``radioplat pack``: loose images become balanced WebDataset shards with sidecars, split into train and val."""
+"""``radioplat pack``: write image files as balanced WebDataset shards with sidecars, split into train and val."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 from webdataset import TarWriter
 
 from radioplat.common.atomic_files import written_aside
-from radioplat.data.packing.inputs import Entry, Finding, examine, list_entries
+from radioplat.data.packing.inputs import Entry, ExaminedFile, examine, list_entries
 from radioplat.errors import DataError, SpecError
 
-VERSION = 1  # raise it when the same input should give other shards
+VERSION = 1  # increase it when the same input should give other shards
 SPLITS = ("train", "val")
 _NOTES = ".pack"
 
@@ -38,14 +38,14 @@ class PackOptions:
 
 @dataclass(frozen=True)
 class Packed:
-    """What a packing left.
+    """Result of a packing.
 
     Attributes:
         images, shards, image_bytes: by split.
         classes: names, by label.
-        duplicates: images whose content an earlier one has; they are packed, on one side of the split.
-        bad: images that could not be packed, by reason; each stands in ``rejected.csv``.
-        kept: shards that an earlier start had finished.
+        duplicates: images with the content of an earlier one; they are packed, into the same split.
+        bad: images that could not be packed, by reason; ``rejected.csv`` lists each.
+        kept: shards that an interrupted run had finished.
     """
 
     folder: Path
@@ -59,10 +59,10 @@ class Packed:
 
 
 def pack_options(overrides: Sequence[str]) -> PackOptions:
-    """Read ``key=value``.
+    """Parse ``key=value`` options.
 
     Raises:
-        SpecError: an unknown option, or a value that makes no sense.
+        SpecError: an option is unknown or its value is out of range.
     """
     hint = f"Options: {', '.join(f'{k}={v}' for k, v in asdict(PackOptions()).items())}."
     try:
@@ -71,13 +71,13 @@ def pack_options(overrides: Sequence[str]) -> PackOptions:
     except OmegaConfBaseException as error:
         raise SpecError(str(error).splitlines()[0], where=" ".join(overrides), hint=hint) from None
     assert isinstance(options, PackOptions)
-    for name, sound in (
+    for name, valid in (
         ("samples_per_shard", options.samples_per_shard >= 1),
         ("val_fraction", 0 <= options.val_fraction < 1),
         ("workers", options.workers >= 0),
     ):
-        if not sound:
-            raise SpecError(f"{getattr(options, name)} makes no sense here", where=name, hint=hint)
+        if not valid:
+            raise SpecError(f"{getattr(options, name)} is out of range", where=name, hint=hint)
     return options
 
 
@@ -89,31 +89,31 @@ def pack(
 ) -> Packed:
     """Pack a folder of images, or those that a CSV names, into ``out/train`` and ``out/val``.
 
-    The same input and options give the same bytes. A start that was killed is gone on from: files that were looked at
-    are not read again, finished shards stay.
+    The same input and options give the same bytes. An interrupted run is resumed: examined files are not read again,
+    finished shards stay.
 
     Args:
         source: see :func:`radioplat.data.packing.inputs.list_entries`.
-        progress: called with (what is done, how many, of how many).
+        progress: called with (phase, images done, images in all).
 
     Raises:
-        DataError: there is nothing to pack, ``out`` holds shards of another packing, or a file changes meanwhile.
+        DataError: there is nothing to pack, ``out`` contains shards of another packing, or a file changes meanwhile.
     """
     out, options = Path(out), options or PackOptions()
     entries = list_entries(source)
     (out / _NOTES).mkdir(parents=True, exist_ok=True)
     workers = options.workers or os.cpu_count() or 1
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda phase, done, total: None)
     notes = out / _NOTES / ("decoded.jsonl" if options.verify else "headers.jsonl")
-    found = examine(entries, notes, options.verify, workers, lambda *n: tell("examine", *n))
-    good = [(entry, finding) for entry, finding in zip(entries, found, strict=True) if not finding.reason]
-    _write_rejected(out / "rejected.csv", found)
+    examined = examine(entries, notes, options.verify, workers, lambda *n: report("examine", *n))
+    good = [(entry, file) for entry, file in zip(entries, examined, strict=True) if not file.reason]
+    _write_rejected(out / "rejected.csv", examined)
     if not good:
         raise DataError("none of the images can be packed", where=str(source), hint=f"See {out / 'rejected.csv'}.")
     classes = sorted({entry.label for entry, _ in good if entry.label})
     plan = _plan(good, options)
     _claim(out, _digest(good, options), plan)
-    kept = _write(out, good, plan, classes, lambda *n: tell("write", *n))
+    kept = _write(out, good, plan, classes, lambda *n: report("write", *n))
     _write_json(out / "classes.json", classes)
     of_split = {split: [i for name, rows in plan.items() if name.startswith(split) for i in rows] for split in SPLITS}
     return Packed(
@@ -122,33 +122,33 @@ def pack(
         {split: sum(name.startswith(split) for name in plan) for split in SPLITS},
         {split: sum(good[i][1].size for i in rows) for split, rows in of_split.items()},
         classes,
-        len(good) - len({finding.sha256 for _, finding in good}),
-        dict(Counter(finding.reason for finding in found if finding.reason).most_common()),
+        len(good) - len({file.sha256 for _, file in good}),
+        dict(Counter(file.reason for file in examined if file.reason).most_common()),
         kept,
     )
 
 
-Good = list[tuple[Entry, Finding]]
+Good = list[tuple[Entry, ExaminedFile]]
 
 
 def _plan(good: Good, options: PackOptions) -> dict[str, list[int]]:
-    """Rows of ``good`` by shard, ``train/train-000000.tar`` and on."""
+    """Assign rows of ``good`` to shards: rows by name, ``train/train-000000.tar`` and so on."""
     val = _held_out(good, options)
     plan: dict[str, list[int]] = {}
     for split in SPLITS:
-        rows = [i for i, (_, finding) in enumerate(good) if (finding.sha256 in val) == (split == "val")]
-        for number, shard in enumerate(_deal(good, rows, options)):
+        rows = [i for i, (_, file) in enumerate(good) if (file.sha256 in val) == (split == "val")]
+        for number, shard in enumerate(_distribute(good, rows, options)):
             plan[f"{split}/{split}-{number:06d}.tar"] = shard
     return plan
 
 
 def _held_out(good: Good, options: PackOptions) -> set[str]:
-    """Contents that go to val: of each class the share that was asked for, whatever the files are called.
+    """Draw the sha256 of the images of val: ``options.val_fraction`` of each class, independent of file names.
 
-    A content belongs to the class that it is first seen in, so that all its copies stay on one side.
+    All copies of a content belong to the class of the first one, so that they are in the same split.
     """
     by_class: dict[str, list[str]] = defaultdict(list)
-    for digest, label in {finding.sha256: entry.label for entry, finding in reversed(good)}.items():
+    for digest, label in {file.sha256: entry.label for entry, file in reversed(good)}.items():
         by_class[label].append(digest)
     val: set[str] = set()
     for digests in by_class.values():
@@ -157,14 +157,14 @@ def _held_out(good: Good, options: PackOptions) -> set[str]:
     return val
 
 
-def _deal(good: Good, rows: list[int], options: PackOptions) -> list[list[int]]:
-    """Cut rows into shards of the same count, of nearly the same bytes, and with the same share of every class."""
+def _distribute(good: Good, rows: list[int], options: PackOptions) -> list[list[int]]:
+    """Split rows into shards of equal count, nearly equal bytes, and the same share of every class."""
     count = -(-len(rows) // options.samples_per_shard)
     rows = sorted(rows, key=lambda i: (good[i][0].label, -good[i][1].size, good[i][0].path))
     shards: list[list[int]] = [[] for _ in range(count)]
     sizes = [0] * count
     for start in range(0, len(rows), max(1, count)):
-        # One row to each shard, the largest to the one that has the fewest bytes.
+        # One row for each shard, the largest for the shard with the fewest bytes.
         dealt = sorted(rows[start : start + count], key=lambda i: -good[i][1].size)
         for shard, row in zip(sorted(range(count), key=sizes.__getitem__), dealt, strict=False):
             shards[shard].append(row)
@@ -178,26 +178,26 @@ def _key(seed: int, purpose: str, text: str) -> bytes:
 
 
 def _digest(good: Good, options: PackOptions) -> str:
-    """Identity of a packing: what goes in, and the options that change what comes out."""
+    """Hash everything that determines the shards: the images and the options."""
     digest = hashlib.sha256(
         json.dumps([VERSION, options.samples_per_shard, options.val_fraction, options.seed]).encode()
     )
-    for entry, finding in good:
-        digest.update(json.dumps([entry.label, entry.caption, finding.sha256, finding.extension]).encode())
+    for entry, file in good:
+        digest.update(json.dumps([entry.label, entry.caption, file.sha256, file.extension]).encode())
     return digest.hexdigest()
 
 
 def _claim(out: Path, digest: str, plan: dict[str, list[int]]) -> None:
-    """Make ``out`` belong to this packing.
+    """Record in ``out`` which packing its shards belong to.
 
     Raises:
-        DataError: its shards are of another one.
+        DataError: it contains shards of another packing.
     """
     note = out / _NOTES / "plan.json"
     known = json.loads(note.read_text()) if note.exists() else None
     if known != digest and (shards := [p for split in SPLITS for p in (out / split).glob("*.tar")]):
         raise DataError(
-            f"this folder holds {len(shards)} shards of another packing: the images or the options differ",
+            f"this folder contains {len(shards)} shards of another packing: the images or the options differ",
             where=str(out),
             hint="Choose another folder, or delete this one.",
         )
@@ -209,7 +209,7 @@ def _claim(out: Path, digest: str, plan: dict[str, list[int]]) -> None:
 def _write(
     out: Path, good: Good, plan: dict[str, list[int]], classes: list[str], progress: Callable[[int, int], None]
 ) -> int:
-    """Write the shards that are not there yet; a shard that has its name is whole. Returns how many were there."""
+    """Write missing shards (an existing one is complete); return the number of existing ones."""
     done = kept = 0
     labels = {name: number for number, name in enumerate(classes)}
     for name, rows in plan.items():
@@ -225,27 +225,27 @@ def _write(
     return kept
 
 
-def _sample(row: int, entry: Entry, finding: Finding, labels: dict[str, int]) -> dict[str, str | bytes]:
+def _sample(row: int, entry: Entry, file: ExaminedFile, labels: dict[str, int]) -> dict[str, str | bytes]:
     data = Path(entry.path).read_bytes() if Path(entry.path).exists() else b""
-    if hashlib.sha256(data).hexdigest() != finding.sha256:
+    if hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataError("this image changed while it was packed", where=entry.path, hint="Run the same command again.")
-    sidecar: dict[str, str | int] = {"sha256": finding.sha256, "file": Path(entry.path).name}
+    sidecar: dict[str, str | int] = {"sha256": file.sha256, "file": Path(entry.path).name}
     if entry.label:
         sidecar |= {"label": labels[entry.label], "label_name": entry.label}
     if entry.caption:
         sidecar["caption"] = entry.caption
     return {
         "__key__": f"{row:09d}",
-        finding.extension: data,
+        file.extension: data,
         "json": json.dumps(sidecar, ensure_ascii=False).encode(),
     }
 
 
-def _write_rejected(path: Path, found: Iterable[Finding]) -> None:
+def _write_rejected(path: Path, examined: Iterable[ExaminedFile]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["path", "reason", "detail"])
-        table.writerows([f.path, f.reason, f.detail] for f in found if f.reason)
+        table.writerows([f.path, f.reason, f.detail] for f in examined if f.reason)
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -1,4 +1,4 @@
-"""The scan of shards as a Ray Data job: tars are walked in tasks all over the cluster, results stream back."""
+"""Scan shards as a Ray Data job: tasks on the whole cluster read the tars and stream results back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCHES_PER_TASK = 8
 
 
 def scan_on_ray(batches: list[ScanBatch], cpus_per_task: float = 1.0) -> Generator[ScanResult, None, None]:
-    """Scan on the cluster that this process has joined; results come as they are ready.
+    """Scan on the cluster that this process is connected to; yield results as they become ready.
 
     Args:
         cpus_per_task: logical CPUs of each task.
@@ -41,11 +41,10 @@ def _scan_rows(rows: pa.Table) -> Generator[pa.Table, None, None]:
 
 
 def _with_row_blocks(make) -> ray.data.Dataset:
-    """A dataset whose tasks hand on every row as it is made, in any order; others of this process are not touched."""
-    context = ray.data.DataContext.get_current()
-    mine = context.copy()
-    mine.execution_options.preserve_order = False
-    mine.enable_progress_bars = False
-    mine.target_max_block_size = 1  # a block ends after each row
-    with ray.data.DataContext.current(mine):
+    """Create a dataset whose tasks return each row at once, in any order; other datasets keep the global settings."""
+    context = ray.data.DataContext.get_current().copy()
+    context.execution_options.preserve_order = False
+    context.enable_progress_bars = False
+    context.target_max_block_size = 1  # a block ends after each row
+    with ray.data.DataContext.current(context):
         return make()

@@ -1,4 +1,4 @@
-"""What a scan of shards is, wherever it runs: in this process, in processes of its own, or in tasks of Ray Data."""
+"""Scan shards in batches: with threads of this process, in child processes, or in tasks of Ray Data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA, scan_image, scan_tar
+from radioplat.data.scan.shard import FAULT_SCHEMA, scan_image, scan_tar
 from radioplat.spec.resolved.paths import is_remote
 
-IMAGES_PER_BATCH = 512  # image files that are scanned together; tars go one by one
-LITTLE_BYTES = 1 << 30  # of shards: less is scanned before other processes have started
-REMOTE_THREADS = 32  # a scan of an object store mostly waits
+IMAGES_PER_BATCH = 512  # image files scanned together; a tar is a batch by itself
+LITTLE_BYTES = 1 << 30  # of shards: fewer are scanned before child processes have started
+REMOTE_THREADS = 32  # for an object store, where a scan mostly waits
 _DIGESTED = ("offset", "length", "width", "height", "key", "hash")
 
 
@@ -30,9 +30,9 @@ class ScanBatch:
     """Files of one source that are scanned together.
 
     Attributes:
-        first: number of the first among the shards of the index; the others follow.
-        names: below ``root``.
-        size: of all, bytes.
+        first: shard number of the first file in the index; the others follow.
+        names: paths below ``root``.
+        size: of all files, bytes.
     """
 
     first: int
@@ -44,7 +44,7 @@ class ScanBatch:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a :class:`ScanBatch` holds.
+    """Rows and faults of the files of a :class:`ScanBatch`.
 
     Attributes:
         rows: of :data:`SCAN_SCHEMA`, file after file.
@@ -61,11 +61,11 @@ class ScanResult:
 
 
 Scanner = Callable[[list[ScanBatch]], Iterator[ScanResult]]
-"""Scans batches; results come as they are ready, in any order."""
+"""Scans batches; yields results as they become ready, in any order."""
 
 
 def scan_batch(batch: ScanBatch) -> ScanResult:
-    """Scan the files of ``batch``; whatever is wrong with them becomes a fault, never an exception."""
+    """Scan the files of ``batch``; every problem with them becomes a fault, never an exception."""
     tables, faults = [], []
     for name in batch.names:
         path = f"{batch.root}/{name}"
@@ -82,14 +82,14 @@ def scan_batch(batch: ScanBatch) -> ScanResult:
 
 
 def scan_here(batches: list[ScanBatch], workers: int | None = None) -> Iterator[ScanResult]:
-    """Scan with threads of this process; enough where storage is what is waited for, or there is little to scan."""
+    """Scan with threads of this process; sufficient for slow storage or few files."""
     remote = any(is_remote(batch.root) for batch in batches)
     with ThreadPoolExecutor(workers or (REMOTE_THREADS if remote else min(8, os.cpu_count() or 1))) as pool:
         yield from _spread(pool, batches, 64)
 
 
 def scan_in_processes(batches: list[ScanBatch], workers: int | None = None) -> Iterator[ScanResult]:
-    """Scan with processes, one a core: reading headers is work for the interpreter, which threads cannot share."""
+    """Scan with one process for each core: header parsing is Python code, which the GIL serializes in threads."""
     count = min(workers or os.cpu_count() or 1, len(batches))
     if count < 2 or is_little(batches) or any(is_remote(batch.root) for batch in batches):
         yield from scan_here(batches, workers)
@@ -100,18 +100,18 @@ def scan_in_processes(batches: list[ScanBatch], workers: int | None = None) -> I
 
 @contextmanager
 def scan_pool(workers: int) -> Iterator[Scanner]:
-    """Processes that scan, until the block ends."""
+    """Run child processes that scan until the ``with`` block ends."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield lambda batches: _spread(pool, batches, 4 * workers)
 
 
 def is_little(batches: list[ScanBatch]) -> bool:
-    """Whether starting other processes would take longer than the scan."""
+    """Return True if starting child processes would take longer than the scan."""
     return sum(batch.size for batch in batches) < LITTLE_BYTES
 
 
 def _spread(pool: Executor, batches: Iterable[ScanBatch], ahead: int) -> Iterator[ScanResult]:
-    """In order, so that a slow batch holds back at most ``ahead`` results."""
+    """Yield results in order; at most ``ahead`` batches are in flight."""
     waiting: deque = deque()
     try:
         for batch in batches:
@@ -135,7 +135,7 @@ def _digest(rows: pa.Table) -> str:
 
 
 def canonical(column: pa.ChunkedArray) -> list[memoryview | bytes]:
-    """The same bytes for the same values, however Arrow has cut or padded them."""
+    """Return bytes that depend on the values only, not on Arrow's chunks and padding."""
     if pa.types.is_integer(column.type):
         values = column.to_numpy()
         return [np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data.cast("B")]
@@ -148,8 +148,3 @@ def canonical(column: pa.ChunkedArray) -> list[memoryview | bytes]:
             bounds = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
             parts.append(memoryview(data)[int(bounds[0]) : int(bounds[-1])])
     return parts
-
-
-def empty_rows() -> pa.Table:
-    """No row of :data:`SCAN_SCHEMA`."""
-    return SCAN_SCHEMA.empty_table()

@@ -1,6 +1,6 @@
-"""Look through one shard once: where each image lies, how large it is, and what its sidecars say.
+"""Scan one shard: byte range, size and format of each image, and the fields of its sidecars.
 
-Nothing is ever extracted: names inside a tar, ``../x`` too, are only names here.
+No member is extracted to disk, so that names such as ``../x`` are harmless.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SIDECAR_BYTES = 1 << 24
 _INT64 = struct.Struct("<q").unpack
 _WANTED = IMAGE_EXTENSIONS | {"json", "cls"}
 
-# What one shard tells of each image; the index adds source and shard.
+# The columns of each image of a shard; the index adds source and shard.
 SCAN_SCHEMA = pa.schema(
     [
         ("offset", pa.int64()),  # bytes from the start of the shard
@@ -32,7 +32,7 @@ SCAN_SCHEMA = pa.schema(
         ("key", pa.large_string()),
         ("hash", pa.large_string()),  # from the sidecar; null if it has none
         ("hash_key", pa.int64()),  # 64 bits of it, see hash_key(); 0 if it has none
-        ("caption_offset", pa.int64()),  # of the JSON sidecar that holds a caption; -1 if none
+        ("caption_offset", pa.int64()),  # of the JSON sidecar with a caption; -1 if none
         ("caption_length", pa.int64()),
         ("given_label", pa.int64()),  # a number from the sidecar; -1 if none
         ("label_name", pa.large_string()),
@@ -44,7 +44,7 @@ UNREADABLE = "unreadable_shard"  # reason of a fault: the storage failed
 FAULT_SCHEMA = pa.schema(
     [
         *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail")),
-        ("offset", pa.int64()),  # of the bytes that are lost or unused; -1 where no bytes are meant
+        ("offset", pa.int64()),  # of the lost or unused bytes; -1 if there are none
         ("length", pa.int64()),
     ]
 )
@@ -52,15 +52,15 @@ FAULT_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Fault:
-    """Something in a shard that cannot be used.
+    """An unusable shard or member.
 
     Attributes:
         shard: path of the file.
-        key: of the sample, or the member's name; empty where the shard as a whole is meant.
+        key: of the sample, or the member's name; empty if the whole shard is unusable.
         reason: ``unreadable_shard, not_a_tar, empty_tar, truncated_tar, corrupt_tar, not_an_image, empty_member,
             duplicate_key, no_image, not_a_file, hidden_member, bad_sidecar``.
-        detail: for a person.
-        offset, length: the bytes meant, from a member's first header on; -1 and 0 where none are.
+        detail: explanation for the user.
+        offset, length: the unusable bytes, from the member's first header; -1 and 0 if there are none.
     """
 
     shard: str
@@ -73,34 +73,34 @@ class Fault:
 
 @dataclass
 class Scan:
-    """What one shard holds: a table of :data:`SCAN_SCHEMA`, by offset, and what was wrong."""
+    """Result of one shard: a table of :data:`SCAN_SCHEMA`, sorted by offset, and the faults."""
 
     rows: pa.Table
     faults: list[Fault]
 
 
 class _Sample:
-    __slots__ = ("blamed", "first", "image", "sidecar")
+    __slots__ = ("first", "has_fault", "image", "sidecar")
 
     def __init__(self, first: int) -> None:
         self.first = first  # byte of its first member
         self.image: tuple[int, int, ImageHeader] | None = None  # offset, length, header
         self.sidecar: dict[str, Any] | None = None
-        self.blamed = False
+        self.has_fault = False
 
 
 def scan_tar(path: str) -> Scan:
-    """Scan the tar at ``path``; whatever is wrong with it becomes a fault, never an exception."""
+    """Scan the tar at ``path``; every problem with it becomes a fault, never an exception."""
     shard = _TarScan(path)
     try:
         window = Window(path)
         if window.size == 0:
-            shard.blame("", "empty_tar", "0 bytes")
+            shard.add_fault("", "empty_tar", "0 bytes")
         else:
-            for found in walk_tar(window):
-                shard.take(window, found)
+            for item in walk_tar(window):
+                shard.add(window, item)
     except OSError as error:
-        shard.blame("", UNREADABLE, error.strerror or str(error))
+        shard.add_fault("", UNREADABLE, error.strerror or str(error))
     return shard.finish()
 
 
@@ -124,59 +124,59 @@ def scan_image(path: str, name: str) -> Scan:
 
 
 class _TarScan:
-    """What is known of one tar while it is walked."""
+    """Samples and faults of one tar during its scan."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._samples: dict[str, _Sample] = {}
         self._faults: list[Fault] = []
 
-    def blame(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
+    def add_fault(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
         self._faults.append(Fault(self._path, key, reason, detail, offset, length))
 
-    def take(self, window: Window, found: Member | Damage) -> None:
-        if isinstance(found, Damage):
-            self.blame(_text(found.name), found.reason, found.detail, found.offset, found.length)
+    def add(self, window: Window, item: Member | Damage) -> None:
+        if isinstance(item, Damage):
+            self.add_fault(_text(item.name), item.reason, item.detail, item.offset, item.length)
             return
-        if found.kind == "folder":
+        if item.kind == "folder":
             return
-        name = found.name if found.name.isascii() else _text(found.name)
+        name = item.name if item.name.isascii() else _text(item.name)
         key, extension = split_name(name)
         if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
             return
         if not key or key[-1] == "/":
-            self._blame_member(found, name, "hidden_member", "the name starts with a dot")
+            self._add_member_fault(item, name, "hidden_member", "the name starts with a dot")
             return
         sample = self._samples.get(key)
         if sample is None:
-            sample = self._samples[key] = _Sample(found.header)
-        if found.kind == "other":
-            sample.blamed = True
-            self._blame_member(found, name, "not_a_file", "a link or a sparse or special file")
+            sample = self._samples[key] = _Sample(item.header)
+        if item.kind == "other":
+            sample.has_fault = True
+            self._add_member_fault(item, name, "not_a_file", "a link or a sparse or special file")
         elif extension in IMAGE_EXTENSIONS:
-            self._take_image(window, found, key, name, sample)
+            self._add_image(window, item, key, name, sample)
         elif extension in _WANTED:
-            self._take_sidecar(window, found, key, name, extension, sample)
+            self._add_sidecar(window, item, key, name, extension, sample)
 
     def finish(self) -> Scan:
         rows = []
         for key, sample in self._samples.items():
             if sample.image is not None:
                 rows.append(_row(key, sample.image, sample.sidecar))
-            elif not sample.blamed:
-                self.blame(key, "no_image", "no member of this key has an image extension", sample.first)
+            elif not sample.has_fault:
+                self.add_fault(key, "no_image", "no member of this key has an image extension", sample.first)
         if not self._samples and not self._faults:
-            self.blame("", "empty_tar", "no members")
+            self.add_fault("", "empty_tar", "no members")
         return Scan(_table(rows), self._faults)
 
-    def _take_image(self, window: Window, member: Member, key: str, name: str, sample: _Sample) -> None:
+    def _add_image(self, window: Window, member: Member, key: str, name: str, sample: _Sample) -> None:
         if sample.image is not None:
-            self._blame_member(member, key, "duplicate_key", f"{name} at byte {member.offset}")
+            self._add_member_fault(member, key, "duplicate_key", f"{name} at byte {member.offset}")
             return
         offset, size = member.offset, member.size
         if size == 0:
-            sample.blamed = True
-            self._blame_member(member, key, "empty_member", name)
+            sample.has_fault = True
+            self._add_member_fault(member, key, "empty_member", name)
             return
 
         def read(at: int, length: int) -> bytes:
@@ -184,44 +184,44 @@ class _TarScan:
 
         header = header_at(read, lambda: window.span(offset, size))
         if header is None:
-            sample.blamed = True
-            self._blame_member(member, key, "not_an_image", name)
+            sample.has_fault = True
+            self._add_member_fault(member, key, "not_an_image", name)
             return
         sample.image = (offset, size, header)
 
-    def _take_sidecar(self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample) -> None:
+    def _add_sidecar(self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample) -> None:
         if member.size > MAX_SIDECAR_BYTES:
-            self._blame_member(member, key, "bad_sidecar", f"{name} has {member.size} bytes")
+            self._add_member_fault(member, key, "bad_sidecar", f"{name} has {member.size} bytes")
             return
         data = window.read(member.offset, member.size)
         sidecar = sample.sidecar or {}
         try:
             if kind == "cls":
-                found = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
+                fields = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
             else:
                 content = _parse(data)
-                found = _from_json(content)
+                fields = _from_json(content)
                 if wrong := _no_label(content):
-                    self._blame_member(member, key, "bad_sidecar", f"{name}: {wrong}")
-                if found.pop("caption", None) is not None:
-                    found["caption_offset"], found["caption_length"] = member.offset, member.size
-                if "given_label" in found or "label_name" in found:  # JSON wins over .cls, whichever comes first
+                    self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
+                if fields.pop("caption", None) is not None:
+                    fields["caption_offset"], fields["caption_length"] = member.offset, member.size
+                if "given_label" in fields or "label_name" in fields:  # JSON replaces .cls, in any order
                     sidecar.pop("given_label", None)
                     sidecar.pop("label_name", None)
         except (ValueError, RecursionError) as error:
-            self._blame_member(member, key, "bad_sidecar", f"{name}: {error}")
+            self._add_member_fault(member, key, "bad_sidecar", f"{name}: {error}")
             return
-        sample.sidecar = sidecar | found if sidecar else found
+        sample.sidecar = sidecar | fields if sidecar else fields
 
-    def _blame_member(self, member: Member, key: str, reason: str, detail: str = "") -> None:
-        self.blame(key, reason, detail, member.header, member.offset + member.size - member.header)
+    def _add_member_fault(self, member: Member, key: str, reason: str, detail: str = "") -> None:
+        self.add_fault(key, reason, detail, member.header, member.offset + member.size - member.header)
 
 
 _scan_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # CPython has it, typeshed does not
 
 
 def _parse(data: bytes) -> Any:
-    """As `json.loads`, which spends most of its time around its own scanner."""
+    """Parse like `json.loads`, without the overhead around its C scanner."""
     try:
         text = data.decode()
         content, end = _scan_json(text, 0)
@@ -235,25 +235,25 @@ def _parse(data: bytes) -> Any:
 def _from_json(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("a JSON object is expected")
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     get = content.get
     for name in ("sha256", "md5", "uid"):
         if (digest := get(name)) is not None and digest != "":
-            found["hash"] = _text(str(digest))
+            fields["hash"] = _text(str(digest))
             break
     if isinstance(get("caption"), str):
-        found["caption"] = True
+        fields["caption"] = True
     for name in ("label", "id"):
         if (label := get(name)) is not None:
-            found |= _label(label)
+            fields |= _label(label)
             break
     if isinstance(get("label_name"), str):
-        found["label_name"] = _text(content["label_name"])
-    return found
+        fields["label_name"] = _text(content["label_name"])
+    return fields
 
 
 def _no_label(content: dict[str, Any]) -> str | None:
-    """What is wrong with a label that is given and is none; a negative number says that there is none, as null does."""
+    """Describe an invalid label; None if it is valid or absent. A negative number means unlabelled, as null does."""
     for name in ("label", "id"):
         if (label := content.get(name)) is not None:
             if isinstance(label, str) or (type(label) is int and abs(label) < 2**63):  # a bool is an int, too
@@ -263,7 +263,7 @@ def _no_label(content: dict[str, Any]) -> str | None:
 
 
 def _label(value: Any) -> dict[str, Any]:
-    """A number is the label itself, text is its name."""
+    """Return the field of a label: a number is the label itself, other text is its name."""
     if isinstance(value, str):
         number = value.removeprefix("-")
         value = int(value) if number.isascii() and number.isdigit() and len(number) < 19 else value
@@ -273,7 +273,7 @@ def _label(value: Any) -> dict[str, Any]:
 
 
 def _row(key: str, image: tuple[int, int, ImageHeader], sidecar: dict[str, Any] | None) -> tuple:
-    """One row of :data:`SCAN_SCHEMA`."""
+    """Return one row of :data:`SCAN_SCHEMA`."""
     offset, length, header = image
     if not sidecar:
         return (offset, length, header.width, header.height, header.format, key, None, 0, -1, 0, -1, None)
@@ -285,9 +285,9 @@ def _row(key: str, image: tuple[int, int, ImageHeader], sidecar: dict[str, Any] 
 
 
 def hash_key(value: str | None) -> int:
-    """64 bits that stand for a hash where hashes are counted and compared; never 0 but for None.
+    """Return 64 bits of a hash, for counting and comparing; 0 only for None.
 
-    Among a thousand million different images one chance in forty makes a single pair look equal.
+    Among 1e9 different images the chance of any two equal keys is 1 in 40.
     """
     if value is None:
         return 0
@@ -300,11 +300,11 @@ def _table(rows: list[tuple]) -> pa.Table:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and lower-case extension: the base name is cut at its first dot, the folder stays part of the key."""
+    """Split a name at the first dot of its base name: key, with the folder, and lower-case extension."""
     dot = name.find(".", name.rfind("/") + 1)
     return (name[:dot], name[dot + 1 :].lower()) if dot >= 0 else (name, "")
 
 
 def _text(name: str) -> str:
-    """Names are bytes in a tar; what is not UTF-8 is replaced, since Arrow holds nothing else."""
+    """Replace bytes of a tar member's name that are not UTF-8, which Arrow requires."""
     return name if name.isascii() else name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

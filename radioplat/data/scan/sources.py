@@ -1,4 +1,4 @@
-"""From a split of the spec to the files that hold it."""
+"""List the data files of a split of the spec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from radioplat.data.images.headers import IMAGE_EXTENSIONS
 from radioplat.data.storage.files import FileState, absolute, list_files
-from radioplat.errors import DataError, Problem
+from radioplat.errors import DataError
 from radioplat.spec.schema.dataset import SplitConfig
 
 
@@ -29,9 +29,9 @@ class SourceFiles:
     """One source: ``tar_data_sources[i]``, or ``images_dir``, whose every image is a shard of one row.
 
     Attributes:
-        field: the spec field that names the folder.
+        field: the spec field of the folder.
         root: absolute path of the folder, or ``s3://...``, ``gs://...``.
-        kind: what each file is.
+        kind: of all files.
         scale_factor: unnormalised share in the mixture (1 for ``images_dir``).
         files: sorted by name.
     """
@@ -48,10 +48,10 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
 
     Args:
         split: one split of the spec.
-        path: its place in the spec, such as ``dataset.train_dataset``.
+        path: its field path, for example ``dataset.train_dataset``.
 
     Raises:
-        DataError: one problem for each folder that is missing or holds nothing, or the split names no data at all.
+        DataError: one problem for each folder that is missing or empty, or the split names no data.
     """
     wanted: list[tuple[str, str, Literal["tar", "image"], float]] = [
         (f"{path}.tar_data_sources[{i}].root_dir", source.root_dir, "tar", source.scale_factor)
@@ -73,8 +73,8 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
     return sources
 
 
-def holds_tars(folder: str) -> bool:
-    """Whether there is a tar below ``folder``; also True for what is no folder, so that the listing says so."""
+def contains_tars(folder: str) -> bool:
+    """Return True if there is a tar below ``folder``, or if it cannot be read; :func:`list_shards` then raises."""
     try:
         return bool(list_files(absolute(folder), _is_tar))
     except OSError:
@@ -87,14 +87,14 @@ def _list_source(field: str, folder: str, kind: Literal["tar", "image"], scale: 
     try:
         files = [ShardFile(name, state) for name, state in list_files(root, test)]
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = "is a file, not a folder" if isinstance(error, NotADirectoryError) else "does not exist"
-        raise DataError(Problem(f"the folder {root} {what}", field, "Give the folder that holds the data.")) from None
+        problem = "is a file, not a folder" if isinstance(error, NotADirectoryError) else "does not exist"
+        raise DataError(f"the folder {root} {problem}", where=field, hint="Name the folder of the data.") from None
     except OSError as error:
         where = error.filename or root
-        raise DataError(Problem(f"the folder {where} cannot be read: {error.strerror}", field)) from None
+        raise DataError(f"the folder {where} cannot be read: {error.strerror}", where=field) from None
     if not files:
-        what = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
-        raise DataError(Problem(f"the folder {root} holds no {what}", field))
+        files_of = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
+        raise DataError(f"the folder {root} contains no {files_of}", where=field)
     return SourceFiles(field, root, kind, scale, files)
 
 

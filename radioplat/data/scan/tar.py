@@ -1,7 +1,7 @@
-"""The members of a tar by its headers alone, past damage too; contents are jumped over.
+"""List the members of a tar by reading only its headers; continue after damaged stretches.
 
-Several times faster than `tarfile`, and nothing is believed that the bytes at hand do not show: of a sparse file, say,
-only what it takes up in the shard counts. The time is proportional to the bytes, whatever they are.
+Several times faster than `tarfile`. Sizes are those in the file: of a sparse member only its bytes in the shard count.
+The time is proportional to the file size, whatever the content.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from radioplat.data.storage.read_ahead import Window
 
 BLOCK = tarfile.BLOCKSIZE
 RECORD = tarfile.RECORDSIZE  # an archive is padded with zeros to a multiple of this
-SEARCH_BYTES = 1 << 24  # how far behind damage the next header is looked for
+SEARCH_BYTES = 1 << 24  # search range for the next header after damage
 _ZEROS = b"\0" * BLOCK
 # Types of headers.
 _LONG_NAME, _GNU_SPARSE, _FOLDER = b"LS5"
 _PAX = frozenset(b"xX")
-_EXTENDED = frozenset(b"xXgLK")  # of the member behind them; nothing of g and K is wanted here
+_EXTENDED = frozenset(b"xXgLK")  # apply to the next member; g and K are skipped
 _REGULAR = frozenset(b"07\0")
-_WITHOUT_CONTENT = frozenset(b"123456")  # whatever their size says
-_GLANCE = 3 * BLOCK  # a pax header, its records, and the header behind them
+_WITHOUT_CONTENT = frozenset(b"123456")  # whatever their size field
+_HEADER_BYTES = 3 * BLOCK  # a pax header, its records, and the next header
 _MOST_RECORDS = 1 << 20  # bytes of a name or of records before a member
-_TELLING = re.compile(rb"path=|size=|GNU\.sparse").search
+_HAS_PAX_FIELDS = re.compile(rb"path=|size=|GNU\.sparse").search
 _MODULUS = 65521  # of adler32
 
 
 class Member(NamedTuple):
-    """A member that is whole.
+    """A complete member.
 
     Attributes:
         name: as written, bytes that are not UTF-8 as surrogates.
         kind: ``file``, ``folder`` or ``other`` (links, sparse and special files).
-        header: byte at which its first header stands.
+        header: offset of its first header.
         offset, size: of its content, bytes.
     """
 
@@ -48,12 +48,13 @@ class Member(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A stretch of the file that holds no readable member.
+    """A byte range without a readable member.
 
     Attributes:
         reason: ``not_a_tar``, ``truncated_tar``, ``corrupt_tar``.
-        offset, length: bytes that are lost.
-        name: of the member that begins there, if it can be extended.
+        offset, length: the lost bytes.
+        detail: explanation for the user.
+        name: of the truncated member, if its header is readable.
     """
 
     reason: str
@@ -64,7 +65,7 @@ class Damage(NamedTuple):
 
 
 class _BadHeader(Exception):
-    """What stands at byte ``place`` is no header."""
+    """The bytes at offset ``place`` are no header."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -72,14 +73,14 @@ class _BadHeader(Exception):
 
 
 def walk_tar(window: Window) -> Iterator[Member | Damage]:
-    """Members and damage, in the order of the file.
+    """Yield members and damage, in the order of the file.
 
     Raises:
-        OSError: the storage fails for good.
+        OSError: the storage fails permanently.
     """
     place, size = 0, window.size
     while True:
-        at = window.hold(place, min(_GLANCE, size - place) if place < size else 0)
+        at = window.hold(place, min(_HEADER_BYTES, size - place) if place < size else 0)
         if size - place < BLOCK or len(window.data) - at < BLOCK:  # it may have become shorter since it was opened
             yield Damage("truncated_tar", place, size - place, f"it ends at byte {size} without an end-of-archive mark")
             return
@@ -88,44 +89,47 @@ def walk_tar(window: Window) -> Iterator[Member | Damage]:
                 if size - place < 2 * BLOCK:
                     yield Damage("truncated_tar", place, size - place, f"it ends at byte {size} with a lone zero block")
                 return
-            found = _next_header(window, place + BLOCK)
-            end = found if found >= 0 else size
+            next_header = _next_header(window, place + BLOCK)
+            end = next_header if next_header >= 0 else size
             yield Damage("corrupt_tar", place, end - place, "zeros where a member header should stand")
-            if found < 0:
+            if next_header < 0:
                 return
-            place = found
+            place = next_header
             continue
         try:
             member, following = _member(window, place)
         except _BadHeader as bad:
-            found = _next_header(window, bad.place + BLOCK)
-            if bad.place == 0 and found < 0:
+            next_header = _next_header(window, bad.place + BLOCK)
+            if bad.place == 0 and next_header < 0:
                 yield Damage("not_a_tar", 0, size, "no member header at its beginning")
                 return
-            end = found if found >= 0 else size
-            lost = "what follows is lost" if found < 0 else f"it goes on at byte {found}"
+            end = next_header if next_header >= 0 else size
+            lost = "what follows is lost" if next_header < 0 else f"it goes on at byte {next_header}"
             yield Damage("corrupt_tar", place, end - place, f"no member header at byte {bad.place}; {lost}")
-            if found < 0:
+            if next_header < 0:
                 return
-            place = found
+            place = next_header
             continue
         if member is None or following > size and member.offset + member.size > size:
             name = member.name if member else ""
             yield Damage("truncated_tar", place, size - place, f"it ends at byte {size}, inside a member", name)
             return
         yield member
-        place = min(following, size)  # the last bytes that pad a member may be missing
+        place = min(following, size)  # the padding of the last member may be missing
 
 
 def _member(window: Window, place: int) -> tuple[Member | None, int]:
-    """The member whose first header stands at ``place``, None if the file ends inside its headers; and what follows.
+    """Read the member whose first header is at ``place``.
 
     Before a member's own header there may be any number of extended headers with its name and size (POSIX.1-2008, pax,
-    "Extended Header"; GNU tar's long names). Where two name it the first counts, as with `tarfile`.
+    "Extended Header"; GNU tar's long names). Of two names the first counts, as with `tarfile`.
+
+    Returns:
+        The member, None if the file ends inside its headers; and the offset of the next member.
 
     Raises:
-        _BadHeader: one of the headers cannot be read. The search for the next one begins behind that one, so that no
-            header of a chain is read twice.
+        _BadHeader: one of the headers cannot be read. The search for the next one begins after it, so that no header of
+            a chain is read twice.
     """
     last, name, pax_size, sparse = place, b"", -1, False
     while True:
@@ -146,7 +150,7 @@ def _member(window: Window, place: int) -> tuple[Member | None, int]:
         content = window.data[at : at + size]
         if kind == _LONG_NAME:
             name = name or content.partition(b"\0")[0]
-        elif kind in _PAX and _TELLING(content):
+        elif kind in _PAX and _HAS_PAX_FIELDS(content):
             extended = _pax(content)
             if extended is None:
                 raise _BadHeader(last)
@@ -164,7 +168,7 @@ def _member(window: Window, place: int) -> tuple[Member | None, int]:
     plain = kind in _REGULAR and not sparse
     if kind in _WITHOUT_CONTENT:
         size = 0
-    folder = kind == _FOLDER or plain and name[-1:] == b"/"  # before there was a type for folders, the slash told them
+    folder = kind == _FOLDER or plain and name[-1:] == b"/"  # old tars mark a folder by the slash, not by a type
     text, is_a = name.decode("utf-8", "surrogateescape"), "folder" if folder else "file" if plain else "other"
     return Member(text, is_a, place, offset, size), offset + _padded(size)
 
@@ -174,7 +178,7 @@ def _padded(size: int) -> int:
 
 
 def _own_name(data: bytes, at: int) -> bytes:
-    """The name in the header at ``data[at]``."""
+    """Read the name in the header at ``data[at]``."""
     end = data.find(b"\0", at, at + 100)
     name = data[at : end if end >= 0 else at + 100]
     if data[at + 345] and data[at + 257 : at + 263] == b"ustar\0":
@@ -183,7 +187,7 @@ def _own_name(data: bytes, at: int) -> bytes:
 
 
 def _behind_sparse_map(window: Window, header: int) -> int:
-    """Where the content of GNU tar's old sparse member begins: its map may go on in blocks behind the header."""
+    """Return the offset of the content of an old GNU sparse member, after its map, which may span several blocks."""
     place, more = header + BLOCK, window.read(header + 482, 1)
     while more not in (b"", b"\0"):
         more = window.read(place + 504, 1)
@@ -192,7 +196,7 @@ def _behind_sparse_map(window: Window, header: int) -> int:
 
 
 class _Records(NamedTuple):
-    """What pax records say of a member: an empty name and a size of -1 where they say nothing of it."""
+    """Fields of a member in pax records; without them the name is empty and the size -1."""
 
     name: bytes
     size: int
@@ -200,14 +204,14 @@ class _Records(NamedTuple):
 
 
 def _pax(records: bytes) -> _Records | None:
-    """None where they are no records."""
+    """Parse pax records; return None if they are invalid."""
     name, sparse_name, length, sparse, at = b"", b"", -1, False, 0
     while at < len(records):
         try:
             space = records.index(b" ", at, at + 20)
             end = at + int(records[at:space])
-            key, found, value = records[space + 1 : end - 1].partition(b"=")
-            if not found or end <= space or end > len(records):
+            key, equals, value = records[space + 1 : end - 1].partition(b"=")
+            if not equals or end <= space or end > len(records):
                 return None
             if key == b"path":
                 name = value
@@ -225,10 +229,10 @@ def _pax(records: bytes) -> _Records | None:
 
 
 def _checked_size(data: bytes, at: int) -> int:
-    """The size field of the header at ``data[at]``; -1 where its checksum or its size says that this is no header.
+    """Return the size field of the header at ``data[at]``; -1 if the checksum or the size field is invalid.
 
-    The checksum is the sum of the header's bytes, its own counted as blanks. adler32's low half is 1 + the sum
-    modulo 65521 (RFC 1950), ten times faster than sum() over the block.
+    The checksum is the sum of the header's bytes, with blanks in place of the checksum field. The low half of adler32
+    is 1 + this sum modulo 65521 (RFC 1950), and ten times faster than sum() over the block.
     """
     block = data[at : at + BLOCK]
     field = data[at + 148 : at + 156]
@@ -240,12 +244,12 @@ def _checked_size(data: bytes, at: int) -> int:
     if len(block) < BLOCK or zlib.adler32(block) & 0xFFFF != wanted and not _odd_sum(block, field):
         return -1
     try:
-        return int(data[at + 124 : at + 135], 8)  # as all tars of today write it: eleven digits
+        return int(data[at + 124 : at + 135], 8)  # eleven octal digits, as all present tar programs write
     except ValueError:
         return _odd_size(block[124:136])
 
 
-_sums: dict[bytes, int] = {}  # checksum field -> what adler32's low half must then be
+_sums: dict[bytes, int] = {}  # checksum field -> expected low half of adler32
 
 
 def _wanted_sum(field: bytes) -> int:
@@ -256,7 +260,7 @@ def _wanted_sum(field: bytes) -> int:
 
 
 def _odd_sum(block: bytes, field: bytes) -> bool:
-    """Whether the sum holds as some old tars made it, of signed bytes."""
+    """Return True if the checksum is the sum of signed bytes, as in some old tars."""
     try:
         stored = int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError:
@@ -265,7 +269,7 @@ def _odd_sum(block: bytes, field: bytes) -> bool:
 
 
 def _odd_size(field: bytes) -> int:
-    """A size in base 256, as GNU tar writes large ones, or in octal with less than eleven digits; -1 for neither."""
+    """Parse a size in base 256 (GNU tar, large files) or in octal with less than eleven digits; -1 if invalid."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:
@@ -275,7 +279,7 @@ def _odd_size(field: bytes) -> int:
 
 
 def _is_zero_from(window: Window, place: int) -> bool:
-    """Whether nothing but zeros follows, as behind a whole archive; far behind it nobody looks."""
+    """Return True if only zeros follow, as after a complete archive, within :data:`SEARCH_BYTES`."""
     end, step = min(place + SEARCH_BYTES, window.size), RECORD
     while place < end:
         if window.read(place, min(step, end - place)).strip(b"\0"):
@@ -285,7 +289,10 @@ def _is_zero_from(window: Window, place: int) -> bool:
 
 
 def _next_header(window: Window, place: int) -> int:
-    """Where the next header stands, -1 if none is near. A magic number is asked for too: sums alone occur by chance."""
+    """Return the offset of the next header, -1 if none is near.
+
+    The magic number is required too, since a checksum can match by chance.
+    """
     end = min(place + SEARCH_BYTES, window.size)
     step = 1 << 16
     while place < end:

@@ -1,4 +1,4 @@
-"""Which part of an image is shown, and how it is turned: what all views of one image share."""
+"""Draw the crop, flip and rotation of an image, which all of its views share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from radioplat.data.order.keyed_random import uniforms
 from radioplat.spec.schema.dataset import AugmentationConfig
 
-ATTEMPTS = 10  # to fit a random box, before it is centred
+ATTEMPTS = 10  # to fit a random box inside the image, before a centred one is used
 
 
 class Box(NamedTuple):
@@ -33,12 +33,12 @@ class Box(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """The part of the source that is shown.
+    """The visible part of the source.
 
     Attributes:
-        box: before it is turned.
+        box: before the rotation.
         hflip, vflip: mirrored left-right, top-bottom.
-        angle: degrees, counter-clockwise as seen, about the middle of the box.
+        angle: degrees, counter-clockwise in the view, about the centre of the box.
     """
 
     box: Box
@@ -47,12 +47,12 @@ class Crop(NamedTuple):
     angle: float = 0.0
 
     def matrix(self) -> np.ndarray:
-        """float64 ``[3, 3]``: from the unit square of a view (x right, y down) to source pixels."""
+        """Return the map from the unit square of a view (x right, y down) to source pixels: float64 ``[3, 3]``."""
         box = self.box
         cx, cy = (box.left + box.right) / 2, (box.top + box.bottom) / 2
         sx, sy = -box.width if self.hflip else box.width, -box.height if self.vflip else box.height
         cos, sin = _turn(self.angle)
-        # The unit square about its middle is turned, then mirrored, stretched and moved onto the box.
+        # The unit square is rotated about its centre, then mirrored, scaled and translated onto the box.
         return np.array(
             [
                 [sx * cos, -sx * sin, cx - sx * (cos - sin) / 2],
@@ -63,14 +63,14 @@ class Crop(NamedTuple):
 
 
 def centre_crop(width: int, height: int) -> Crop:
-    """The centred square of the short side: the view of an evaluation."""
+    """Return the centred square of the short side, the crop of an evaluation."""
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
     return Crop(Box(left, top, left + side, top + side))
 
 
 def whole_image(width: int, height: int) -> Crop:
-    """All of an image: what a detector looks at."""
+    """Return the whole image, the crop of a detector."""
     return Crop(Box(0, 0, width, height))
 
 
@@ -82,18 +82,18 @@ def plan_crops(
     position: np.ndarray,
     whole: bool = False,
 ) -> list[Crop]:
-    """The crops of the samples at ``position`` of the order; the same wherever, whenever and with whomever asked.
+    """Draw the crops of the samples at ``position`` of the order; a pure function of its arguments.
+
+    ``random_crop`` draws like torchvision's ``RandomResizedCrop``: area share uniform in ``scale_range``, log of the
+    ratio uniform in ``ratio_range``, ten attempts, then the largest centred box within the ratios.
+    ``with_scale_random_crop`` replaces it: a square of the short side, divided by a scale drawn from its range.
 
     Args:
         width, height: int ``[N]``, of the sources, in pixels.
         augmentation: None for evaluation views. Without a random crop the box is the centred square.
         seed: of the run.
-        position: int64 ``[N]``, the samples' places in the order; not read where ``augmentation`` is None.
-        whole: all of the image takes the place of the centred square.
-
-    ``random_crop`` draws as torchvision's ``RandomResizedCrop`` does: area share uniform in ``scale_range``, log of the
-    ratio uniform in ``ratio_range``, ten attempts, then the largest centred box within the ratios.
-    ``with_scale_random_crop`` takes its place: a square of the short side over a scale drawn from its range.
+        position: int64 ``[N]``, positions of the samples in the order; not read if ``augmentation`` is None.
+        whole: use the whole image in place of the centred square.
     """
     sizes = list(zip(width.tolist(), height.tolist(), strict=True))
     if augmentation is None:
@@ -120,7 +120,7 @@ def _boxes(
         draws = uniforms(seed, "scale_crop", position, 3).tolist()
         return [_scaled_box(w, h, scaled.scale_range, d) for (w, h), d in zip(sizes, draws, strict=True)]
     if crop.enable and augmentation.with_random_crop:
-        # All attempts are drawn at once: how many one image needs then changes no other draw.
+        # All attempts are drawn at once, so that the number that one image needs does not change other draws.
         draws = uniforms(seed, "crop", position, 4 * ATTEMPTS).tolist()
         ranges = crop.scale_range, crop.ratio_range
         return [_random_box(w, h, *ranges, d) for (w, h), d in zip(sizes, draws, strict=True)]
@@ -151,7 +151,7 @@ def _scaled_box(width: int, height: int, scale: list[float], draws: list[float])
 
 
 def _turn(angle: float) -> tuple[float, float]:
-    """Cosine and sine, exact for quarter turns: those need no interpolation, and it must show in the matrix."""
+    """Return cosine and sine, exact for quarter turns, which then need no interpolation."""
     if angle % 90 == 0:
         return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[int(angle // 90) % 4]
     return math.cos(math.radians(angle)), math.sin(math.radians(angle))

@@ -1,8 +1,8 @@
-"""Where each view lies inside the crop that the views of one image share.
+"""Draw the window of each view inside the crop that the views of one image share.
 
-Without equivariance every view shows the whole crop. With ``shift_equivariance`` each view shows a window of its own,
-moved by whole patches; with ``full_equivariance`` a quadrilateral of its own. A view may also be shifted alone: that of
-the student's moving average. The homographies tell the losses which positions are common.
+Without equivariance every view shows the whole crop. With ``shift_equivariance`` each view shows its own window, moved
+by whole patches; with ``full_equivariance`` its own quadrilateral. The view of the student's moving average may also be
+shifted alone. The losses match positions between views by their homographies.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from radioplat.data.order.keyed_random import uniforms
 from radioplat.data.order.partitions import draw_at
 from radioplat.data.views.render import ViewSpec
 
-SLACK = 0.2  # share of the crop's side that a shifted window leaves out
-JITTER = 0.15  # of the side of the crop: how far each corner of a warped view moves along either axis
+SLACK = 0.2  # fraction of the crop's side by which a shifted window is smaller
+JITTER = 0.15  # largest move of a warped view's corner along each axis, as a fraction of the crop's side
 
 
 def shift_windows(view: ViewSpec, size: int, seed: int, position: np.ndarray) -> np.ndarray:
-    """float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop: a shift of whole patches.
+    """Draw windows shifted by whole patches.
 
     Args:
-        view: its name keys the draw, so that student and teachers move independently.
-        size: pixels a side that the view has in this micro-batch.
+        view: its name is part of the random key, so that student and teachers move independently.
+        size: pixels a side of the view in this micro-batch.
+        seed: of the run.
         position: int64 ``[N]``.
+
+    Returns:
+        float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop.
     """
     share = 1 - SLACK
     moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room(view, size) + 1)).astype(int)
@@ -33,20 +37,23 @@ def shift_windows(view: ViewSpec, size: int, seed: int, position: np.ndarray) ->
 
 
 def room(view: ViewSpec, size: int) -> int:
-    """Whole patches that a shifted window of ``size`` pixels can move inside the crop."""
+    """Return the number of whole patches that a shifted window of ``size`` pixels can move inside the crop."""
     return int(size * SLACK / (1 - SLACK) / view.patch + 1e-9)
 
 
 def warp_windows(view: ViewSpec, seed: int, position: np.ndarray) -> np.ndarray:
-    """float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop: each corner is moved by up to
-    :data:`JITTER`, independently for each view; what falls outside of the image is masked."""
+    """Draw windows each of whose corners is moved by up to :data:`JITTER`, independently for each view.
+
+    Returns:
+        float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop.
+    """
     square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], float)
     moves = (uniforms(seed, f"warp/{view.name}", position, 8).reshape(-1, 4, 2) * 2 - 1) * JITTER
     return np.stack([quadrilateral(square + move) for move in moves]) if len(position) else np.empty((0, 3, 3))
 
 
 def quadrilateral(corners: np.ndarray) -> np.ndarray:
-    """float64 ``[3, 3]``: the homography that takes (0,0), (1,0), (1,1), (0,1) to ``corners`` ``[4, 2]``.
+    """Return the homography that maps (0,0), (1,0), (1,1), (0,1) to ``corners`` ``[4, 2]``: float64 ``[3, 3]``.
 
     Heckbert, Fundamentals of Texture Mapping and Image Warping (1989), section 2.2.3.
     """
@@ -59,7 +66,7 @@ def quadrilateral(corners: np.ndarray) -> np.ndarray:
 
 
 def drawn_size(view: ViewSpec, seed: int, micro_batch: int) -> int:
-    """Pixels a side of ``view`` in a micro-batch: drawn, or ``size`` where nothing is; 0 where it is left out."""
+    """Draw the pixels a side of ``view`` in a micro-batch; ``size`` if it is fixed, 0 if the view is left out."""
     pairs = draw_at(view.plan, micro_batch) if view.plan else view.sizes
     if len(pairs) == 1:
         return pairs[0][0]

@@ -1,4 +1,4 @@
-"""Several low-resolution images in one picture of the size that a high-resolution teacher was made for."""
+"""Tile several low-resolution images into one picture of a high-resolution teacher's input size."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from radioplat.data.batch import View
 
 @dataclass(frozen=True)
 class Mosaic:
-    """The images of a micro-batch, k x k to a picture, in reading order.
+    """The images of a micro-batch, k x k in each picture, row by row.
 
     Attributes:
         pixels: uint8 ``[M, 3, side, side]``, M = ceil(B / k^2); black where there is no image.
-        valid: bool ``[M, side, side]``, True where a pixel shows one of the images.
-        picture: int64 ``[B]``, the picture that image i is in.
+        valid: bool ``[M, side, side]``, True where a pixel belongs to an image.
+        picture: int64 ``[B]``, the picture that contains image i.
         corner: int64 ``[B, 2]``, left and top of image i in its picture, in pixels.
         homography: float32 ``[B, 3, 3]``, from the pixels of the picture to the source of image i.
     """
@@ -31,7 +31,7 @@ class Mosaic:
 def make_mosaic(view: View, side: int, across: int) -> Mosaic:
     """Tile the images of ``view`` ``across`` x ``across``, without scaling, into pictures of ``side`` pixels a side.
 
-    What the tiles leave free at the right and at the bottom is padding.
+    The remaining pixels at the right and at the bottom are padding.
 
     Raises:
         ValueError: the tiles do not fit.

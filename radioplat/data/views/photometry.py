@@ -1,4 +1,4 @@
-"""Changes of light, colour and sharpness: drawn once an image, done alike to all of its views."""
+"""Photometric augmentation: brightness, colour, sharpness, erasing; drawn once per image, equal in all of its views."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # as Zhong et al., Random 
 AUG_OPS, AUG_STRENGTH = 2, 0.9  # RandAugment, Cubuk et al. (2020): operations an image, and their magnitude of 1
 
 Filter = Callable[[Image.Image], Image.Image]
-# RandAugment's operations that leave every pixel in its place; strength is in [-1, 1].
+# RandAugment's operations without a geometric transform; strength is in [-1, 1].
 _RAND_AUG: tuple[Callable[[float], Filter], ...] = (
     lambda strength: lambda image: image,
     lambda strength: lambda image: ImageOps.solarize(image, int(256 - 128 * abs(strength))),
@@ -36,12 +36,12 @@ _RAND_AUG: tuple[Callable[[float], Filter], ...] = (
 
 @dataclass(frozen=True)
 class Photometry:
-    """What is done to every view of one image, in this order.
+    """Operations on every view of one image, in this order.
 
     Attributes:
-        filters: each leaves every pixel in its place.
-        sigma: of a Gaussian blur, as a share of the view's side; 0 for none.
-        erased: left, top, right, bottom as shares of the view's side, painted grey; None for nothing.
+        filters: photometric filters.
+        sigma: of a Gaussian blur, as a fraction of the view's side; 0 for none.
+        erased: rectangle painted grey: left, top, right, bottom as fractions of the view's side; None for none.
     """
 
     filters: list[Filter] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Photometry:
     erased: tuple[float, float, float, float] | None = None
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 ``[S, S, 3]`` to the same."""
+        """Apply the operations to uint8 ``[S, S, 3]``."""
         side = pixels.shape[0]
         if self.filters or self.sigma:
             image = Image.fromarray(np.ascontiguousarray(pixels))
@@ -68,7 +68,7 @@ class Photometry:
 def plan_photometry(
     augmentation: AugmentationConfig | None, seed: int, position: np.ndarray
 ) -> list[Photometry] | None:
-    """What to do to the samples at ``position`` (int64 ``[N]``); None where nothing is asked for."""
+    """Draw the operations of the samples at ``position`` (int64 ``[N]``); None if the spec enables none."""
     if augmentation is None:
         return None
     colour, aug, erase = augmentation.random_color, augmentation.random_aug, augmentation.random_erase
@@ -97,8 +97,15 @@ def plan_photometry(
 
 
 def colour_filter(brightness: float, contrast: float, saturation: float, hue: float) -> Filter:
-    """Three factors and an angle in radians, as one affine map of RGB; contrast turns about middle grey, so that every
-    view of an image changes alike, whatever part it shows. Hue turns and saturation stretches the I-Q plane."""
+    """Combine the changes into one affine map of RGB.
+
+    Contrast is relative to middle grey, so that all views of an image change equally, whatever part they show. Hue
+    rotates and saturation scales the I-Q plane.
+
+    Args:
+        brightness, contrast, saturation: factors.
+        hue: angle in radians.
+    """
     cos, sin = saturation * math.cos(hue), saturation * math.sin(hue)
     linear = brightness * contrast * (_YIQ_TO_RGB @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _RGB_TO_YIQ)
     offset = np.full((3, 1), brightness * (1 - contrast) * GREY)

@@ -1,4 +1,4 @@
-"""How the planned part of a decoded image becomes a view.
+"""Render views of a decoded image.
 
 Coordinates are continuous and cover areas: pixel (i, j) is the square [i, i+1) x [j, j+1) and its centre is
 (i + 0.5, j + 0.5), in a view as in the source. A homography therefore maps view to source by one matrix whatever
@@ -18,22 +18,22 @@ from PIL import Image
 from radioplat.data.images.decode import Decoded
 from radioplat.data.views.crops import Box
 
-_NEAR = 1e-6  # of a pixel: what the product of matrices may lose
+_NEAR = 1e-6  # of a pixel: tolerance for rounding in the product of matrices
 _TRIANGLE = ResizeAlg.convolution(FilterType.bilinear)
-_local = threading.local()  # a Resizer holds its buffers, and a lock
+_local = threading.local()  # one Resizer for each thread, since it has buffers and a lock
 
 
 class ViewSpec(NamedTuple):
-    """A view that every image of a batch gets: square.
+    """A square view, cut from every image of a batch.
 
     Attributes:
-        name: by which a batch knows it.
-        size: pixels a side; where ``sizes`` is given, the largest of them.
-        patch: pixels a side of the patches of the model that sees it; shifts are multiples of it.
+        name: key of the view in a batch.
+        size: pixels a side; the largest of ``sizes`` if these are given.
+        patch: pixels a side of the model's patches; shifts are multiples of it.
         sizes: (size, probability) pairs; one is drawn for each micro-batch, the same for all views with equal pairs.
-        plan: the fields of each :class:`radioplat.data.order.partitions.Stretch` of the run: what is drawn from at
-            which micro-batch in place of ``sizes``, or that the view is left out there; empty: the same everywhere.
-        shifted: whether it shows a shifted window of the crop also where other views show all of it.
+        plan: the fields of each :class:`radioplat.data.order.partitions.Stretch` of the run: sizes that replace
+            ``sizes`` in a range of micro-batches, or that the view is left out there; empty: the same everywhere.
+        shifted: show a shifted window of the crop even if other views show all of it.
     """
 
     name: str
@@ -45,21 +45,23 @@ class ViewSpec(NamedTuple):
 
 
 def view_matrix(crop: np.ndarray, size: int, window: np.ndarray | None = None) -> np.ndarray:
-    """float64 ``[..., 3, 3]``: from the pixels of a view of ``size`` pixels a side to those of the source.
+    """Return the map from view pixels to source pixels, float64 ``[..., 3, 3]``.
 
     Args:
         crop: ``[..., 3, 3]``, see :meth:`radioplat.data.views.crops.Crop.matrix`.
-        window: ``[..., 3, 3]``, the view's own place inside the crop, unit square to unit square; None for all of it.
+        size: pixels a side of the view.
+        window: ``[..., 3, 3]``, the view's window inside the crop, unit square to unit square; None for all of it.
     """
     whole = crop if window is None else crop @ window
     return whole * np.array([1 / size, 1 / size, 1.0])
 
 
 def reduction(matrix: np.ndarray, size: int) -> np.ndarray:
-    """float64 ``[...]``: source pixels for each view pixel, along the axis and at the corner where they are fewest.
+    """Return the source pixels for each view pixel, the minimum over axes and corners of the view: float64 ``[...]``.
 
     Args:
         matrix: ``[..., 3, 3]``, view pixels to source pixels.
+        size: pixels a side of the view.
     """
     corners = np.array([[0, 0, 1], [size, 0, 1], [0, size, 1], [size, size, 1.0]])
     points = corners @ matrix.swapaxes(-1, -2)  # [..., corner, (x, y, w)]
@@ -69,14 +71,14 @@ def reduction(matrix: np.ndarray, size: int) -> np.ndarray:
 
 
 def render(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The view of ``image`` that ``matrix`` (view pixels to source pixels) describes, antialiased.
+    """Render a view of ``image`` with antialiasing; ``matrix`` maps view pixels to source pixels.
 
-    A view whose sides are parallel to the source's and that lies inside it is cut and resized (triangle filter, as
-    Pillow's bilinear); any other is resized to its own scale and then warped, bilinear.
+    A view inside the source with sides parallel to it is cut and resized (triangle filter, as Pillow's bilinear); any
+    other is resized to the view's scale and then warped, bilinear.
 
     Returns:
-        uint8 ``[size, size, 3]``, and bool ``[size, size]``, False where a pixel's centre lies outside of the source
-        (it is black there), or None where none does.
+        uint8 ``[size, size, 3]``, and bool ``[size, size]``, False where a pixel's centre is outside of the source
+        (the view is black there), or None if there is no such pixel.
     """
     box = _aligned(matrix, size)
     if box is None or not _inside(box, image):
@@ -93,7 +95,7 @@ def resample(image: Decoded, box: Box, size: tuple[int, int]) -> np.ndarray:
     height, width = image.rgb.shape[:2]
     x0, y0 = max(0, math.floor(left + _NEAR)), max(0, math.floor(top + _NEAR))
     x1, y1 = min(width, math.ceil(right - _NEAR)), min(height, math.ceil(bottom - _NEAR))
-    # Only the cut is handed over: the filter must not look beyond the crop.
+    # Only the crop is passed on: the filter must not use pixels outside of it.
     cut = ImageData(x1 - x0, y1 - y0, PixelType.U8x3, image.rgb[y0:y1, x0:x1].tobytes())
     left, top = max(0.0, left - x0), max(0.0, top - y0)
     right, bottom = min(right - x0, x1 - x0), min(bottom - y0, y1 - y0)
@@ -110,7 +112,7 @@ def _resizer() -> Resizer:
 
 
 def _aligned(matrix: np.ndarray, size: int) -> Box | None:
-    """The box of a view whose sides are parallel to the source's; None for any other."""
+    """Return the box of a view whose sides are parallel to the source's; None for any other view."""
     (a, b, x), (c, d, y), (g, h, _) = matrix.tolist()
     if g or h or not ((abs(b) < _NEAR and abs(c) < _NEAR) or (abs(a) < _NEAR and abs(d) < _NEAR)):
         return None
@@ -134,7 +136,7 @@ def _warp(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np
     x1, y1 = np.minimum(np.ceil(corners.max(0)), (image.width, image.height))
     if x0 >= x1 or y0 >= y1:
         return np.zeros((size, size, 3), np.uint8), np.zeros((size, size), bool)
-    # Brought to the view's own scale first, by the filter that antialiases: bilinear alone looks at four pixels.
+    # Resized to the view's scale first, with antialiasing, since the bilinear warp uses only four pixels.
     scale = max(1.0, float(reduction(matrix, size)))
     small = max(1, math.ceil((x1 - x0) / scale)), max(1, math.ceil((y1 - y0) / scale))
     part = Image.fromarray(resample(image, Box(x0, y0, x1, y1), small))
@@ -144,12 +146,7 @@ def _warp(image: Decoded, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np
     data = to_part @ matrix
     data = (data / data[2, 2]).ravel()[:8].tolist()
     pixels = np.asarray(part.transform((size, size), Image.Transform.PERSPECTIVE, data, Image.Resampling.BILINEAR))
-    valid = _seen(matrix, size, image)
-    return pixels, None if valid.all() else valid
-
-
-def _seen(matrix: np.ndarray, size: int, image: Decoded) -> np.ndarray:
-    """bool ``[size, size]``: whether the centre of each view pixel lies inside the source."""
     centre = np.arange(size) + 0.5
     x, y, w = (row[0] * centre + row[1] * centre[:, None] + row[2] for row in matrix)
-    return (x >= 0) & (y >= 0) & (x <= image.width * w) & (y <= image.height * w)
+    valid = (x >= 0) & (y >= 0) & (x <= image.width * w) & (y <= image.height * w)
+    return pixels, None if valid.all() else valid

@@ -1,4 +1,4 @@
-"""What is done to the samples of a micro-batch, planned before any is read: crops, windows, light, sizes."""
+"""Plan crops, windows, photometry and sizes of a micro-batch before its images are read, then render its views."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radioplat.spec.schema.dataset import AugmentationConfig, SplitConfig
 
 
 class Equivariance(Enum):
-    """How the views of one image lie to each other: all alike, shifted by whole patches, or warped."""
+    """Geometric relation of the views of one image: equal, shifted by whole patches, or warped."""
 
     none = "none"
     shift = "shift"
@@ -28,19 +28,19 @@ class Equivariance(Enum):
 
     @classmethod
     def of(cls, split: SplitConfig) -> Equivariance:
-        """What a split asks for; a warp moves the views by more than a shift already."""
+        """Read a split's setting; ``full_equivariance`` includes ``shift_equivariance``."""
         return cls.full if split.full_equivariance else cls.shift if split.shift_equivariance else cls.none
 
 
 class Recipe:
-    """Plans micro-batches; a pure function of its arguments, the micro-batch and the positions.
+    """Plans micro-batches; a plan depends only on these arguments, the micro-batch and the positions.
 
     Args:
         views: every view to cut from each image.
-        augmentation: None gives evaluation views (the centred square, the largest size, nothing drawn).
+        augmentation: None gives evaluation views (the centred square, the largest size, nothing random).
         seed: of the run.
-        equivariance: not read where ``augmentation`` is None.
-        whole: what no random crop cuts is shown whole, stretched to a square, not cut to its centre.
+        equivariance: not read if ``augmentation`` is None.
+        whole: without a random crop, scale the whole image to a square in place of the centred square.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Recipe:
         self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
 
     def plan(self, micro_batch: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
-        """The plan of one micro-batch; it has no view that is left out there.
+        """Plan one micro-batch, without the views that are left out in it.
 
         Args:
             width, height: int ``[N]``, of the sources.
@@ -79,9 +79,9 @@ class Recipe:
 
 
 class Plan:
-    """A micro-batch being made: what to do to each image, and the views as far as they are filled.
+    """The planned operations on each image of a micro-batch, and the views rendered so far.
 
-    A view that is never filled stays black, with the homography that was planned.
+    The views of an image that is never rendered stay black, with the planned homographies.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Plan:
         self._reduction = np.min([reduction(m, size) for m, size in zip(matrices, sizes, strict=True)], axis=0)
 
     def reduction(self, i: int) -> float:
-        """Source pixels that a decoded pixel of image ``i`` may stand for: what its most demanding view allows."""
+        """Return the source pixels per decoded pixel that suffice for every view of image ``i``."""
         return float(self._reduction[i])
 
     def fill(self, i: int, image: Decoded) -> None:
-        """Cut every view out of image ``i``; one decode feeds them all."""
+        """Render every view of image ``i`` from one decoded image."""
         for v, size in enumerate(self._sizes):
             pixels, valid = render(image, self._matrices[v][i], size)
             if self._light:
@@ -110,10 +110,10 @@ class Plan:
                 mask[i] = valid
 
     def views(self, boxes: Sequence[Boxes] | None = None) -> dict[str, View]:
-        """The views by name: uint8 pixels, float32 homographies, and masks where a pixel shows nothing.
+        """Return the views by name: uint8 pixels, float32 homographies, and masks of valid pixels.
 
         Args:
-            boxes: of each image's objects, in source pixels; each view then has those that it shows.
+            boxes: of each image's objects, in source pixels; each view then has its visible ones.
         """
         return {
             name: View(

@@ -40,7 +40,7 @@ def _rows(proof: Proof) -> list[list[str]]:
     began = ", ".join(f"attempt {number}: steps {start} to {stop}" for number, start, stop in proof.attempts)
     rows = [
         ["expected", str(proof.expected), "what the order has in these steps"],
-        ["seen", str(proof.seen), began],
+        ["seen", str(proof.consumed), began],
         ["missing", str(proof.missing), "expected, not seen at their place"],
         ["repeated", str(proof.repeated), "seen again"],
         ["misplaced", str(proof.misplaced), "not what the order has at that place"],

@@ -14,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.data.index.build import ShardIndex, build_index
-from radioplat.data.index.filters import REASONS, draw_frequencies, reject_reasons, weight_of
-from radioplat.data.index.hashes import content_hashes
+from radioplat.data.index.filters import REASONS, draw_frequencies, reject_codes, weight_of
 from radioplat.data.index.shard_index import SHARD_SCHEMA
 from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA, hash_key
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource, WeightMode
+
+
+def reasons(index: ShardIndex, split: SplitConfig, max_pixels: int) -> np.ndarray:
+    """Names of the reasons of :func:`reject_codes`."""
+    return np.array(REASONS, object)[reject_codes(index, split, max_pixels)]
 
 
 def index_of(sizes, hashes=None) -> ShardIndex:
@@ -58,7 +62,7 @@ ratios = st.none() | st.sampled_from([1.0, 1.5, 2.0, 3.0])
 @settings(max_examples=80, deadline=None)
 def test_the_first_failing_reason_is_given(sizes, short, long, area, ratio, limit):
     split = SplitConfig(native_resolution_filter=ResolutionFilter(short, long, area, ratio))
-    got = reject_reasons(index_of(sizes), split, limit)
+    got = reasons(index_of(sizes), split, limit)
     for (w, h), reason in zip(sizes, got, strict=True):
         failing = [
             name
@@ -77,19 +81,19 @@ def test_the_first_failing_reason_is_given(sizes, short, long, area, ratio, limi
 def test_thresholds_are_inclusive():
     index = index_of([(30, 20), (29, 20), (30, 19)])
     split = SplitConfig(native_resolution_filter=ResolutionFilter(20, 30, 600, 1.5))
-    assert reject_reasons(index, split, 600).tolist() == ["", "min_long_side", "min_short_side"]
-    assert reject_reasons(index, split, 599)[0] == "too_many_pixels"
+    assert reasons(index, split, 600).tolist() == ["", "min_long_side", "min_short_side"]
+    assert reasons(index, split, 599)[0] == "too_many_pixels"
 
 
 def test_a_bomb_does_not_overflow():
     index = index_of([(2**31 - 1, 2**31 - 1)])
-    assert reject_reasons(index, SplitConfig(), 10**9).tolist() == ["too_many_pixels"]
+    assert reasons(index, SplitConfig(), 10**9).tolist() == ["too_many_pixels"]
 
 
 def test_of_equal_hashes_the_first_that_passes_stays():
     index = index_of([(10, 10), (50, 50), (50, 50), (60, 60), (50, 50)], hashes=[1, 1, 1, 2, 2])
     split = SplitConfig(dedup=True, native_resolution_filter=ResolutionFilter(min_short_side=20))
-    assert reject_reasons(index, split, 10**9).tolist() == ["min_short_side", "", "duplicate", "", "duplicate"]
+    assert reasons(index, split, 10**9).tolist() == ["min_short_side", "", "duplicate", "", "duplicate"]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
@@ -118,16 +122,18 @@ def test_missing_hashes_are_computed_once_and_kept(tmp_path, write_tar, photo):
     index = build_index(split, "d", tmp_path / "index", max_pixels=10**9)
     fingerprint = index.fingerprint()
     assert weights(index, np.ones(4, bool), None).tolist() == [1, 1, 1, 1]
-    assert content_hashes(index) == [None] * 4  # nobody asked yet
+    assert not list((tmp_path / "index").glob("*.hashes"))  # computed on demand only
     kept = np.array([True, True, True, False])
     assert weights(index, kept, WeightMode.inv_frequency).tolist() == [0.5, 0.5, 1, 0]
     again = ShardIndex.load(tmp_path / "index")
-    assert [h is not None for h in content_hashes(again)] == [False, True, True, False]
+    (path,) = (tmp_path / "index").glob("*.hashes")
+    hashes = pq.read_table(path)["content_hash"].to_pylist()
+    assert hashes == [None, *(hashlib.sha256(data).hexdigest() for data in (one, two)), None]
     assert again.fingerprint() == fingerprint == index.fingerprint()
     rebuilt = build_index(split, "d", tmp_path / "index", max_pixels=10**9)
-    assert content_hashes(rebuilt) == content_hashes(again)
+    assert list((tmp_path / "index").glob("*.hashes")) == [path]
     split.dedup = True
-    assert reject_reasons(rebuilt, split, 10**9).tolist() == ["", "duplicate", "", "duplicate"]
+    assert reasons(rebuilt, split, 10**9).tolist() == ["", "duplicate", "", "duplicate"]
 
 
 @pytest.mark.parametrize("mode", list(WeightMode))

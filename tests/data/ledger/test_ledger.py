@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radioplat.data.batch import Batch, View
 from radioplat.data.index.build import build_index
-from radioplat.data.index.filters import reject_reasons
+from radioplat.data.index.filters import REASONS, reject_codes
 from radioplat.data.ledger.ledger import Ledger, lineage, read_consumed, write_rejects
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource
 
@@ -94,7 +94,7 @@ def test_every_reject_is_written_once_with_its_reason(tmp_path, write_tar, photo
     split.native_resolution_filter = ResolutionFilter(min_short_side=limit)
     index = build_index(split, "d", tmp_path / "index", max_pixels=10**9)
     for _ in range(2):
-        write_rejects(tmp_path / "ledger", index, reject_reasons(index, split, 10**9))
+        write_rejects(tmp_path / "ledger", index, np.array(REASONS, object)[reject_codes(index, split, 10**9)])
     rows = pq.read_table(tmp_path / "ledger/rejects.parquet").to_pylist()
     found = {(r["id"], r["key"], r["reason"]) for r in rows}
     filtered = {(1, "small", "min_short_side")} if limit else set()

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from radioplat.cli import main as cli
 from radioplat.data.index.build import build_index
-from radioplat.data.packing.inputs import Entry, Finding
-from radioplat.data.packing.pack import PackOptions, _deal, _held_out, pack, pack_options
+from radioplat.data.packing.inputs import Entry, ExaminedFile
+from radioplat.data.packing.pack import PackOptions, _distribute, _held_out, pack, pack_options
 from radioplat.errors import DataError, SpecError
 from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
@@ -178,7 +178,7 @@ def test_a_table_of_images(folder, tmp_path, capfd):
     "make, words",
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.write_text("a,b\n1,2\n"), "names no column of files"),
+        (lambda path: path.write_text("a,b\n1,2\n"), "has no path column"),
         (lambda path: path.write_text("path,label\n"), "names no image"),
         (lambda path: path.write_bytes(b"\xff\xfe\x00path"), "no table of images"),
         (lambda path: (path.mkdir(), (path / "a.jpg").write_bytes(b"x")), "none of the images can be packed"),
@@ -204,12 +204,14 @@ def test_options():
     st.floats(0, 0.9),
 )
 def test_any_input_is_dealt_whole_and_evenly(rows, per_shard, fraction):
-    good = [(Entry(f"{i:03}", f"c{label}"), Finding(f"{i:03}", size, 0, f"h{digest}")) for i, (label, digest, size) in
-            enumerate(rows)]  # fmt: skip
+    good = [
+        (Entry(f"{i:03}", f"c{label}"), ExaminedFile(f"{i:03}", size, 0, f"h{digest}"))
+        for i, (label, digest, size) in enumerate(rows)
+    ]
     options = PackOptions(samples_per_shard=per_shard, val_fraction=fraction)
     val = _held_out(good, options)
     assert val <= {f.sha256 for _, f in good} and (fraction > 0 or not val)
-    shards = _deal(good, list(range(len(good))), options)
+    shards = _distribute(good, list(range(len(good))), options)
     assert sorted(i for shard in shards for i in shard) == list(range(len(good)))
     counts = np.array([len(shard) for shard in shards])
     assert counts.max() <= per_shard and counts.max() - counts.min() <= 1

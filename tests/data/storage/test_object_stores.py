@@ -147,7 +147,8 @@ def test_a_run_reads_by_offset(folder, store, tmp_path):
     assert (batches[0].views["32"].pixels == batches[1].views["32"].pixels).all() and not batches[0].faults
     wanted = int(index.length[batches[0].sample_id].sum())
     assert wanted <= store.sent < wanted + 20_000
-    index.check_shards()
+    for shard, path in enumerate(index.shard_paths):
+        index.check_shard(shard, stat_file(path))
 
 
 def test_errors_that_pass_are_waited_for(folder, store, tmp_path):
@@ -191,7 +192,7 @@ def test_an_object_that_is_cut_or_replaced(folder, store, client, tmp_path):
     assert 5 < len(index) < 15 and index.faults["reason"].to_pylist()[0] == "truncated_tar"
     client.put_object(Bucket="corpus", Key="cut/0.tar", Body=whole)
     with pytest.raises(DataError, match="bytes then"):
-        index.check_shards()
+        index.check_shard(0, stat_file(index.shard_paths[0]))
     assert len(build_index(split("s3://corpus/cut"), "d", tmp_path / "index", max_pixels=10**9)) == 20
 
 
