@@ -1,8 +1,9 @@
-"""A micro-batch as the module takes it."""
+"""A micro-batch: the input of the training module."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +15,17 @@ from radioplat.models.features import Features
 
 @dataclass
 class MicroBatch:
-    """A micro-batch on the training device.
+    """A micro-batch; :meth:`to` moves it to the training device.
 
     Attributes:
         views: uint8 ``[B, 3, H, W]`` by view name.
         weight: float32 ``[B]``.
         label: int64 ``[B]``, -1 where there is none.
         targets: each teacher's features, bf16.
-        factors: what a teacher's terms are multiplied by, 1 where it is not named. Of a teacher with factor 0 the
-            targets may be any finite numbers: its head runs all the same, so that ranks whose micro-batches are seen by
-            other teachers meet in the same collectives, and gets a gradient of zero.
-        overlaps: how a teacher's view lies to the student's, where they differ or a mask hides part of one.
+        factors: factor of each teacher's loss terms, 1 for a teacher that is not named. Targets of a teacher with factor 0
+            may be any finite numbers: its head runs all the same and gets a gradient of zero, so that all ranks call the
+            same collectives when their micro-batches have different teachers.
+        overlaps: by teacher, the position of its view relative to the student's, where they differ or a mask hides part.
         inner_overlaps: the same by view, for teachers inside the module.
         boxes: of the objects in the student's view, ``[B, M, 6]``, see :class:`radioplat.data.batch.View`.
     """
@@ -38,6 +39,10 @@ class MicroBatch:
     inner_overlaps: dict[str, Overlap] = field(default_factory=dict)
     boxes: torch.Tensor | None = None
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """Copy every tensor of every field to ``device``; a tensor that is there already is not copied."""
+        return _map(self, lambda tensor: tensor.to(device))
+
     def split(self, count: int) -> list[MicroBatch]:
         """At most ``count`` micro-batches of consecutive samples, as equal in size as can be.
 
@@ -46,6 +51,19 @@ class MicroBatch:
         samples = torch.arange(len(self.weight))
         sizes = [len(part) for part in samples.tensor_split(min(count, len(samples)))]
         return _split(self, sizes, type(self).__name__)
+
+
+def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply ``function`` to the tensors of ``value``, in dicts and dataclasses at any depth."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map(inner, function) for key, inner in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(
+            value, **{f.name: _map(getattr(value, f.name), function) for f in dataclasses.fields(value)}
+        )
+    return value
 
 
 def _split(value: Any, sizes: list[int], name: str) -> list[Any]:

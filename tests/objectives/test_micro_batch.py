@@ -48,6 +48,15 @@ def test_every_field_has_a_value_here():
     assert {f.name for f in fields(MicroBatch)} == FULL.keys(), "a field was added: give FULL a value for it"
 
 
+def test_every_tensor_moves():
+    whole = MicroBatch(**FULL)
+    moved = tensors(whole.to(torch.device("meta")))
+    assert {name: (t.shape, t.dtype) for name, t in moved.items()} == {
+        name: (t.shape, t.dtype) for name, t in tensors(whole).items()
+    }
+    assert {t.device.type for t in moved.values()} == {"meta"}
+
+
 @pytest.mark.parametrize(("count", "sizes"), [(1, [5]), (2, [3, 2]), (4, [2, 1, 1, 1]), (8, [1] * 5)])
 def test_each_part_has_its_samples_of_every_field(count, sizes):
     whole = MicroBatch(**FULL)

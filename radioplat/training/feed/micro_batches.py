@@ -13,6 +13,7 @@ from radioplat.data.batch import Batch, View
 from radioplat.data.order.order import SampleOrder
 from radioplat.design.run import Run
 from radioplat.errors import TeacherSilent, TrainingError
+from radioplat.losses.base.grid import Overlap
 from radioplat.models.features import Features
 from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import Objective
@@ -90,13 +91,13 @@ class MicroBatches:
         # What teachers elsewhere see went to them.
         view = batch.views[self._run.student_view]
         micro = MicroBatch(
-            {name: torch.tensor(batch.views[name].shown).to(device) for name in self._run.inner_views},
-            torch.tensor(batch.weight).to(device),
-            torch.tensor(batch.label).to(device),
+            {name: torch.tensor(batch.views[name].shown) for name in self._run.inner_views},
+            torch.tensor(batch.weight),
+            torch.tensor(batch.label),
             factors=self._partitions.factors(batch.micro_batch) if batch.micro_batch >= 0 else {},
-            boxes=None if view.boxes is None else torch.tensor(view.boxes).to(device),
-        )
-        self._overlap_inside(batch, micro)
+            inner_overlaps=self._overlaps_inside(batch),
+            boxes=None if view.boxes is None else torch.tensor(view.boxes),
+        ).to(device)
         for teacher in self._run.frozen_teachers:
             if batch.micro_batch < 0 or micro.factors.get(teacher.name) == 0:
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch))
@@ -119,12 +120,11 @@ class MicroBatches:
             self._on_answer(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
         return micro
 
-    def _overlap_inside(self, batch: Batch, micro: MicroBatch) -> None:
-        """Add the overlaps of the student's view with those of the teachers inside the module."""
-        for name in self._run.inner_views if batch.micro_batch >= 0 else ():
-            overlap = overlap_of(batch.views[self._run.student_view], batch.views[name])
-            if overlap is not None:
-                micro.inner_overlaps[name] = overlap.to(self._device)
+    def _overlaps_inside(self, batch: Batch) -> dict[str, Overlap]:
+        """Return the overlaps of the student's view with those of the teachers inside the module, by view."""
+        views = self._run.inner_views if batch.micro_batch >= 0 else ()
+        overlaps = {name: overlap_of(batch.views[self._run.student_view], batch.views[name]) for name in views}
+        return {name: overlap for name, overlap in overlaps.items() if overlap is not None}
 
     def _answer(self, teacher: ResolvedTeacher, pending: Pending, record: StepRecord) -> Packed:
         """Wait for a teacher's answer; a teacher in this process computes it here."""
