@@ -23,8 +23,8 @@ class MicroBatch:
         label: int64 ``[B]``, -1 where there is none.
         targets: each teacher's features, bf16.
         factors: factor of each teacher's loss terms, 1 for a teacher that is not named. Targets of a teacher with
-            factor 0 may be any finite numbers: its head runs all the same and gets a gradient of zero, so that all ranks
-            call the same collectives when their micro-batches have different teachers.
+            factor 0 may be any finite numbers: its head runs all the same and gets a gradient of zero, so that all
+            ranks call the same collectives when their micro-batches have different teachers.
         overlaps: by teacher, the position of its view relative to the student's, where they differ or a mask hides a
             part of one.
         inner_overlaps: the same by view, for teachers inside the module.
