@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--descriptor", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     files = arguments.files or proof_files()
+    sys.path[0] = str(ROOT)  # as `python -m pytest` does: tests import benchmarks/ and clusters/
     if arguments.list:
         return pytest.main(["--collect-only", "-q", "-m", "proof", *files])
     if arguments.descriptor:
