@@ -42,10 +42,10 @@ class RunResult:
         checkpoint: the newest checkpoint folder; ``radioplat.load_student`` opens it.
         folder: the task's results folder.
         global_step: optimizer steps of the whole run.
-        resumed_from: the step it began at, 0 for a fresh run.
+        resumed_from: the step at which it began, 0 for a new run.
         then: results of the tasks in ``distill.then``, by name.
-        teacher_costs: of all starts of the run; None for a run without teachers.
-        account: where the time of the run went, over all its starts.
+        teacher_costs: summed over all starts of the run; None for a run without teachers.
+        account: the use of time over all starts of the run.
     """
 
     checkpoint: Path
@@ -65,7 +65,7 @@ def run_task(
     progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
-    """Run ``task``, ``distill`` or ``train``, in the folder ``override``, by default the task's own."""
+    """Run ``task``, ``distill`` or ``train``, in the folder ``override``; default: the task's folder."""
     problems = check(spec, task)
     if names_no_folder(problems):
         raise SpecError(*problems)
@@ -85,7 +85,7 @@ def _run_alone(
     progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
-    """Run while no other process writes ``folder``."""
+    """Run, with the lease of ``folder`` held: no other process writes it."""
     attempts = Attempts(folder.path)
     attempts.end("unknown", "its driver, or the whole cluster, was lost")
     status = StatusLog(folder.status_path)
@@ -98,7 +98,7 @@ def _run_alone(
             assert prepared.data is not None
             run = replace(prepared.run(), lease=lease.token)
             checkpoint = _starting_point(run, say)
-            start, line = _beginning(run, folder, checkpoint)
+            start, line = _first_step(run, folder, checkpoint)
             catch_up(run, checkpoint)
             keep_data(run, prepared.data)
             say(line)
@@ -168,11 +168,11 @@ def _starting_point(run: Run, say: Callable[[str], None]) -> tuple[Path, RunStat
     return starting_point(run)
 
 
-def _beginning(run: Run, folder: TaskFolder, checkpoint: tuple[Path, RunState] | None) -> tuple[int, str]:
-    """Return the first step of the run, and the line that explains it.
+def _first_step(run: Run, folder: TaskFolder, checkpoint: tuple[Path, RunState] | None) -> tuple[int, str]:
+    """Return the first step of the run, and a line that explains it.
 
     Raises:
-        SpecError: the checkpoint to go on from belongs to another order of samples.
+        SpecError: the checkpoint to resume from belongs to another sample order.
     """
     if checkpoint is None:
         return 0, f"{folder.path}: starts fresh, it holds no checkpoint"

@@ -1,4 +1,4 @@
-"""A run in this process, without Ray: the same order, views, teachers, module and loop."""
+"""Run in this process, without Ray; the order, views, teachers, objective and loop are the same."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
 from radioplat.training.loop.worker import OpenBatches, run_worker
 from radioplat.training.watch.rank_context import RankContext
 
-HEAVY = 4e9  # operations; a tenth of a second of one core
+HEAVY = 4e9  # operations per image; 0.1 s of one core
 
 
 def run_local(run: Run, say: Callable[[str], None]) -> None:
-    """Train in this process, on its GPU where there is one; ``say`` gets each line for the user.
+    """Train in this process, on its GPU if there is one; ``say`` gets each line for the user.
 
     Raises:
-        Stopped: SIGTERM came, and what there was is saved.
+        Stopped: SIGTERM was received, and a checkpoint is saved.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    _alone_in_the_world()
+    _set_single_process_environment()
     if device.type == "cpu":
         say("this machine has no GPU: the run takes one CPU worker")
     deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
@@ -51,23 +51,23 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     threads = decode_threads(dataset.workers)
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
-        """The micro-batches of steps ``start`` to ``stop``."""
+        """Iterate over the micro-batches of steps ``start`` to ``stop``."""
         wanted = chain.from_iterable(schedule.of_rank(step, 0) for step in range(start, stop))
         reader = open_reader(*run.reader_arguments)
         return load_micro_batches(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
-    with limit_torch_threads(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as behind:
-        _go_on(run, RankContext(0, 1, device), behind, batches, say)
+    with limit_torch_threads(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as cached:
+        _run_and_restart(run, RankContext(0, 1, device), cached, batches, say)
 
 
-def _go_on(
+def _run_and_restart(
     run: Run,
     context: RankContext,
     clients: dict[str, TeacherClient],
     open_batches: OpenBatches,
     say: Callable[[str], None],
 ) -> None:
-    """Train, and start again from the last checkpoint where memory ran out: there is no group that does it."""
+    """Train, and restart from the last checkpoint after running out of memory, as Ray Train does on a cluster."""
     while not stop_requested():
         try:
             with forwarding_sigterm(_stop):
@@ -76,7 +76,7 @@ def _go_on(
             break
         except OutOfMemory as error:
             message = str(error)
-        # Not inside the except clause: the error refers to the frames, and those to the tensors that filled the memory.
+        # After the except clause, because the error refers to frames that refer to the tensors that fill the memory.
         say(message)
         gc.collect()
         if context.device.type == "cuda":
@@ -85,25 +85,25 @@ def _go_on(
 
 
 def _stop() -> None:
-    """On SIGTERM: leave after the step, or now where there has been none, or where none ends for want of storage."""
+    """On SIGTERM, pause after the current step; before the first step and during a storage outage, stop at once."""
     if not is_stepping() or is_waiting():
         raise Stopped
     ask_to_pause("stopped", "SIGTERM")
 
 
 def _is_heavy(run: Run) -> bool:
-    """Return whether teachers need so long per image that decoding, some milliseconds of one core, needs no core.
+    """Return whether the teachers need so long per image that decoding, some milliseconds, needs no core of its own.
 
-    A parameter is used once for each place of the map, in two operations; for a CNN, whose early maps are finer, that
-    is the least.
+    Each parameter costs two operations at each position of the feature map. For a CNN, whose early maps are finer,
+    this is a lower bound.
     """
     infos = (run.infos[teacher.name] for teacher in run.frozen_teachers)
     return sum(2 * i.parameters * i.grid[0] * i.grid[1] for i in infos) > HEAVY
 
 
-def _alone_in_the_world() -> None:
-    """The environment of a process group of one, on a free loopback port."""
-    # DeepSpeed reads these also where an earlier run of this process has left the group standing.
+def _set_single_process_environment() -> None:
+    """Set the environment variables of a process group of one rank, on a free loopback port."""
+    # DeepSpeed reads these also if an earlier run of this process has left the process group initialized.
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
     if torch.distributed.is_initialized():
         return

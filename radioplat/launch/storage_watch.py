@@ -1,4 +1,4 @@
-"""The driver's view of storage that a run waits for, in any process: a line when it fails, one when it is back."""
+"""Report storage outages to the user: a line when processes of the run begin to wait, one when they go on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.tracking.status import StatusLog
 
 EVERY_S = 1.0
-QUIET_S = 5.0  # without a wait until an outage is over: a store that comes and goes is one outage
-_PAUSES_S = 60.0  # the longest time between two notes of a process that waits, beside the read itself
+QUIET_S = 5.0  # an outage is over after so long without a wait; shorter breaks do not end it
+_PAUSES_S = 60.0  # the longest time between two notes of a waiting process, in addition to the read itself
 
 
 class StorageWatch:
-    """A thread that reads what waiting processes note, while the block runs.
+    """A thread that reads the notes of waiting processes, while the block runs.
 
     Args:
-        folder: of the run's data.
+        folder: the run's data folder, which contains the notes.
         status: gets a WARNING when an outage begins, and a line when it is over.
         say: gets the same lines, for the user.
     """
@@ -31,7 +31,7 @@ class StorageWatch:
         self._stale = _PAUSES_S + 2 * dataset.read_timeout_s
         self._notes: dict[str, tuple[WaitNote, float]] = {}  # by process: its note, and the time of its last change
         self._began: float | None = None  # of the outage
-        self._last = 0.0  # when somebody was last seen to wait
+        self._last = 0.0  # the last time that a process waited
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storage watch", daemon=True)
 
@@ -42,7 +42,7 @@ class StorageWatch:
 
     def __exit__(self, kind: object, *exception: object) -> None:
         self._stop.set()
-        self._thread.join(10.0)  # it may hang with the storage of the results
+        self._thread.join(10.0)  # the thread may hang if the results are on the same storage
         if kind is None and self._began is not None and not self._waits():
             self._over()
 
@@ -75,7 +75,7 @@ class StorageWatch:
         self._say(line)
 
     def _waits(self) -> list[WaitNote]:
-        """Return the notes of processes that wait now; one that stays the same is of a process that has ended."""
+        """Return the notes of processes that wait now. A note that no longer changes is from a process that ended."""
         now, notes = time.monotonic(), read_waits(self._folder)
         old = self._notes
         self._notes = {

@@ -1,4 +1,4 @@
-"""Why a worker group ended, by the errors of Ray Train and the remaining nodes of the cluster."""
+"""Find the cause of the end of a worker group, from Ray Train's errors and the remaining nodes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _LONG = 400  # characters of a message
 
 
 def cause_of(error: BaseException | None, lost_nodes: list[str], dead_workers: list[int]) -> tuple[str, str]:
-    """Return one of :data:`~radioplat.tracking.attempts.attempts.CAUSES`, and a line for people.
+    """Return one of :data:`~radioplat.tracking.attempts.attempts.CAUSES`, and a description of one line.
 
-    An error names its own cause in an attribute ``restart_cause``. Ranks that outlive another fail with the broken
-    connection to it: what died counts before what raised.
+    An error may name its cause in an attribute ``restart_cause``. Otherwise a dead process is the cause before any
+    exception, because the remaining ranks raise errors about the broken connection to it.
 
     Args:
-        error: what the group ended with.
-        lost_nodes: ids of nodes that held workers and are gone.
-        dead_workers: ranks whose processes are gone.
+        error: the error that ended the group.
+        lost_nodes: ids of lost nodes that ran workers.
+        dead_workers: ranks whose processes have died.
     """
     failed = list(failures(error))
     paused = [failure for _, failure in failed if isinstance(failure, Paused)]
-    if paused:  # the rank that was asked knows the reason
+    if paused:  # only the rank that got the request has the reason in its detail
         most = max(paused, key=lambda failure: len(failure.detail))
         return most.cause, most.detail
     for _, failure in failed:
@@ -37,7 +37,7 @@ def cause_of(error: BaseException | None, lost_nodes: list[str], dead_workers: l
         if any(sign in _text(failure) for sign in _OOM):
             return "oom", f"rank {rank}: {_line(failure)}"
     if type(error).__name__ == "PreemptionError":
-        return "drained", "the notice ran out before the step ended"
+        return "drained", "the preemption deadline passed before the step ended"
     dead = sorted({*dead_workers, *(rank for rank, failure in failed if _is_death(failure))})
     if dead:
         reason = next((_line(failure) for rank, failure in failed if rank in dead), "")
@@ -48,13 +48,13 @@ def cause_of(error: BaseException | None, lost_nodes: list[str], dead_workers: l
 
 
 def failures(error: BaseException | None) -> Iterator[tuple[int, BaseException]]:
-    """Yield ranks with the error of each; that of a dead one has the reason inside."""
+    """Yield each failed rank with its error; for a dead rank, the error that explains the death."""
     for rank, failure in sorted((getattr(error, "worker_failures", None) or {}).items()):
         yield rank, getattr(failure, "health_check_failure", None) or failure
 
 
 def is_planned(error: BaseException | None) -> bool:
-    """Return whether the workers left on purpose."""
+    """Return whether the workers ended on request."""
     return any(isinstance(failure, Paused) for _, failure in failures(error))
 
 

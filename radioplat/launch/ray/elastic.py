@@ -1,15 +1,16 @@
-"""Ray Train's trainer with our say in two of its decisions: how many workers, and which failures count.
+"""Ray Train's trainer with our own scaling policy (number of workers) and failure policy (which failures count).
 
-The controller of the worker group runs this, in an actor beside the driver: nothing heavy is imported. What Ray Train
-does itself stays its own: placement, ranks, health checks, notices of drained nodes, restarts. What is added:
+The controller of the worker group runs this module in an actor on the driver's node, so it imports nothing heavy. Ray
+Train does placement, ranks, health checks, drain notices and restarts. The policies add:
 
-- The group's size follows from free resources of live nodes, not from their totals (:mod:`radioplat.cluster.capacity`).
-- Before it starts again it waits until the cluster has noticed a node that is gone; else it would ask for a place on
-  it, and wait for that place until the start timeout (a minute, by default) is over.
-- A running group that could be larger is asked to pause (:mod:`radioplat.training.guards.pause`) instead of
-  being killed.
-- ``attempts.jsonl`` gets the cause.
-- When the command is asked to stop, its group is asked to pause and is not started again.
+- The number of workers follows from the free resources of live nodes (:mod:`radioplat.cluster.capacity`); Ray Train
+  uses the total resources.
+- Before a restart they wait until Ray has noticed a lost node. Otherwise the restart would request resources of that
+  node and wait for them until the start timeout (one minute by default).
+- When more workers could run, the running workers are asked to pause (:mod:`radioplat.training.guards.pause`);
+  Ray Train would kill them.
+- They write the cause of each end to ``attempts.jsonl``.
+- When the command is asked to stop, the workers are asked to pause and are not restarted.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ from radioplat.training.guards.pause import Paused, ask_to_pause, ask_to_stop
 
 logger = logging.getLogger(__name__)
 
-# For ranks that wait for a dead one, instead of Ray's 30 s; read in the controller's process.
+# How long ranks wait for a dead one; Ray's default is 30 s. The controller's process reads it.
 SHUTDOWN_TIMEOUT = ("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "3")
-_NOTICE_S = 45.0  # how long a cluster may take to see that a node is gone
-_SETTLE_S = 3.0  # how long freed resources may take to be seen
+_NOTICE_S = 45.0  # how long Ray may take to notice a lost node
+_SETTLE_S = 3.0  # how long Ray may take to report freed resources
 _STOPPED = ("stopped", "SIGTERM")  # cause and detail
 _ABORT_S = 5.0  # after Ctrl-C
-_IDLE_S = 0.25  # between looks while nothing runs; Ray Train's loop does not pause by itself
+_IDLE_S = 0.25  # between two decisions while no worker runs; Ray Train's loop does not pause by itself
 
 
 class ElasticTrainer(TorchTrainer):
-    """A ``TorchTrainer`` with our policies.
+    """A ``TorchTrainer`` with :class:`GroupSize` and :class:`Restarts` as its policies.
 
     Args:
         folder: the task's results folder.
-        others: resources that teachers and decoding need beside the workers.
-        arguments: as ``TorchTrainer`` has them.
+        others: resources of teachers and decoding, which the workers must leave free.
+        arguments: of ``TorchTrainer``.
     """
 
     def __init__(self, *arguments: Any, folder: Path, others: Mapping[str, float], **named: Any) -> None:
@@ -76,28 +77,29 @@ class ElasticTrainer(TorchTrainer):
         self._stop_file = folder / f".stop.{uuid.uuid4().hex}"
 
     def stop(self) -> None:
-        """Have :meth:`fit` end soon with an error, after a checkpoint; returns at once.
+        """Ask :meth:`fit` to save a checkpoint and raise an error soon; returns at once.
 
-        By a file: while the controller waits for room, its event loop takes no calls. It runs on this node.
+        The request is a file, because the controller, which runs on this node, answers no calls while it waits for
+        resources.
         """
         self._stop_file.touch()
 
     def fit(self) -> Any:
-        """As ``TorchTrainer.fit``."""
+        """Run the workers, like ``TorchTrainer.fit``, and remove the stop file."""
         try:
             return super().fit()
         finally:
             self._stop_file.unlink(missing_ok=True)
 
     def _register_sigint_handler(self, controller: Any) -> None:
-        """Ctrl-C ends the run. Ray Train's handler asks the controller and waits for it, for ever while that waits for
-        room; one that does not answer is killed, and its workers end with it."""
+        """End the run on Ctrl-C. Ray Train's own handler waits for the controller without a limit; here a controller
+        that does not answer is killed, which also ends its workers."""
 
         def interrupt(number: int, frame: Any) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 ray.get(controller.abort.remote(), timeout=_ABORT_S)
-            except ray.exceptions.RayError:  # it has ended, or does not answer
+            except ray.exceptions.RayError:  # the controller has ended or does not answer
                 ray.kill(controller)
             raise KeyboardInterrupt
 
@@ -110,41 +112,41 @@ class ElasticTrainer(TorchTrainer):
 
 
 class GroupSize(ElasticScalingPolicy):
-    """The number of workers that start, pauses of a running group, and the cause of the last end.
+    """Scaling policy: the number of workers of a start, pauses of running workers, the cause of the last end.
 
     Args:
-        scaling: with a fixed or an elastic number of workers.
+        scaling: a fixed number of workers, or a minimum and a maximum.
         folder: the task's results folder.
         others: see :func:`~radioplat.cluster.capacity.worker_capacity`.
-        stop_file: exists once the run is to stop.
+        stop_file: exists once the run should stop.
     """
 
-    _latest_reserved_resources_query_time: float  # Ray's own, as is the next
+    _latest_reserved_resources_query_time: float  # attributes of Ray's class
     _latest_monitor_time: float
 
     def __init__(self, scaling: ScalingConfig, folder: Path, others: Mapping[str, float], stop_file: Path) -> None:
         super().__init__(scaling)
         self._folder, self._others, self._stop_file = folder, dict(others), stop_file
-        self._starting = 0  # size of a group that was started, and ended before we saw it run
-        self._group: WorkerGroupState | None = None  # the newest that was seen to run
-        self._capacities: list[int] = []  # sizes that there was room for since the last decision
+        self._starting = 0  # number of workers of a start that has not yet been observed to run
+        self._group: WorkerGroupState | None = None  # the newest group that was observed to run
+        self._capacities: list[int] = []  # possible numbers of workers, measured since the last decision
         self._pause_requested = False
         self._ended_at = 0.0
         self._waiting_since: float | None = None
 
-    # -- what Ray Train asks ------------------------------------------------------------------------------------
+    # -- called by Ray Train ------------------------------------------------------------------------------------
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        """Runs first in the controller's process."""
+        """Set the timeout in the controller's process before anything reads it."""
         os.environ.setdefault(*SHUTDOWN_TIMEOUT)
         super().after_controller_start(train_run_context)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start as many as there is room for, once the cluster knows what it has lost."""
+        """Start as many workers as there are resources for, once Ray has noticed lost nodes."""
         if self._stop_file.exists():
             raise Paused(*_STOPPED)
         self._maybe_send_resource_request()
-        if self._starting:  # what it holds is not known; nor is anything known to be lost
+        if self._starting:  # its resources are unknown, and no loss is known: try the same size again
             return self._get_resize_decision(self._starting)
         since_end = time.monotonic() - self._ended_at
         nodes = live_nodes(self._held())
@@ -155,7 +157,7 @@ class GroupSize(ElasticScalingPolicy):
         fewest = self.scaling_config.min_workers
         shrunk = self._group is not None and size < self._group.num_workers and since_end < _SETTLE_S
         if size < fewest or (shrunk and {node.id for node in nodes} >= ours):
-            self._tell_wait(size, fewest)
+            self._log_wait(size, fewest)
             return self._wait()
         self._capacities, self._pause_requested, self._waiting_since = [], False, None
         self._group, self._starting = None, size
@@ -164,7 +166,7 @@ class GroupSize(ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: WorkerGroupState, worker_group_status: WorkerGroupPollStatus
     ) -> ScalingDecision:
-        """Never a resize, which would kill: where there is lasting room for more they are asked to pause."""
+        """Ask the workers to pause when more could run for some time. A resize by Ray Train would kill them."""
         self._maybe_send_resource_request()
         self._group, self._starting = worker_group_state, 0
         if self._stop_file.exists():
@@ -192,7 +194,7 @@ class GroupSize(ElasticScalingPolicy):
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState
     ) -> None:
-        """Note why a group ended; its placement group is still there, and so is what is left of it."""
+        """Record why a group ended. Its placement group and its remaining workers still exist at this moment."""
         if isinstance(current_state, ShuttingDownState):
             current_state = current_state.next_state
         ended = isinstance(current_state, (RestartingState, ReschedulingState, ErroredState))
@@ -202,21 +204,21 @@ class GroupSize(ElasticScalingPolicy):
         error = current_state.training_failed_error
         why = _STOPPED if self._stop_file.exists() else cause_of(error, *self._losses(error))
         Attempts(self._folder).end(*why)
-        if isinstance(current_state, ReschedulingState):  # it never ran, and holds nothing
+        if isinstance(current_state, ReschedulingState):  # it never ran and has no resources
             self._group, self._starting = None, 0
 
-    # -- what it is made of -------------------------------------------------------------------------------------
+    # -- parts --------------------------------------------------------------------------------------------------
 
     def _room(self, nodes: list[Node]) -> int:
         need = self.scaling_config._resources_per_worker_not_none
         return worker_capacity(nodes, need, self._others, self.scaling_config.max_workers)
 
     def _held(self) -> Mapping[str, int]:
-        """Workers of the group that is to be replaced, by node: their resources are still theirs."""
+        """Return the number of workers by node of the group to be replaced; it still has their resources."""
         return Counter(worker.metadata.node_id for worker in self._group.workers) if self._group else {}
 
     def _losses(self, error: BaseException | None) -> tuple[list[str], list[int]]:
-        """Nodes and ranks of the last group that are gone. Not asked where the workers left on purpose."""
+        """Return the lost nodes and ranks of the last group; none if the workers ended on request."""
         if self._group is None or error is None or is_planned(error):
             return [], []
         workers = self._group.workers
@@ -228,7 +230,7 @@ class GroupSize(ElasticScalingPolicy):
                 lost.append(node_id)
         if lost or has_died(error):
             return lost, []
-        # Others' broken connections are heard of before the death that broke them.
+        # Ray may report broken connections of other workers before the death that broke them.
         calls = {worker.actor.get_metadata.remote(): rank for rank, worker in enumerate(workers)}
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=2.0)
         dead = []
@@ -239,8 +241,8 @@ class GroupSize(ElasticScalingPolicy):
                 dead.append(calls[call])
         return [], dead
 
-    def _tell_wait(self, size: int, fewest: int) -> None:
-        """A line in the driver's output every half minute."""
+    def _log_wait(self, size: int, fewest: int) -> None:
+        """Log the wait for resources, at most every 30 s."""
         now = time.monotonic()
         if self._waiting_since is None or now - self._waiting_since > 30:
             self._waiting_since = now
@@ -253,20 +255,20 @@ class GroupSize(ElasticScalingPolicy):
 
 
 class Restarts(DefaultFailurePolicy):
-    """Which failures end the run: those in a row without a checkpoint between them count, pauses do not."""
+    """Failure policy: only failures in a row without a new checkpoint count towards the limit; pauses never count."""
 
     def __init__(self, failures: FailureConfig, folder: Path, stop_file: Path) -> None:
         super().__init__(failures)
         self._folder, self._stop_file, self._step = folder, stop_file, -1
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
-        """Retry, or give up."""
+        """Return whether Ray Train restarts the workers or raises the error."""
         if self._stop_file.exists():
             return FailureDecision.RAISE
         if is_planned(training_failed_error):
             return FailureDecision.RETRY
         causes = {getattr(failure, "restart_cause", None) for _, failure in failures(training_failed_error)}
-        if StorageError.restart_cause in causes:  # a group that starts again would wait as long again
+        if StorageError.restart_cause in causes:  # restarted workers would wait for storage as long again
             return FailureDecision.RAISE
         if isinstance(training_failed_error, WorkerGroupError):
             step = max((event.from_step for event in Attempts(self._folder).read()), default=-1)

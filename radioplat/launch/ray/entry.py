@@ -1,4 +1,4 @@
-"""Where Ray Train enters a worker. Its controller imports this too: nothing heavy may stand at the top."""
+"""The function that Ray Train calls in each worker. Its controller imports this module too: no heavy imports here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from radioplat.errors import RadioplatError
 
 
 def train_function(config: dict[str, Any]) -> RadioplatError | None:
-    """Run a worker of Ray Train. ``config["run_and_pools"]`` is pickled by us, so that only workers open it.
+    """Run a worker of Ray Train. ``config["run_and_pools"]`` is pickled here, so that only workers unpickle it.
 
     Returns:
-        The error that all workers ended the run with, if they did: raised, it would only be run into again.
+        The error that all workers raised at the same step, if any. It is not raised, because Ray Train would then
+        restart the workers, which would raise it again.
     """
     from ray import cloudpickle
 

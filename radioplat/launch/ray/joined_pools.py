@@ -1,4 +1,4 @@
-"""Named pools that a run of one process asks: a trial of a sweep is one process, inside a cluster that has them."""
+"""Named teacher pools for a run in one process, such as a trial of a sweep inside a cluster that has the pools."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def joined_pools(run: Run, device: str) -> Mapping[str, RemoteTeacher]:
-    """The pools, by teacher, that ``teachers.<name>.pool`` names; none where this process has not joined a cluster.
+    """Return the pools that ``teachers.<name>.pool`` names, by teacher; none if this process has not joined a cluster.
 
     Args:
-        device: type of the student's.
+        device: device type of the student, ``cpu`` or ``cuda``.
 
     Raises:
         SpecError: a pool serves another teacher.
-        PlacementError, WeightsError: one cannot start.
+        PlacementError, WeightsError: a pool cannot start.
     """
     named = [teacher for teacher in run.frozen_teachers if teacher.service.pool]
     if not named or "ray" not in sys.modules or not sys.modules["ray"].is_initialized():

@@ -1,4 +1,4 @@
-"""A run on a Ray cluster: teachers as actors, Ray Data as the stream, Ray Train as the worker group."""
+"""Run on a Ray cluster: teachers are actors, Ray Data streams the samples, Ray Train runs the workers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from radioplat.training.loop.collective_timeout import collective_timeout
 
 
 def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
-    """Train on a cluster; the results folder says where the run ended. ``say`` gets each line for the user.
+    """Train on a cluster; results are in the run's folder. ``say`` gets each line for the user.
 
     Raises:
-        PlacementError: the cluster can never hold the run.
-        TrainingError, WeightsError: as raised in a worker or a teacher.
-        Stopped: SIGTERM came, and what there was is saved.
+        PlacementError: the cluster can never have the resources of the run.
+        TrainingError, WeightsError: raised in a worker or a teacher.
+        Stopped: SIGTERM was received, and a checkpoint is saved.
     """
-    with joined(run.spec, run.frozen_teachers) as gpus, _heard(), _pools(run, gpus) as pools, ray_train_settings():
+    with joined(run.spec, run.frozen_teachers) as gpus, _our_sigterm(), _pools(run, gpus) as pools, ray_train_settings():
         spec = run.spec
         fewest, most = spec.worker_bounds
         if not gpus:
@@ -85,35 +85,35 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[None]:
-    """SIGTERM is ours again: ray.init has taken it."""
+def _our_sigterm() -> Iterator[None]:
+    """Install our handler of SIGTERM again, because ray.init has replaced it."""
     install_handler()
     yield
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGINT is a ``KeyboardInterrupt``: Ray Train would end the process with exit status 0, which says that all went
-    well, and leaves its handler behind."""
+    """Raise ``KeyboardInterrupt`` on SIGINT, and restore the handler afterwards. Ray Train would end the process with
+    exit status 0, which means success, and keep its own handler."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as ended:
         raise KeyboardInterrupt from ended
     finally:
-        if threading.current_thread() is threading.main_thread():  # nor has Ray Train set one elsewhere
+        if threading.current_thread() is threading.main_thread():  # Ray Train sets a handler only there
             signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
-    """The pools of the run. They load their weights while the workers start, and those wait for them."""
+    """Start the run's teacher pools and stop them at the end. They load weights while the workers start."""
     pools: dict[str, RemoteTeacher] = {}
     try:
         for teacher in run.frozen_teachers:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
-                # The pool lives as long as this start of the command: its log lies beside the first attempt's.
+                # A pool serves all attempts of this command, so its log is in the folder of the first of them.
                 log = attempt_folder(run.folder, begun(run.folder) + 1) / f"teacher_{teacher.name}.log"
                 pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards, log)
         yield pools
@@ -123,10 +123,13 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
 
 
 def _lost_too_often(run: Run, before: int) -> TrainingError | None:
-    """The error of a run that was given up because its workers were lost, by the last end in ``attempts.jsonl``.
+    """Return the error of a run whose workers were lost too often, from the last end in ``attempts.jsonl``.
 
     Args:
-        before: attempts of earlier starts of the command.
+        before: number of the last attempt before this command.
+
+    Returns:
+        None if the last attempt is not of this command, or its workers were not lost.
     """
     events = Attempts(run.folder).read()
     if not events or events[-1].attempt <= before or events[-1].cause not in LOST:

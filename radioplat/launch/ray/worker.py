@@ -1,4 +1,4 @@
-"""One training worker inside Ray Train: its place, its teachers, its part of the stream."""
+"""One training worker inside Ray Train: device, teacher clients, its micro-batches."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from radioplat.training.watch.rank_context import RankContext
 
 
 def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
-    """Train this rank's part of ``run``.
+    """Train ``run`` on this rank.
 
     Raises:
-        RadioplatError: marked ``agreed`` where every rank raises it.
+        RadioplatError: has the attribute ``agreed`` if every rank raises it.
     """
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
@@ -63,7 +63,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
-    """Wait for the teachers; whatever keeps one from teaching is raised on every rank."""
+    """Wait until the teacher pools are ready; an error of one is raised on every rank."""
     problem = None
     if rank == 0:
         try:
@@ -80,14 +80,15 @@ def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
 def _stream(
     run: Run, rank_context: RankContext, channel: ProcessGroup | None, start: int, stop: int
 ) -> CloseableIterator[Batch]:
-    """This rank's micro-batches of steps ``start`` to ``stop``; rank 0 makes each dataset for all.
+    """Iterate over this rank's micro-batches of steps ``start`` to ``stop``; rank 0 creates each Ray dataset.
 
-    Runs in the feeder's thread, beside the training thread's own messages: hence ``channel``.
+    Runs in the feeder's thread, so it needs its own process group, ``channel``: the training thread uses the default
+    group at the same time.
     """
     schedule, dataset = run.micro_batch_schedule(rank_context.world_size), run.spec.dataset
 
     def part(first: int, last: int) -> CloseableIterator[Batch]:
-        """One dataset of the stream: steps ``first`` to ``last``."""
+        """Open the Ray dataset of steps ``first`` to ``last``."""
         iterators = None
         if rank_context.rank == 0:
             iterators = open_stream(
