@@ -39,7 +39,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         TrainingError, WeightsError: raised in a worker or a teacher.
         Stopped: SIGTERM was received, and a checkpoint is saved.
     """
-    with joined(run.spec, run.frozen_teachers) as gpus, _our_sigterm(), _pools(run, gpus) as pools, ray_train_settings():
+    with joined(run.spec, run.frozen_teachers) as gpus, _on_sigterm(), _pools(run, gpus) as pools, ray_train_settings():
         spec = run.spec
         fewest, most = spec.worker_bounds
         if not gpus:
@@ -85,7 +85,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 
 
 @contextlib.contextmanager
-def _our_sigterm() -> Iterator[None]:
+def _on_sigterm() -> Iterator[None]:
     """Install our handler of SIGTERM again, because ray.init has replaced it."""
     install_handler()
     yield
