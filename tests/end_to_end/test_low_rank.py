@@ -50,7 +50,7 @@ def test_the_same_command_goes_on(report, spec):
     place = f"low_rank.results_dir={report.path.parent}"
     again = low_rank(spec, (*RETRAIN, place), say=lines.append)
     assert again == report and any("nothing is left to do" in line for line in lines)
-    with pytest.raises(SpecError, match="low_rank: .* was begun with another section"):
+    with pytest.raises(SpecError, match="low_rank: .* was started with another section"):
         low_rank(spec, (*RETRAIN, place, "low_rank.energy=0.8"))
 
 

@@ -48,12 +48,12 @@ def test_what_it_left(pruned, spec):
 def test_the_terminal_says_what_went_not_what_was_asked(pruned, capsys):
     show(pruned)
     said = " ".join(capsys.readouterr().out.split())
-    assert pruned.went == (0, pytest.approx(0.25, abs=0.05)) and "of a layer 0% to 2" in said
+    assert pruned.went == (0, pytest.approx(0.25, abs=0.05)) and "0% to 2" in said
     assert "distill.results_dir=ANOTHER" in said
 
 
-def test_an_amount_that_leaves_nothing_is_refused(spec, tmp_path):
-    with pytest.raises(SpecError, match=r"prune.amount: 0.9999 leaves nothing: .* Take 0\.9\d+ at most"):
+def test_an_amount_that_leaves_no_channel_is_refused(spec, tmp_path):
+    with pytest.raises(SpecError, match=r"prune.amount: 0.9999 leaves less than one of .* Take 0\.9\d+ at most"):
         prune(spec, ("prune.amount=0.9999", f"prune.results_dir={tmp_path}"))
 
 

@@ -103,7 +103,7 @@ def test_the_same_command_goes_on_at_the_step_where_it_was(rounds, spec, early, 
     assert any("has all 3 steps" in line for line in lines) and any("goes on from" in line for line in lines)
     a, b = radioplat.load_student(again.path).state_dict(), radioplat.load_student(rounds.path).state_dict()
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    with pytest.raises(SpecError, match="prune: .* was begun with another section"):
+    with pytest.raises(SpecError, match="prune: .* was started with another section"):
         prune(spec, (*asked, "prune.amount=0.4"))
 
 

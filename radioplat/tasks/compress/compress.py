@@ -1,15 +1,15 @@
-"""The task ``compress``: stages in order, each on the result of the one before, with gates between them."""
+"""The task ``compress``: run stages in order, each on the result of the one before, with gates between them."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.hashing import file_hash
 from radioplat.common.sigterm import handling_sigterm
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, SpecError
@@ -35,7 +35,7 @@ RECORD, START = "compress.json", "00_start"
 
 
 class GateFailed(RadioplatError):
-    """After a stage the student has less of the starting student's metric than ``compress.gates.min_kept``."""
+    """The student after a stage has less than ``compress.gates.min_kept`` of the starting student's metric."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def compress(
     """Run ``compress.stages``; called again, it continues where it stopped.
 
     Args:
-        say: called with each line for the user.
+        say: called with each message for the user.
 
     Raises:
         SpecError: the order of the stages is impossible, or a stage's fields contradict each other.
@@ -118,7 +118,7 @@ class _Chain:
         path = find_checkpoint(self._spec, self._spec.compress.checkpoint, "compress.checkpoint").resolve()
         names = (STUDENT_FILE, HEADS_FILE, DETECTOR_FILE, EMA_FILE)
         files = [path / name for name in names] if path.is_dir() else [path]
-        content = fingerprint(*(_digest(file) for file in files if file.exists()))
+        content = fingerprint(*(file_hash(file) for file in files if file.exists()))
         entry = self._entry(START, START, content, [])
         entry.outcome = entry.outcome or student_outcome(path)
         self._judge(entry, path)
@@ -151,7 +151,7 @@ class _Chain:
                 f"and {gates.min_kept:.1%} was asked"
             )
             if gates.on_fail is OnFail.stop:
-                hint = "Take a milder setting, a lower min_kept, or on_fail: relax; the same command then goes on."
+                hint = "Take a milder setting, a lower min_kept, or on_fail: relax; the same command then continues."
                 raise GateFailed(message, where="compress.gates.min_kept", hint=hint)
             outcome, milder = self._record.entries[first.name].outcome, first.definition.milder
             assert outcome is not None
@@ -197,7 +197,7 @@ class _Chain:
             _moved_aside(self._folder / name)
         if entry is not None and entry.spec_hash != spec_hash:
             folder = TaskFolder(self._folder, name)
-            changed = folder.spec_changes(fields) if fields else ["it is another student"]
+            changed = folder.spec_changes(fields) if fields else ["another student"]
             why = f"changed: {', '.join(changed)}" if changed else "a stage before it changed"
             self._say(f"{name} runs again, {why}; its old result is in {_moved_aside(folder.path).name}")
             entry = None
@@ -248,11 +248,6 @@ def _moved_aside(folder: Path) -> Path:
         number += 1
     folder.rename(aside)
     return aside
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _kpi(report: CompressReport) -> dict[str, float]:

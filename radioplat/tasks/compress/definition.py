@@ -1,4 +1,4 @@
-"""The facts by which a chain runs a stage; :mod:`radioplat.tasks.compress.stages` has an entry for each stage."""
+"""Definition of a stage; :mod:`radioplat.tasks.compress.stages` has one for each."""
 
 from __future__ import annotations
 
@@ -44,26 +44,25 @@ class StageDefinition:
     Attributes:
         run: calls the stage's task with the stage's spec.
         section: the spec section in which a user may name the checkpoint that the task reads and its results folder.
-        depends_on: spec sections that change the result. Where teachers run, what is cached and what is logged are
-            not among them.
+        depends_on: spec sections that change the result; those about placement, caches and logs do not.
         product: the kind of result.
         reads: the kinds of earlier results that change this one, in the order in which they are hashed.
         overrides: of the user's spec, applied after ``compress.changes``.
-        adapt: changes the spec further, before the hash is taken.
-        place: sets paths of earlier results, after the hash is taken.
+        adapt: changes the spec further, before it is hashed.
+        place: sets paths of earlier results, after the spec is hashed.
         problems: contradictions in the stage's spec.
         misplaced: given the stages before it, why the stage cannot follow them, and a hint; None if it can.
-        milder: overrides for retry number 1, 2, ..., given the checkpoint that the stage wrote at first; empty if
+        milder: overrides for retry number 1, 2, ..., given the checkpoint of the first attempt; empty if
             there is no (further) milder setting. None for a stage that is not retried by itself.
         outputs: files that the spec names outside the stage's folder, by field.
-        needs_floats: the stage cannot follow one that quantizes.
-        quantizes: the student has quantizers afterwards.
+        needs_floats: whether the stage cannot follow one that quantizes.
+        quantizes: whether the stage adds quantizers to the student.
     """
 
     run: Callable[[Spec, Say], Outcome]
     section: str
     depends_on: tuple[str, ...]
-    product: Product
+    product: Product = Product.student
     reads: tuple[Product, ...] = (Product.student,)
     overrides: tuple[str, ...] = ()
     adapt: Callable[[Spec], None] = lambda spec: None

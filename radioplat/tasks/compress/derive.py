@@ -1,4 +1,4 @@
-"""The spec of one stage, made from the user's: its inputs, its outputs, and the fields that its result depends on."""
+"""Derive the spec of a stage from the user's: its inputs, its outputs, and the fields that its result depends on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place(spec: Spec, step: Step, folder: Path, inputs: Inputs, spec_hash: str) 
         section.checkpoint = str(inputs.latest.get(Product.student))
     if step.definition.changes_student:  # prune, low_rank and quantize may train as well
         spec.train.resume_training_checkpoint_path = None
-        if spec.train.checkpoint_dir:  # with the hash: other settings under this name have left another student there
+        if spec.train.checkpoint_dir:  # with the hash, because other settings give another student under the same name
             home = spec.train.checkpoint_dir.rstrip("/")
             spec.train.checkpoint_dir = f"{home}/compress/{folder.name}-{spec_hash[:8]}"
     step.definition.place(spec, inputs)

@@ -1,4 +1,4 @@
-"""The order of stages: which orders are possible, and which stages one gate judges together."""
+"""The order of stages: check it, and group the stages that one gate judges together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Group:
-    """Stages with one gate behind them.
+    """Stages with one gate after them.
 
     A stage that makes the student smaller is judged after the retraining that directly follows it. If too much quality
     is lost, both run again, with a milder setting of the first.
@@ -41,7 +41,7 @@ class Group:
 
     @property
     def gated(self) -> bool:
-        """Whether there is a student to judge; other students are compared with the one that ``distill`` trains."""
+        """Whether a gate judges the group; students are compared with the one of ``distill``, which has none."""
         return self.steps[0].definition.changes_student and self.steps[0].stage is not Stage.distill
 
 

@@ -1,4 +1,4 @@
-"""The figures of a finished stage: where its result lies, its size and its cost."""
+"""Result of a finished stage: path, size and cost."""
 
 from __future__ import annotations
 

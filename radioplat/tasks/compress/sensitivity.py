@@ -1,4 +1,4 @@
-"""Which layers of a quantized student or detector lose most by being quantized."""
+"""Sensitivity of layers to quantization."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ IMAGES = 32
 
 @torch.no_grad()
 def most_sensitive(spec: Spec, checkpoint: Path) -> list[str]:
-    """The quantized layers of a checkpoint, the one whose quantizers alone change what is said most first.
+    """Return the quantized layers of a checkpoint, most sensitive first.
 
-    Measured on training images: the squared changes of summary and map, of a detector those of the backbone's maps and
-    of what queries are chosen from, each over its own squares.
+    The sensitivity of a layer is the relative squared change of the features (:meth:`VisionModel.feature_probe`) on
+    training images if it is the only quantized layer.
 
     Raises:
-        DataError: there is no image that can be decoded.
+        DataError: no image can be decoded.
     """
     model = open_model(checkpoint)
     size = model.img_size
@@ -32,16 +32,16 @@ def most_sensitive(spec: Spec, checkpoint: Path) -> list[str]:
         by_layer.setdefault(name.rpartition(".")[0], []).append(quantizer)
     with in_float(model):
         plain = model.feature_probe(images)
-        lost = {}
+        changes = {}
         for layer, own in by_layer.items():
             for quantizer in own:
                 quantizer.enabled = True
             changed = model.feature_probe(images)
-            lost[layer] = sum(
+            changes[layer] = sum(
                 float((a - b).square().sum() / b.square().sum()) for (_, a), (_, b) in zip(changed, plain, strict=True)
             )
             for quantizer in own:
                 quantizer.enabled = False
     parts = model.architecture.quantizations.items()
-    layers = {f"{prefix}{name}" for prefix, how in parts for name in how.layers}  # residual branches are none
-    return sorted((layer for layer in lost if layer in layers), key=lambda layer: -lost[layer])
+    layers = {f"{prefix}{name}" for prefix, how in parts for name in how.layers}  # without residual branches
+    return sorted((layer for layer in changes if layer in layers), key=lambda layer: -changes[layer])

@@ -1,4 +1,4 @@
-"""The chain in the terminal and as a page."""
+"""Terminal output and HTML page of ``compress``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from radioplat.tracking.report.page import Table, show_cell, write_report
 
 
 def tables_of(report: CompressReport) -> list[Table]:
-    """A row a stage; and for each evaluation a row a model."""
+    """Return a table with a row for each stage, and the tables of each evaluation."""
     note = (
-        f"{report.metric} is of dataset.val_dataset, kept is its share of the starting student's; size is that of the "
-        "checkpoint or file that the stage left, parameters and multiply-accumulates are the backbone's."
+        f"{report.metric} is of dataset.val_dataset; kept is its share of the starting student's; size is that of the "
+        "checkpoint or file that the stage wrote; parameters and multiply-accumulates are those of the backbone."
     )
     columns = ["stage", "size", "parameters", "MACs", report.metric, "kept", "gate", "seconds", ""]
     tables = [Table(columns, [_row(entry, report.metric) for entry in report.entries], "Compression", note)]
     for entry in report.entries:
         if entry.outcome and (ready := entry.outcome.facts.get("tables")):  # of detectors
-            made = [Table(**table) for table in ready]
-            tables += [dataclasses.replace(table, title=f"{entry.name}: {table.title}") for table in made]
+            evaluated = [Table(**table) for table in ready]
         elif entry.outcome and (rows := entry.outcome.facts.get("models")):
-            found = models_table([ModelRow.from_json(row) for row in rows])
-            tables.append(Table(found.columns, found.rows, f"{entry.name}: {found.title}", found.note))
+            evaluated = [models_table([ModelRow.from_json(row) for row in rows])]
+        else:
+            continue
+        tables += [dataclasses.replace(table, title=f"{entry.name}: {table.title}") for table in evaluated]
     return tables
 
 
@@ -48,12 +49,17 @@ def _row(entry: Entry, metric: str) -> list[object]:
     if done is None:
         return [entry.name, None, None, None, None, kept, verdict, None, "not finished"]
     seconds = entry.seconds + entry.measured_s
-    words = [*_engine_state(done.path), *entry.milder]
+    engine = [state_of(read_record(done.path))] if done.path.endswith(".engine") else []
     value = entry.metrics.get(metric)
     size = terminal.size(done.bytes)
-    return [entry.name, size, done.params, done.macs, value, kept, verdict, seconds, ", ".join(words)]
-
-
-def _engine_state(path: str) -> list[str]:
-    """What was seen of an engine, by its record: one that was written is not one that was run."""
-    return [state_of(read_record(path))] if path.endswith(".engine") else []
+    return [
+        entry.name,
+        size,
+        done.params,
+        done.macs,
+        value,
+        kept,
+        verdict,
+        seconds,
+        ", ".join([*engine, *entry.milder]),
+    ]

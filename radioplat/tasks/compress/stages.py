@@ -45,12 +45,6 @@ def _training_problems(spec: Spec) -> list[Problem]:
     return check(spec, command_of(spec))
 
 
-def _distill_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:
-    if before:
-        return "distill begins a student and can only be the first stage", "To train on, take retrain."
-    return None
-
-
 def _start_from_student(spec: Spec, inputs: Inputs) -> None:
     spec.train.pretrained_model_path = str(inputs.latest[Product.student])
     spec.model.backbone.pretrained_backbone_path = None
@@ -61,16 +55,6 @@ def _run_prune(spec: Spec, say: Say) -> Outcome:
     return student_outcome(report.path, {"amount": report.amount})
 
 
-def _prune_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:
-    if Stage.low_rank in before:
-        return "two narrow layers in place of one cannot be pruned", "Put prune before low_rank."
-    return None
-
-
-def _run_low_rank(spec: Spec, say: Say) -> Outcome:
-    return student_outcome(low_rank(spec, say=say).path)
-
-
 def _run_quantize(spec: Spec, say: Say) -> Outcome:
     report = quantize(spec, say=say, progress=True)
     facts: dict[str, Any] = {"quantized": len(report.layers), "float": len(report.skipped)}
@@ -79,13 +63,13 @@ def _run_quantize(spec: Spec, say: Say) -> Outcome:
 
 def _quantize_problems(spec: Spec) -> Iterator[Problem]:
     if spec.quantize.backend == ONNX_BACKEND:
-        hint = "Take another backend, or quantize what the chain has exported."
-        yield Problem(f"{ONNX_BACKEND} leaves no student to go on with", "quantize.backend", hint)
+        hint = "Use another backend, or quantize the exported file after the chain."
+        yield Problem(f"{ONNX_BACKEND} writes no student for the next stage", "quantize.backend", hint)
     else:
         yield from quantize_problems(spec)
 
 
-def _forget_results(spec: Spec, inputs: Inputs) -> None:
+def _clear_paths(spec: Spec, inputs: Inputs) -> None:
     spec.quantize.model_path = spec.quantize.qat.results_dir = None
 
 
@@ -104,7 +88,7 @@ def _prefer_test_images(spec: Spec) -> None:
 
 def _evaluate_all_models(spec: Spec, inputs: Inputs) -> None:
     section = spec.evaluate
-    if not section.resolutions:  # several resolutions are measured of one checkpoint only
+    if not section.resolutions:  # several resolutions are measured for one checkpoint only
         section.checkpoint = None
         section.models = [*section.models, *(ModelEntry(name, str(path)) for name, path in inputs.models.items())]
 
@@ -131,7 +115,7 @@ def _engine_misplaced(before: Sequence[Stage]) -> tuple[str, str] | None:
         return "an engine is built from an ONNX file", "Put export before it."
     last = len(before) - 1 - before[::-1].index(Stage.export)
     if changed := sorted(stage.value for stage in before[last:] if STAGES[stage].changes_student):
-        return f"the export before it is older than {changed[0]}", "Put export after it."
+        return f"{changed[0]} comes after the export", "Put another export before the engine."
     return None
 
 
@@ -144,11 +128,10 @@ def _read_onnx(spec: Spec, inputs: Inputs) -> None:
 
 
 def _engine_data_type(student: Path | None) -> str:
-    """Return the engine data type for a quantized student, int8 or fp8; empty if all its layers multiply in floats.
+    """Return the engine data type for a quantized student, int8 or fp8; empty if all its layers compute in floats.
 
-    A layer of which only the weights are quantized multiplies in floats, and its engine is built in floats. 4-bit
-    weights are the exception: TensorRT has them under int8
-    (:func:`radioplat.exporting.engines.onnx_input.check_data_type`).
+    A layer with quantized weights only computes in floats. 4-bit weights are the exception: TensorRT has them
+    under int8 (:func:`radioplat.exporting.engines.onnx_input.check_data_type`).
     """
     parts = open_architecture(student).quantizations.values() if student else ()
     layers = [layer for quantization in parts for layer in quantization.layers.values()]
@@ -157,24 +140,25 @@ def _engine_data_type(student: Path | None) -> str:
         for layer in layers
         if layer.activations is not None or layer.weights not in (None, *ACTIVATIONS)
     }
-    return max(types, key=lambda name: DATA_TYPES[name].first_sm, default="")  # the type that the fewest GPUs have
+    return max(types, key=lambda name: DATA_TYPES[name].first_sm, default="")  # the type that needs the newest GPU
 
 
 def _engine_outputs(spec: Spec) -> dict[str, str | None]:
     cache = spec.gen_trt_engine.tensorrt.calibration.cal_cache_file
-    if cache and Path(cache).exists():  # it is only read; a missing one is written by the first engine
+    if cache and Path(cache).exists():  # an existing file is only read; a missing one is written by the first engine
         cache = None
     named = {"gen_trt_engine.trt_engine": spec.gen_trt_engine.trt_engine}
     return {**named, "gen_trt_engine.tensorrt.calibration.cal_cache_file": cache}
 
 
+_NOT_FIRST = "distill starts a new student and can only be the first stage", "To train further, use retrain."
+_AFTER_LOW_RANK = "layers that low_rank has decomposed cannot be pruned", "Put prune before low_rank."
 _TRAINING = ("model", "dataset", "train", "distill")
 _QUANTIZE = StageDefinition(
     run=_run_quantize,
     section="quantize",
     depends_on=(*_TRAINING, "quantize"),
-    product=Product.student,
-    place=_forget_results,
+    place=_clear_paths,
     problems=_quantize_problems,
     milder=milder_quantize,
     needs_floats=True,
@@ -185,25 +169,22 @@ STAGES: dict[Stage, StageDefinition] = {
         run=_run_training,
         section="distill",
         depends_on=_TRAINING,
-        product=Product.student,
         problems=_training_problems,
-        misplaced=_distill_misplaced,
+        misplaced=lambda before: _NOT_FIRST if before else None,
     ),
     Stage.prune: StageDefinition(
         run=_run_prune,
         section="prune",
         depends_on=(*_TRAINING, "prune"),
-        product=Product.student,
         problems=prune_problems,
-        misplaced=_prune_misplaced,
+        misplaced=lambda before: _AFTER_LOW_RANK if Stage.low_rank in before else None,
         milder=milder_prune,
         needs_floats=True,
     ),
     Stage.low_rank: StageDefinition(
-        run=_run_low_rank,
+        run=lambda spec, say: student_outcome(low_rank(spec, say=say).path),
         section="low_rank",
         depends_on=(*_TRAINING, "low_rank"),
-        product=Product.student,
         problems=low_rank_problems,
         milder=milder_low_rank,
         needs_floats=True,
@@ -215,7 +196,6 @@ STAGES: dict[Stage, StageDefinition] = {
         run=_run_training,
         section="distill",
         depends_on=_TRAINING,
-        product=Product.student,
         place=_start_from_student,
         problems=_training_problems,
     ),

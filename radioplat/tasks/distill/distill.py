@@ -1,13 +1,13 @@
-"""``radioplat.distill(spec)`` and ``radioplat.train(spec)``: what the command line, the jobs and users call."""
+"""``radioplat.distill(spec)`` and ``radioplat.train(spec)``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.terminal import note
 from radioplat.launch.driver import RunResult, run_task
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
@@ -22,24 +22,22 @@ def distill(
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> RunResult:
-    """Distil a student from the spec's teachers; rerunning goes on from the newest checkpoint.
+    """Distil a student from the spec's teachers; a rerun continues from the newest checkpoint.
 
     Args:
-        spec: a spec, a mapping, or a YAML file, which is only read.
+        spec: a spec, a mapping, or a YAML file, which is not changed.
         overrides: ``key=value``, applied to it.
         callbacks: called in this process, in order, with a ``StepEvent`` or ``CheckpointEvent``.
         progress: draw progress on stderr.
-        say: called with each line for the user; default: print to stderr.
+        say: called with each message for the user; default: print to stderr.
 
     Raises:
         RadioplatError: see ``radioplat.errors``; the results folder's ``status.json`` then ends with FAILURE.
-        Stopped: SIGTERM came to this process and what there was is saved; unless handled, it exits with status 75.
+        Stopped: this process received SIGTERM, and a checkpoint is saved; unless handled, it exits with status 75.
     """
     spec = load_spec(spec, overrides)
-    result = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or _to_stderr)
-    if not spec.distill.then:
-        return result
-    return replace(result, then=_then(spec))
+    result = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or note)
+    return replace(result, then=_then(spec)) if spec.distill.then else result
 
 
 def train(
@@ -50,11 +48,11 @@ def train(
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> RunResult:
-    """Fine-tune ``model.backbone`` on labels; its checkpoint is a teacher or a student by path alone.
+    """Fine-tune ``model.backbone`` on labels; a spec can use the checkpoint's path as a teacher or a student.
 
-    Arguments and errors as :func:`distill`.
+    Arguments and errors as for :func:`distill`.
     """
-    return run_task(load_spec(spec, overrides), "train", None, callbacks, progress, say or _to_stderr)
+    return run_task(load_spec(spec, overrides), "train", None, callbacks, progress, say or note)
 
 
 def _then(spec: Spec) -> dict[str, Any]:
@@ -64,7 +62,3 @@ def _then(spec: Spec) -> dict[str, Any]:
 
     tasks: dict[str, Callable[[Spec], Any]] = {"evaluate": evaluate, "export": export, "gen_trt_engine": gen_trt_engine}
     return {name: tasks[name](spec) for name in spec.distill.then}
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

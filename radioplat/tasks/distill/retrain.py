@@ -1,4 +1,4 @@
-"""A smaller student trained on: an ordinary run, told where to begin and where to write."""
+"""Retraining of a smaller student: an ordinary run that starts from its checkpoint."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Policy
 from radioplat.tasks.distill.distill import distill, train
 
-LOWER = 0.1  # of the rate of the run, for fine-tuning
+FINETUNE_LR = 0.1  # default learning rate of fine-tuning, relative to the run's
 
 
 def retrain(
     spec: Spec, config: RetrainConfig, start: Path, folder: Path, say: Callable[[str], None] | None = None
 ) -> Path:
-    """Train the student of ``start`` as ``config`` says, in this process or on Ray as any run; go on where one stopped.
+    """Train the student of ``start`` by ``config``, in this process or on Ray; a rerun continues where it stopped.
 
     Args:
         start: a checkpoint folder.
-        folder: becomes the run's ``results_dir``.
+        folder: the ``results_dir`` of the run.
 
     Returns:
         The run's last checkpoint.
@@ -30,13 +30,13 @@ def retrain(
     Raises:
         RadioplatError: as :func:`radioplat.tasks.distill.distill.distill`.
     """
-    # A student without heads was taught by labels.
+    # A student without heads was trained on labels.
     run = distill if spec.distill.teacher and read_architecture(start, "").heads else train
     return run(retraining_spec(spec, config, start, folder), say=say).checkpoint.resolve()
 
 
 def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path) -> Spec:
-    """The spec of that run: ``spec`` with another beginning, length and rate, in one stage, no task after it."""
+    """Return the spec of that run: ``spec`` with another start, length and learning rate, without later stages."""
     derived = copy.deepcopy(spec)
     derived.results_dir, derived.distill.results_dir, derived.distill.then = str(folder), None, []
     derived.distill.stages = []
@@ -48,12 +48,12 @@ def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path
         run.checkpoint_dir = f"{run.checkpoint_dir}/{folder.parent.name}/{folder.name}"
     run.max_steps = config.steps
     length = config.epochs or config.steps
-    assert length is not None  # who calls this wants a retraining
-    run.num_epochs = length  # an epoch has a step at least
+    assert length is not None  # the caller checks that retraining is requested
+    run.num_epochs = length  # an epoch has at least one step
     optim.head_warmup_epochs = 0.0
     before = optim.lr
     if config.mode is RetrainMode.finetune:
-        optim.lr = config.lr or LOWER * before
+        optim.lr = config.lr or FINETUNE_LR * before
         optim.policy, optim.policy_params, optim.warmup_epochs = Policy.linear, {"min_lr": optim.lr}, 0.0
     else:
         optim.lr = config.lr or before

@@ -1,4 +1,4 @@
-"""A finished run in the terminal."""
+"""Terminal output of ``distill`` and ``train``."""
 
 from __future__ import annotations
 

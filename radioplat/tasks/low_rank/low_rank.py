@@ -1,4 +1,4 @@
-"""The task ``low_rank``: a trained student with narrower layers, as a checkpoint like that of ``prune``."""
+"""The task ``low_rank``: replace layers of a trained student by products of narrower ones; writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ MODEL, START, REPORT = "model_low_rank", "model_decomposed", "low_rank.json"
 
 @dataclass(frozen=True)
 class LowRankReport:
-    """What decomposition left.
+    """Result of the task ``low_rank``.
 
     Attributes:
-        path: a checkpoint folder; where the spec asks for retraining, of the retrained student.
-        before, after: what the backbone takes.
+        path: a checkpoint folder; with retraining, of the retrained student.
+        before, after: cost of the backbone.
+        layers: the decomposed layers.
     """
 
     path: Path
@@ -43,7 +44,7 @@ class LowRankReport:
 def low_rank(
     spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
 ) -> LowRankReport:
-    """Decompose ``low_rank.checkpoint``, by default the latest student there is, and retrain it where asked.
+    """Decompose ``low_rank.checkpoint``, by default the latest student; retrain it if the spec says so.
 
     Raises:
         SpecError: fields of ``low_rank`` contradict each other, or nothing would get smaller.
@@ -60,21 +61,21 @@ def low_rank(
 
 
 def _low_rank(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> LowRankReport:
-    asked = spec.low_rank
-    path = find_checkpoint(spec, asked.checkpoint, "low_rank.checkpoint").resolve()
-    if asked.retrain.wanted:
-        # A rerun goes on from the student that the first start decomposed.
-        path = Path(keep_plan(folder, {"checkpoint": str(path), "section": asdict(asked)}, "low_rank")["checkpoint"])
+    config = spec.low_rank
+    path = find_checkpoint(spec, config.checkpoint, "low_rank.checkpoint").resolve()
+    if config.retrain.wanted:
+        # A rerun continues with the student that the first start decomposed.
+        path = Path(keep_plan(folder, {"checkpoint": str(path), "section": asdict(config)}, "low_rank")["checkpoint"])
     student = load_student(path, "low_rank.checkpoint")
-    small, found = decompose(student, asked)
+    small, layers = decompose(student, config)
     size = small.architecture.img_size
     costs = cost_of(student.backbone, size), cost_of(small.backbone, size)
-    report = LowRankReport(folder / MODEL, path, *costs, found)
-    if asked.retrain.wanted:
+    report = LowRankReport(folder / MODEL, path, *costs, layers)
+    if config.retrain.wanted:
         start = folder / START
         if not start.exists():
             write_model(small, start, REPORT, asdict(report))
-        small = load_student(retrain(spec, asked.retrain, start, folder / "retrain", say))
+        small = load_student(retrain(spec, config.retrain, start, folder / "retrain", say))
     write_model(small, report.path, REPORT, asdict(report))
     return report
 

@@ -1,4 +1,4 @@
-"""A student of low rank in the terminal."""
+"""Terminal output of ``low_rank``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from radioplat.tasks.prune.show import cost_rows
 
 
 def show(report: LowRankReport) -> None:
-    """Print its layers, and what it took and takes."""
-    found = report.layers
-    rows = [[name, str(rank), f"{found.energies[name]:.1%}"] for name, rank in found.ranks.items()]
-    terminal.show_table("Layers that are two now", ["layer", "rank", "energy kept"], rows, "")
-    if found.whole:
-        terminal.say(f"as they were, for they would not get smaller: {', '.join(found.whole)}")
+    """Print the decomposed layers and the costs before and after."""
+    layers = report.layers
+    rows = [[name, str(rank), f"{layers.energies[name]:.1%}"] for name, rank in layers.ranks.items()]
+    terminal.show_table("Decomposed layers", ["layer", "rank", "energy kept"], rows, "")
+    if layers.whole:
+        terminal.say(f"not decomposed, because they would not get smaller: {', '.join(layers.whole)}")
     rows = cost_rows(report.before, report.after)
-    terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, f"{len(found.ranks)} layers decomposed")
+    terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, f"{len(layers.ranks)} layers decomposed")
     terminal.say(f"{report.path}")

@@ -27,10 +27,10 @@ from radioplat.tasks.prune.score_pass import first_batches, score_student
 
 @dataclass(frozen=True)
 class Cut:
-    """A pruned model.
+    """Result of one pruning.
 
     Attributes:
-        config: the settings; ``amount`` is the one that keeps the budget.
+        config: the settings used; with a budget, ``amount`` is the one that keeps it.
         cuts: the removed places; None if neither channels nor blocks were to be removed.
         sparse: the weights that were set to zero; None if none were to be.
         before, after: cost of the backbone; zeros count like other weights.
@@ -59,7 +59,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
     model, score = open_model(checkpoint, "prune.checkpoint"), ChannelScore(config, spec.train.seed)
     images = None
     if config.blocks or (config.cut and score.needs_gradients):
-        assert isinstance(model, Student)  # of other models prune_problems has refused both
+        assert isinstance(model, Student)  # prune_problems refuses both for other models
         run = _run(spec, model, folder)
         if config.blocks:
             batches = (b.views[run.student_view].pixels for b in first_batches(run, config.score_batches))

@@ -1,4 +1,4 @@
-"""The task ``prune``: a trained student or detector made smaller: it trains on, is evaluated and exported."""
+"""The task ``prune``: make a trained student or detector smaller; the result can be trained, evaluated and exported."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from radioplat.tracking.weights_and_biases.task import tell_task
 
 @dataclass(frozen=True)
 class PruneReport:
-    """What pruning left.
+    """Result of the task ``prune``.
 
     Attributes:
-        path: a checkpoint folder; ``radioplat.load_student``, of a detector ``load_detector``, opens it, and a spec's
-            ``pretrained_model_path`` names it.
-        amount: share of each layer's channels that was to go, as asked, or as the budget found it; 0 where none was.
-        before, after: what the backbone takes; zeros count like any number.
-        sparse: which weights are zero, where that was asked for.
-        rounds: one after another, where the spec asks for retraining.
-        went: the least and the largest share that went of a layer; empty where none was cut, or in rounds.
+        path: a checkpoint folder, for ``radioplat.load_student`` (``load_detector`` for a detector) or a spec's
+            ``pretrained_model_path``.
+        amount: share of each layer's channels to remove, from the spec or found by the budget; 0 if none were removed.
+        before, after: cost of the backbone; zeros count like other weights.
+        sparse: the weights that were set to zero; None if none were to be.
+        rounds: rounds of pruning and retraining, in order; empty without retraining.
+        went: the smallest and the largest share of a layer's channels that was removed; empty if no channels were, or
+            with retraining.
     """
 
     path: Path
@@ -56,13 +57,13 @@ class PruneReport:
 def prune(
     spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
 ) -> PruneReport:
-    """Prune ``prune.checkpoint``, by default the latest there is, and train it on where the spec asks for it.
+    """Prune ``prune.checkpoint``, by default the latest checkpoint; retrain it if the spec says so.
 
     Args:
-        say: called with each line of the training for the user; default: print to stderr.
+        say: called with each message of the training; default: print to stderr.
 
     Raises:
-        SpecError: fields of ``prune`` contradict each other, or the backbone cannot be pruned so.
+        SpecError: fields of ``prune`` contradict each other, or the backbone cannot be pruned this way.
         EngineError, WeightsError: there is no checkpoint, or it cannot be read.
     """
     spec = load_spec(spec, overrides)
@@ -76,16 +77,16 @@ def prune(
 
 
 def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
-    asked, target = spec.prune, folder / PRUNED
-    checkpoint = find_checkpoint(spec, asked.checkpoint, "prune.checkpoint").resolve()
-    if model_kind(checkpoint) is ModelKind.detector and (problems := list(detector_prune_problems(asked))):
+    config, target = spec.prune, folder / PRUNED
+    checkpoint = find_checkpoint(spec, config.checkpoint, "prune.checkpoint").resolve()
+    if model_kind(checkpoint) is ModelKind.detector and (problems := list(detector_prune_problems(config))):
         raise SpecError(*problems)
-    gradients = asked.score in (PruneScore.taylor, PruneScore.hessian)
-    if asked.retrain.wanted or asked.blocks or gradients:
-        dry_run(read_architecture(checkpoint, "prune.checkpoint"), asked)  # fails early
-    if asked.retrain.wanted:
-        # A rerun goes on from the student that the first start began with.
-        plan = keep_plan(folder, {"checkpoint": str(checkpoint), "section": asdict(asked)}, "prune")
+    gradients = config.score in (PruneScore.taylor, PruneScore.hessian)
+    if config.retrain.wanted or config.blocks or gradients:
+        dry_run(read_architecture(checkpoint, "prune.checkpoint"), config)  # fails early
+    if config.retrain.wanted:
+        # A rerun continues with the student that the first start used.
+        plan = keep_plan(folder, {"checkpoint": str(checkpoint), "section": asdict(config)}, "prune")
         checkpoint = Path(plan["checkpoint"])
         rounds = tuple(prune_in_rounds(spec, checkpoint, folder, say))
         last = rounds[-1]
@@ -93,8 +94,8 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
         report = PruneReport(target, checkpoint, amount, rounds[0].before, last.after, last.sparse, rounds)
         small: VisionModel = load_student(last.checkpoint)
     else:
-        done = cut(spec, asked, checkpoint, folder)
-        small, amount = done.student, done.config.amount if asked.cut else 0.0
+        done = cut(spec, config, checkpoint, folder)
+        small, amount = done.student, done.config.amount if config.cut else 0.0
         report = PruneReport(target, checkpoint, amount, done.before, done.after, done.sparse, went=_went(done))
     write_model(small, target, REPORT, asdict(report))
     return report
@@ -103,7 +104,7 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
 def _went(done: Cut) -> tuple[float, ...]:
     if not done.cuts or not done.cuts.units:
         return ()
-    shares = [len(gone) / size for gone, size in zip(done.cuts.units, done.cuts.sizes.values(), strict=True)]
+    shares = [len(removed) / size for removed, size in zip(done.cuts.units, done.cuts.sizes.values(), strict=True)]
     return min(shares), max(shares)
 
 

@@ -1,7 +1,7 @@
-"""Pruning in rounds: something goes, the student is trained on, something goes again; a rerun goes on where it was.
+"""Iterative pruning: rounds of pruning and retraining; a rerun continues where it stopped.
 
-Each round has a folder ``round_N``: ``model_pruned`` is what was cut, ``model_rewound`` the same places of the weights
-to go back to, ``distill`` (or ``train``) the run that followed. What is whole is not made again.
+Each round has a folder ``round_N``: ``model_pruned`` is the pruned student, ``model_rewound`` the earlier weights in
+its shape, ``distill`` (or ``train``) the retraining. A folder that is complete is not written again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ REWIND_FIELD = "prune.retrain.rewind_to"
 
 @dataclass(frozen=True)
 class Round:
-    """One round.
+    """Result of one round.
 
     Attributes:
-        amount: the share of each layer's channels that went in it.
-        before, after: what the backbone took and takes.
-        checkpoint: of the student that was trained on.
+        amount: share of each layer's channels that the round removed.
+        before, after: cost of the backbone.
+        checkpoint: of the retrained student.
     """
 
     number: int
@@ -52,31 +52,31 @@ class Round:
 
 
 def prune_in_rounds(spec: Spec, checkpoint: Path, folder: Path, say: Callable[[str], None] | None) -> Iterator[Round]:
-    """Every round of ``spec.prune``, once it is done.
+    """Run the rounds of ``spec.prune``; yield each one when it is done.
+
+    Args:
+        checkpoint: of the student before the first round.
+        folder: of the task.
 
     Raises:
         WeightsError: there are no weights to rewind to.
-        RadioplatError: as the cuts and the runs do.
-
-    Args:
-        checkpoint: of the student before the first.
-        folder: of the task.
+        RadioplatError: as pruning and the runs.
     """
-    whole: Cost | None = None
+    original: Cost | None = None
+    latest: Cost | None = None
     if spec.prune.retrain.rewind_to is not None:
         read_architecture(spec.prune.retrain.rewind_to, REWIND_FIELD)
     for number in range(1, spec.prune.rounds + 1):
         place = folder / f"round_{number}"
         if not (place / PRUNED).exists():
-            config = _of_round(spec.prune, number, whole, _cost_left(folder, number))
-            _cut(spec, config, checkpoint, folder, number)
-        told = json.loads((place / PRUNED / REPORT).read_text(encoding="utf-8"))
-        before, after = Cost(**told["before"]), Cost(**told["after"])
-        whole = whole or before
+            _cut(spec, _config_of_round(spec.prune, number, original, latest), checkpoint, folder, number)
+        facts = json.loads((place / PRUNED / REPORT).read_text(encoding="utf-8"))
+        before, latest = Cost(**facts["before"]), Cost(**facts["after"])
+        original = original or before
         rewinds = spec.prune.retrain.mode is RetrainMode.weight_rewind
         checkpoint = retrain(spec, spec.prune.retrain, place / (REWOUND if rewinds else PRUNED), place, say)
-        sparse = Sparsified(**told["sparse"]) if told["sparse"] else None
-        yield Round(number, told["amount"], before, after, sparse, checkpoint)
+        sparse = Sparsified(**facts["sparse"]) if facts["sparse"] else None
+        yield Round(number, facts["amount"], before, latest, sparse, checkpoint)
 
 
 def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number: int) -> None:
@@ -87,30 +87,35 @@ def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number
         aim = Aim(first["sizes"], removed_share(number, spec.prune.rounds, spec.prune.schedule, spec.prune.amount))
     done = cut(spec, config, checkpoint, place, aim)
     amount = done.config.amount if done.config.cut else 0.0
-    facts: dict[str, Any] = {"round": number, "checkpoint": str(checkpoint), "amount": amount}
-    facts |= {"sparse": asdict(done.sparse) if done.sparse is not None else None}
-    facts |= {"before": asdict(done.before), "after": asdict(done.after)}
-    facts |= {"sizes": done.cuts.sizes if done.cuts else {}}
+    facts: dict[str, Any] = {
+        "round": number,
+        "checkpoint": str(checkpoint),
+        "amount": amount,
+        "sparse": asdict(done.sparse) if done.sparse is not None else None,
+        "before": asdict(done.before),
+        "after": asdict(done.after),
+        "sizes": done.cuts.sizes if done.cuts else {},
+    }
     if spec.prune.retrain.mode is RetrainMode.weight_rewind and spec.prune.retrain.wanted:
         source = Path(spec.prune.retrain.rewind_to or "") if number == 1 else folder / f"round_{number - 1}" / REWOUND
         write_model(_rewound(source, checkpoint, done, number == 1), place / REWOUND, REPORT, facts)
-    write_model(done.student, place / PRUNED, REPORT, facts)  # last: what is there says that the round was cut
+    write_model(done.student, place / PRUNED, REPORT, facts)  # last: its folder marks the round as pruned
 
 
 def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:
-    """What stays of the earlier weights in ``source``: the places that stay of ``checkpoint``.
+    """Return the student of ``source``, an earlier one, without the places that were removed from ``checkpoint``.
 
     Raises:
-        WeightsError: ``source`` is of another form.
+        WeightsError: ``source`` has other layers or shapes.
     """
     early, late = load_student(source, REWIND_FIELD, ema=False), load_student(checkpoint, "prune.checkpoint")
     shapes = [{name: tensor.shape for name, tensor in s.state_dict().items()} for s in (early, late)]
     if first and shapes[0] != shapes[1]:
-        unlike = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+        different = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
         raise WeightsError(
-            f"{source} is of another form than {checkpoint} ({unlike[0]})",
+            f"{source} has other layers or shapes than {checkpoint} ({different[0]})",
             where=REWIND_FIELD,
-            hint="Give an earlier checkpoint of the run that the student is from.",
+            hint="Use an earlier checkpoint of the run that trained the student.",
         )
     if done.cuts is not None:
         early = prune_alike(early, done.config, done.cuts)
@@ -124,31 +129,28 @@ def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:
     return early
 
 
-def _cost_left(folder: Path, number: int) -> Cost | None:
-    """What the backbone takes before round ``number``; None before the first."""
-    report = folder / f"round_{number - 1}" / PRUNED / REPORT
-    return Cost(**json.loads(report.read_text(encoding="utf-8"))["after"]) if number > 1 else None
+def _config_of_round(config: PruneConfig, number: int, original: Cost | None, latest: Cost | None) -> PruneConfig:
+    """Return the settings of round ``number``, as shares of what the rounds before it left. Blocks are spread evenly.
 
-
-def _of_round(asked: PruneConfig, number: int, whole: Cost | None, left: Cost | None) -> PruneConfig:
-    """What goes in round ``number``, as shares of what is left then. Blocks are spread evenly."""
+    Args:
+        original, latest: cost of the backbone before the first round and before this one; None for the first.
+    """
 
     def so_far(final: float, number: int) -> float:
-        return removed_share(number, asked.rounds, asked.schedule, final)
+        return removed_share(number, config.rounds, config.schedule, final)
 
-    amount = share_of_rest(so_far(asked.amount, number - 1), so_far(asked.amount, number))
-    blocks = asked.blocks * number // asked.rounds - asked.blocks * (number - 1) // asked.rounds
+    amount = share_of_rest(so_far(config.amount, number - 1), so_far(config.amount, number))
+    blocks = config.blocks * number // config.rounds - config.blocks * (number - 1) // config.rounds
     shares = {}
-    for name, share in vars(asked.budget).items():
+    for name, share in vars(config.budget).items():
         if share is not None:
-            kept = 1 - so_far(1 - share, number)
-            # Of the whole: what earlier rounds took too much, or too little, is made up for.
-            shares[name] = kept if left is None else min(1.0, kept * getattr(whole, name) / getattr(left, name))
-    sparsity = asked.sparsity
+            kept = 1 - so_far(1 - share, number)  # of the original, so that deviations of earlier rounds are corrected
+            shares[name] = kept if latest is None else min(1.0, kept * getattr(original, name) / getattr(latest, name))
+    sparsity = config.sparsity
     if sparsity.type is SparsityPattern.unstructured:
         sparsity = dataclasses.replace(sparsity, amount=so_far(sparsity.amount, number))
-    elif number < asked.rounds:
-        sparsity = SparsityConfig()  # 2:4 at the end: cuts would break it
+    elif number < config.rounds:
+        sparsity = SparsityConfig()  # 2:4 in the last round only: removing channels breaks it
     return dataclasses.replace(
-        asked, amount=amount, blocks=blocks, budget=PruneBudget(**shares), sparsity=sparsity, parts=asked.cut
+        config, amount=amount, blocks=blocks, budget=PruneBudget(**shares), sparsity=sparsity, parts=config.cut
     )

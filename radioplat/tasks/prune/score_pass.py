@@ -1,4 +1,4 @@
-"""Gradients of the run's own loss on its first micro-batches, by which pruning judges channels."""
+"""Gradients of a run's loss on its first micro-batches, for the scores of pruning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from radioplat.training.watch.phases import Phases
 
 
 def first_batches(run: Run, count: int) -> Iterator[Batch]:
-    """The first ``count`` micro-batches of ``run``, in its order."""
+    """Load the first ``count`` micro-batches of ``run``, in its order."""
     steps = range(-(-count // run.micro_batches))
     schedule = run.micro_batch_schedule(1)
     micro_batches = itertools.islice((n for step in steps for n in schedule.of_step(step)), count)
@@ -40,18 +40,18 @@ def first_batches(run: Run, count: int) -> Iterator[Batch]:
 
 
 def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelScore, count: int) -> None:
-    """Show ``score`` the gradients of ``count`` micro-batches, one backward each; ``student`` keeps the last sums.
+    """Add the gradients of ``count`` micro-batches to ``score``, one backward for each.
 
-    Teachers are asked in this process, on its GPU where there is one. The student is in evaluation mode, so that
-    nothing is drawn and no statistic moves. Moving averages, deeper layers and peers that teach are left out: what
-    they say belongs to a run under way.
+    Teachers run in this process, on its GPU if there is one. The student is in evaluation mode, so there are no random
+    draws and no statistics change. Losses by moving averages, deeper layers and peers are left out, because they need a
+    run in progress.
 
     Args:
-        checkpoint: what ``student`` was loaded from; its losses' statistics are taken up.
+        checkpoint: the student's; statistics of its losses are loaded.
 
     Raises:
-        SpecError: no teacher is left to be asked.
-        WeightsError: the checkpoint has no head for what a teacher teaches.
+        SpecError: no frozen teacher is left.
+        WeightsError: the checkpoint has no head for a feature that a teacher teaches.
         TrainingError: the loss is not finite.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,16 +60,16 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     module = _objective(run, student).to(device).eval()
     LossStatistics(module).load_state_dict(read_losses(checkpoint))
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
-    made = MicroBatches(run, order, device, False, module, Phases())
+    micro_batches = MicroBatches(run, order, device, False, module, Phases())
     clients: dict[str, TeacherClient] = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers}
     student.zero_grad()
     feeder = Feeder(first_batches(run, count), clients, teachers, 2, run.partitions)
     with contextlib.closing(feeder):
         for batch, answers in feeder:
-            loss = module(made.micro_batch(0, batch.micro_batch, batch, answers, StepRecord(0, 0.0)))["loss"]
+            loss = module(micro_batches.micro_batch(0, batch.micro_batch, batch, answers, StepRecord(0, 0.0)))["loss"]
             if not torch.isfinite(loss):
-                message = f"the loss of micro-batch {batch.micro_batch} is not finite: it says nothing of channels"
-                raise TrainingError(message, where="prune.score", hint="Take score: magnitude, or look at the teacher.")
+                message = f"the loss of micro-batch {batch.micro_batch} is not finite: channels cannot be scored by it"
+                raise TrainingError(message, where="prune.score", hint="Use score: magnitude, or check the teacher.")
             loss.backward()
             score.add_gradients(student)
     student.cpu()
@@ -79,8 +79,8 @@ def _objective(run: Run, student: Student) -> Objective:
     if not run.teachers:
         return ClassifyObjective(student, run.student_view)
     if not run.frozen_teachers:
-        hint = "Take prune.score: magnitude."
-        raise SpecError("no teacher outside the student is there to be asked", where="distill.teacher", hint=hint)
+        hint = "Use prune.score: magnitude."
+        raise SpecError("scores by gradients need a frozen teacher", where="distill.teacher", hint=hint)
     config = dataclasses.replace(run.spec.distill, mesa=MesaConfig(), teacher_drop_prob=0.0)
     return DistillObjective(student, run.frozen_teachers, run.student_view, config)
 
@@ -90,12 +90,12 @@ def _check_heads(run: Run, student: Student) -> None:
     for teacher in run.frozen_teachers:
         head = student.heads[teacher.name].architecture if teacher.name in student.heads else None
         kinds = sorted({"summary", "spatial", "logits"} & teacher.wanted)
-        lacking = [kind for kind in kinds if not getattr(head, f"{kind}_dim", 0)]
+        missing = [kind for kind in kinds if not getattr(head, f"{kind}_dim", 0)]
         bound = {name for name, *_ in getattr(head, "bindings", ())}
-        lacking += [f"binding {name}" for name, *_ in needed[teacher.name].bindings if name not in bound]
-        if lacking:
+        missing += [f"binding {name}" for name, *_ in needed[teacher.name].bindings if name not in bound]
+        if missing:
             raise WeightsError(
-                f"the checkpoint has no head ({', '.join(lacking)}) for teacher {teacher.name}",
+                f"the checkpoint has no head ({', '.join(missing)}) for teacher {teacher.name}",
                 where="prune.checkpoint",
-                hint="Scores with gradients need the teachers that it was trained by; prune.score: magnitude does not.",
+                hint="Scores by gradients need the teachers that it was trained by; prune.score: magnitude does not.",
             )

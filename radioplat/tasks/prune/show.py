@@ -1,4 +1,4 @@
-"""A pruned student in the terminal."""
+"""Terminal output of ``prune``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from radioplat.tasks.prune.prune import PruneReport
 
 
 def show(report: PruneReport) -> None:
-    """Print what it took and takes."""
+    """Print the costs before and after, the rounds and the zeros."""
     rows = cost_rows(report.before, report.after)
     terminal.show_table("Backbone", ["", "before", "after", "kept"], rows, _went(report))
     if report.rounds:
         _show_rounds(report)
     if report.sparse is not None:
-        found = report.sparse
-        terminal.say(f"{found.pattern}: {found.zeros:,} of {found.weights:,} weights of {found.layers} layers are zero")
-        if found.left_out:
-            terminal.say(f"left out, their inputs are no multiple of 4: {', '.join(found.left_out)}")
+        sparse = report.sparse
+        terminal.say(
+            f"{sparse.pattern}: {sparse.zeros:,} of {sparse.weights:,} weights of {sparse.layers} layers are zero"
+        )
+        if sparse.left_out:
+            terminal.say(f"left out, their number of inputs is not a multiple of 4: {', '.join(sparse.left_out)}")
     terminal.say(f"{report.path}")
     if report.rounds:
         return
-    # Not another results_dir: the spec's paths of data may begin with it.
+    # Another distill.results_dir, not results_dir: paths of data in the spec may refer to that.
     start = f"train.pretrained_model_path={report.path}"
     terminal.say(f"retrain it with: radioplat distill -e SPEC {start} distill.results_dir=ANOTHER")
 
@@ -33,16 +35,14 @@ def _show_rounds(report: PruneReport) -> None:
         params, macs = (getattr(each.after, k) / getattr(report.before, k) for k in ("params", "macs"))
         latency = f"{1e3 * each.after.latency:.1f} ms" if each.after.latency is not None else ""
         rows.append([str(each.number), f"{each.amount:.1%}", f"{params:.1%}", f"{macs:.1%}", latency, zeros])
-    columns = ["round", "went", "parameters left", "multiply-accumulates left", "one image, here", "zeros"]
+    columns = ["round", "removed", "parameters left", "multiply-accumulates left", "one image, here", "zeros"]
     terminal.show_table("Rounds", columns, rows, "retrained after each")
 
 
 def cost_rows(before: Cost, after: Cost) -> list[list[str]]:
-    """Rows of a table: what, before, after, and the share that is kept."""
-    rows = [
-        ["parameters", f"{before.params:,}", f"{after.params:,}", f"{after.params / before.params:.1%}"],
-        ["multiply-accumulates", f"{before.macs:,}", f"{after.macs:,}", f"{after.macs / before.macs:.1%}"],
-    ]
+    """Return rows of a table: measure, before, after, and the share that is kept."""
+    counts = (("parameters", before.params, after.params), ("multiply-accumulates", before.macs, after.macs))
+    rows = [[name, f"{old:,}", f"{new:,}", f"{new / old:.1%}"] for name, old, new in counts]
     if before.latency is not None and after.latency is not None:
         slow, quick = f"{1e3 * before.latency:.1f} ms", f"{1e3 * after.latency:.1f} ms"
         rows.append(["one image, here", slow, quick, f"{after.latency / before.latency:.1%}"])
@@ -51,8 +51,8 @@ def cost_rows(before: Cost, after: Cost) -> list[list[str]]:
 
 def _went(report: PruneReport) -> str:
     if not report.went:
-        return f"of each layer {report.amount:.0%} went" if report.amount else "no channel went"
+        return f"{report.amount:.0%} of each layer removed" if report.amount else "no channel removed"
     least, most = (f"{share:.0%}" for share in report.went)
     if least == most:
-        return f"of each layer {least} went"
-    return f"of a layer {least} to {most} went, in whole heads and multiples of prune.granularity"
+        return f"{least} of each layer removed"
+    return f"{least} to {most} of a layer removed, in whole heads and multiples of prune.granularity"

@@ -1,9 +1,8 @@
-"""``quantize.backend: modelopt.onnx``: what ``export`` wrote, quantized as a file."""
+"""``quantize.backend: modelopt.onnx``: quantize an exported ONNX file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,54 +18,50 @@ from radioplat.spec.resolved.number_formats import formats_of
 from radioplat.spec.schema.quantize import Calibrator
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import onnx_file
+from radioplat.tasks.quantize.calibration_images import calibration_images
 from radioplat.tasks.quantize.report import REPORT, LayerReport, QuantizeReport
 from radioplat.tracking.results import TaskFolder, write_atomic
 
 FILE = "student_quantized.onnx"
 
 
-def quantized_file(
-    spec: Spec, folder: TaskFolder, calibration_images: Callable[[Spec, int], list[torch.Tensor]]
-) -> QuantizeReport:
-    """Quantize ``quantize.model_path``, by default the file that ``export`` wrote, into the task's folder.
-
-    Args:
-        calibration_images: spec and size to batches, uint8 ``[B, 3, size, size]``.
+def quantize_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
+    """Quantize ``quantize.model_path``, by default the file of ``export``, and write it to the task's folder.
 
     Raises:
         SpecError, DataError, EngineError: see :func:`radioplat.tasks.quantize.quantize.quantize`.
     """
-    asked = spec.quantize
-    source = Path(asked.model_path or asked.checkpoint or onnx_file(spec))
+    config = spec.quantize
+    source = Path(config.model_path or config.checkpoint or onnx_file(spec))
     if source.suffix.lower() != ".onnx" or not source.is_file():
         hint = "Run `radioplat export` first, or name an .onnx file."
         raise EngineError(f"there is no ONNX file {source}", where="quantize.model_path", hint=hint)
     before = OnnxModel(source, "quantize.model_path", torch.get_num_threads(), "cpu")
     batches = calibration_images(spec, before.interface.size_for(None, spec.dataset.img_size))
     check_calibration_images([images.numpy() for images in batches], "dataset.quant_calibration_dataset")
-    weights, _ = formats_of(asked, None)
-    assert weights is not None  # quantize_problems has seen to it
+    weights, _ = formats_of(config, None)
+    assert weights is not None  # checked by quantize_problems
     path = folder.path / FILE
     images = torch.cat(batches).numpy().astype(np.float32) / 255
-    method = "entropy" if asked.algorithm is Calibrator.entropy else "max"
-    exclude, more = asked.skip_names, asked.backend_kwargs
-    found = quantize_onnx(source, path, images, format=weights, method=method, exclude=exclude, more=more)
+    method = "entropy" if config.algorithm is Calibrator.entropy else "max"
+    exclude, options = config.skip_names, config.backend_kwargs
+    result = quantize_onnx(source, path, images, format=weights, method=method, exclude=exclude, options=options)
     after = OnnxModel(path, "quantize.model_path", torch.get_num_threads(), "cpu")
     notes = [after.reason] if after.reason else []
-    cosine = {} if after.reason else _likeness(before.encode, after.encode, batches)
-    layers = [LayerReport(name, kind) for name, kind in found.quantized.items()]
-    report = QuantizeReport(path, source, layers, found.skipped, len(images), cosine, notes=notes)
+    cosine = {} if after.reason else _mean_cosines(before.encode, after.encode, batches)
+    layers = [LayerReport(name, kind) for name, kind in result.quantized.items()]
+    report = QuantizeReport(path, source, layers, result.skipped, len(images), cosine, notes=notes)
     text = {**asdict(report), "path": str(path), "checkpoint": str(source)}
     write_atomic(folder.path / REPORT, json.dumps(text, indent=1))
     return report
 
 
-def _likeness(before: Encoder, after: Encoder, batches: list[torch.Tensor]) -> dict[str, float]:
-    """Mean cosine of what two files say of the same images, by kind of feature."""
-    found: dict[str, list[torch.Tensor]] = {}
+def _mean_cosines(before: Encoder, after: Encoder, batches: list[torch.Tensor]) -> dict[str, float]:
+    """Return the mean cosine of two models' features of the same images, by kind."""
+    cosines: dict[str, list[torch.Tensor]] = {}
     for images in batches:
-        ours, theirs = after(images), before(images)
+        new, old = after(images), before(images)
         for kind in ("summary", "spatial"):
-            each = torch.cosine_similarity(getattr(ours, kind), getattr(theirs, kind), dim=-1)
-            found.setdefault(kind, []).append(each.reshape(len(images), -1).mean(1))
-    return {kind: float(torch.cat(values).mean()) for kind, values in found.items()}
+            each = torch.cosine_similarity(getattr(new, kind), getattr(old, kind), dim=-1)
+            cosines.setdefault(kind, []).append(each.reshape(len(images), -1).mean(1))
+    return {kind: float(torch.cat(values).mean()) for kind, values in cosines.items()}

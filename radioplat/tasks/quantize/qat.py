@@ -1,19 +1,18 @@
-"""``quantize.mode: qat``: quantize after training, then distil the quantized student from the same teachers.
+"""``quantize.mode: qat``: post-training quantization, then distillation of the quantized student.
 
-The second half is a distillation like any other, with its own folder, whose student begins as ``model_quantized``. The
-same command goes on where it stopped: the first half is done once, and is left alone as long as what it was made of
-stays the same.
+The distillation is an ordinary run with its own folder, whose student starts from ``model_quantized``. A rerun
+continues where it stopped; the quantization is repeated only if its inputs changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.hashing import file_hash
 from radioplat.design.tasks.registry import model_task_of, task_for
 from radioplat.errors import Problem, SpecError
 from radioplat.launch.driver import RunResult, run_task
@@ -30,18 +29,18 @@ from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.follow import Callback
 from radioplat.tracking.results import TaskFolder, write_atomic
 
-MADE_OF = "made_of.json"
-_OF_THE_TRAINING = ("dataset.batch_size", "dataset.max_pixels", "dataset.train_dataset")
+INPUTS = "made_of.json"
+_CHECKED_BY_RUN = ("dataset.batch_size", "dataset.max_pixels", "dataset.train_dataset")
 
 
 def quantize_and_train(
     spec: Spec, folder: TaskFolder, callbacks: Sequence[Callback], progress: bool, say: Callable[[str], None]
 ) -> tuple[QuantizeReport, RunResult]:
-    """Both halves.
+    """Quantize the student, then train it.
 
     Args:
         folder: of the task ``quantize``; the run's is ``quantize.qat.results_dir``, by default ``results_dir/qat``.
-        say: called with each line for the user.
+        say: called with each message for the user.
 
     Raises:
         RadioplatError: as :func:`radioplat.tasks.quantize.quantize.quantize` and
@@ -52,15 +51,15 @@ def quantize_and_train(
     changed, notes = training_spec(spec, start, home.path)
     if problems := check(changed, task):
         raise SpecError(*problems)
-    made_of = _made_of(spec)
-    kind = model_kind(made_of["checkpoint"]) or ModelKind.student
+    inputs = _inputs(spec)
+    kind = model_kind(inputs["checkpoint"]) or ModelKind.student
     if kind is not task_for(spec).model_kind:
         hint = f"Set it to {model_task_of(kind).value}."
-        raise SpecError(f"{made_of['checkpoint']} is a {kind.value}", where="model.task", hint=hint)
-    report = _done(start, made_of, begun=bool(home.checkpoints()))
+        raise SpecError(f"{inputs['checkpoint']} is a {kind.value}", where="model.task", hint=hint)
+    report = _earlier_report(start, inputs, training_began=bool(home.checkpoints()))
     if report is None:
         report = post_train(spec, folder)
-        write_atomic(start / MADE_OF, json.dumps(made_of, indent=1))
+        write_atomic(start / INPUTS, json.dumps(inputs, indent=1))
     else:
         say(f"{start}: quantized already")
     for note in notes:
@@ -69,9 +68,9 @@ def quantize_and_train(
 
 
 def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str]]:
-    """The spec of the run that trains what lies in ``start``, and sentences about what of ``spec`` it leaves out."""
+    """Return the spec of the run that trains the student in ``start``, and notes on ignored fields of ``spec``."""
     own, train, notes = spec.quantize.qat, spec.train, list[str]()
-    # The file says which backbone it holds, folded and pruned as it is.
+    # The checkpoint describes its backbone, folded and pruned.
     backbone = dataclasses.replace(
         spec.model.backbone, type=None, kwargs={}, pretrained_backbone_path=None, spectral_reparam=False
     )
@@ -86,8 +85,8 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
         train,
         pretrained_model_path=str(start),
         resume_training_checkpoint_path=None,
-        checkpoint_dir=mirror,  # the first training's has its place there
-        # What is said of its length stands in place of all that train says; an epoch has a step at least.
+        checkpoint_dir=mirror,  # the first training uses the folder itself
+        # A length in quantize.qat replaces both fields of train. An epoch has at least one step.
         num_epochs=own.num_epochs or own.max_steps or train.num_epochs,
         max_steps=own.max_steps if own.num_epochs or own.max_steps else train.max_steps,
         optim=optim,
@@ -102,56 +101,49 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
     return dataclasses.replace(spec, model=model, train=train, distill=distill), notes
 
 
-def _made_of(spec: Spec) -> dict[str, Any]:
-    """What the quantized student follows from, as JSON holds it."""
-    asked = spec.quantize
-    path = find_checkpoint(spec, asked.checkpoint or asked.model_path, "quantize.checkpoint").resolve()
+def _inputs(spec: Spec) -> dict[str, Any]:
+    """Return everything that determines the quantized student, as JSON: checkpoint, weights, settings and images."""
+    config = spec.quantize
+    path = find_checkpoint(spec, config.checkpoint or config.model_path, "quantize.checkpoint").resolve()
     files = [*weight_files(path), path / EMA_FILE]
-    digests = {file.name: _digest(file) for file in files if file.is_file()}
-    fields = dataclasses.asdict(asked)
+    digests = {file.name: file_hash(file) for file in files if file.is_file()}
+    fields = dataclasses.asdict(config)
     for name in ("results_dir", "device", "qat", "checkpoint", "model_path"):
         del fields[name]
     split = f"{calibration_split(spec)}_dataset"
     images = {split: dataclasses.asdict(getattr(spec.dataset, split))}
-    del images[split]["prefetch"]  # how they are read changes nothing
+    del images[split]["prefetch"]  # has no effect on the images
     images |= {name: getattr(spec.dataset, name) for name in ("batch_size", "max_pixels")}
-    made_of = {"checkpoint": str(path), "student": digests, "quantize": fields, "dataset": images}
-    return json.loads(json.dumps(made_of))
+    return json.loads(json.dumps({"checkpoint": str(path), "student": digests, "quantize": fields, "dataset": images}))
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _changed(made_of: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
-    """The fields that say otherwise than those that a quantized student was made by."""
+def _changed(inputs: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
+    """Yield the fields that differ from those of an earlier quantization."""
     for section in ("quantize", "dataset"):
-        now, then = made_of[section], known.get(section, {})
+        now, then = inputs[section], known.get(section, {})
         yield from (f"{section}.{name}" for name in sorted({*now, *then}) if now.get(name) != then.get(name))
-    if any(made_of[name] != known.get(name) for name in ("checkpoint", "student")):
+    if any(inputs[name] != known.get(name) for name in ("checkpoint", "student")):
         yield "quantize.checkpoint"
 
 
-def _done(start: Path, made_of: dict[str, Any], begun: bool) -> QuantizeReport | None:
-    """What an earlier start quantized; None where that is to be done.
+def _earlier_report(start: Path, inputs: dict[str, Any], training_began: bool) -> QuantizeReport | None:
+    """Return the report of an earlier quantization by the same ``inputs``; None if it must be done.
 
     Raises:
-        SpecError: training has begun from something else.
+        SpecError: the inputs changed since training began.
     """
-    file = start / MADE_OF
-    known = json.loads(file.read_text()) if file.is_file() else None
-    if known is None:
+    file = start / INPUTS
+    if not file.is_file():
         return None
-    changed = list(_changed(made_of, known))
-    if begun:  # the ranges are measured; whether the training may go on with these is for the training to say
-        changed = [where for where in changed if where not in _OF_THE_TRAINING]
-    if changed and begun:
-        said = "it has changed since the training of the quantized student began"
-        hint = "Undo the change, or choose another results_dir."
-        raise SpecError(*(Problem(said, where, hint) for where in changed))
+    changed = list(_changed(inputs, json.loads(file.read_text())))
+    if training_began:  # the run itself checks whether it can continue with other images
+        changed = [where for where in changed if where not in _CHECKED_BY_RUN]
+        if changed:
+            message = "it has changed since the training of the quantized student began"
+            hint = "Undo the change, or choose another results_dir."
+            raise SpecError(*(Problem(message, where, hint) for where in changed))
     if changed:
         return None
-    said = json.loads((start / REPORT).read_text())
-    said |= {"path": start, "checkpoint": Path(said["checkpoint"]), "layers": layer_reports(open_model(start))}
-    return QuantizeReport(**said)
+    report = json.loads((start / REPORT).read_text())
+    report |= {"path": start, "checkpoint": Path(report["checkpoint"]), "layers": layer_reports(open_model(start))}
+    return QuantizeReport(**report)

@@ -1,4 +1,4 @@
-"""The task ``quantize``: a trained student in INT8 or FP8, a checkpoint that trains on, is evaluated and exported."""
+"""The task ``quantize``: quantize a trained student; the result can be trained, evaluated and exported."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def quantize(
     progress: bool = False,
     say: Callable[[str], None] = terminal.note,
 ) -> QuantizeReport:
-    """Quantize ``quantize.checkpoint``, by default the latest student there is, and with mode qat train it.
+    """Quantize ``quantize.checkpoint``, by default the latest student; with mode qat, train it.
 
     Args:
-        callbacks, progress, say: of that training, as :func:`radioplat.tasks.distill.distill.distill` takes them.
+        callbacks, progress, say: for that training; see :func:`radioplat.tasks.distill.distill.distill`.
 
     Raises:
         SpecError: fields of ``quantize`` contradict each other or name no layer, or the student is quantized already.

@@ -1,8 +1,8 @@
-"""What a quantization did, as data, on disk beside the checkpoint."""
+"""Report of a quantization; ``quantize.json`` of the checkpoint."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from radioplat.launch.driver import RunResult
@@ -19,8 +19,8 @@ class QuantizerReport:
     Attributes:
         name: in the student.
         format: ``int8``, ``int4`` or ``fp8``.
-        scales: how many.
-        amax: the largest magnitude that it does not clip; of several scales the largest.
+        scales: number of scales.
+        amax: the largest magnitude that is not clipped; the maximum over all scales.
     """
 
     name: str
@@ -45,19 +45,19 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What was quantized.
+    """Result of the task ``quantize``.
 
     Attributes:
-        path: a checkpoint folder; ``radioplat.load_student`` opens it, and a spec's ``pretrained_model_path`` names it.
-            With backend modelopt.onnx an ONNX file.
-        skipped: linear layers and convolutions that stay float, and why.
-        images: how many the ranges were measured on.
-        cosine: mean over them of what the student says and said before, by ``summary`` and ``spatial``; of a detector
-            by ``maps`` and ``memory``.
-        folded: BatchNorms that went into the convolution before them.
-        equalized: pairs of layers whose weights were balanced.
-        notes: what else should be known, a sentence each.
-        trained: with mode qat the run that trained it.
+        path: a checkpoint folder, for ``radioplat.load_student`` or a spec's ``pretrained_model_path``; with backend
+            modelopt.onnx an ONNX file.
+        skipped: reasons why linear layers and convolutions stay float, by name.
+        images: number of calibration images.
+        cosine: mean cosine of the features before and after, by ``summary`` and ``spatial``; of a detector by ``maps``
+            and ``memory``.
+        folded: number of BatchNorms folded into the convolution before them.
+        equalized: number of pairs of layers whose weights were balanced.
+        notes: further remarks, one sentence each.
+        trained: result of the training with mode qat.
     """
 
     path: Path
@@ -73,23 +73,18 @@ class QuantizeReport:
 
     @property
     def result(self) -> Path:
-        """The checkpoint to go on with."""
+        """The final checkpoint."""
         return self.path if self.trained is None else self.trained.checkpoint
 
 
 def layer_reports(student: VisionModel) -> list[LayerReport]:
-    """Every quantized layer and residual branch, in the model's order."""
-    found = []
+    """Return all quantized layers and residual branches, in the model's order."""
+    reports: dict[tuple[str, str], LayerReport] = {}
     for name, quantizer in quantizers(student).items():
         parent, _, leaf = name.rpartition(".")
         own = QuantizerReport(name, quantizer.format.value, quantizer.scale.numel(), float(quantizer.amax.max()))
-        if leaf == "residual_quantizer":
-            found.append(LayerReport(parent, "residual", None, own))
-            continue
-        if not found or found[-1].name != parent:
-            kind = type(student.get_submodule(parent)).__name__.removeprefix("Quantized")
-            found.append(LayerReport(parent, kind))
-        last = found.pop()
-        both = (own, last.activations) if leaf == "weight_quantizer" else (last.weights, own)
-        found.append(LayerReport(last.name, last.type, *both))
-    return found
+        layer = type(student.get_submodule(parent)).__name__.removeprefix("Quantized")
+        key = parent, "residual" if leaf == "residual_quantizer" else layer
+        part = "weights" if leaf == "weight_quantizer" else "activations"
+        reports[key] = replace(reports.get(key, LayerReport(*key)), **{part: own})
+    return list(reports.values())

@@ -1,4 +1,4 @@
-"""A quantized student in the terminal."""
+"""Terminal output of ``quantize``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = 40  # rows shown of a long model
 
 
 def show(report: QuantizeReport) -> None:
-    """Print what is quantized and how, and what is not."""
+    """Print the quantized layers with their formats, and the layers in float with reasons."""
     rows = [_row(layer) for layer in report.layers]
     if len(rows) > MOST:
         rows = [*rows[: MOST // 2], ["...", "", "", "", ""], *rows[-MOST // 2 :]]
@@ -25,12 +25,12 @@ def show(report: QuantizeReport) -> None:
         terminal.say(f"{kind} before and after, mean cosine: {value:.5f}")
     terminal.say(f"{report.path}")
     if report.trained is not None:
-        terminal.say(f"trained on, step {report.trained.global_step}: {report.trained.checkpoint}")
+        terminal.say(f"trained, step {report.trained.global_step}: {report.trained.checkpoint}")
 
 
 def _row(layer: LayerReport) -> list[str]:
     weights, activations = layer.weights, layer.activations
-    if weights is None and activations is None:  # of a file that another tool quantized: `quantized` is all it says
+    if weights is None and activations is None:  # ModelOpt reports no formats
         return [layer.name, layer.type, "quantized", "quantized", ""]
     return [
         layer.name,

@@ -1,4 +1,4 @@
-"""The folders of tasks, and the checkpoint that a task works on."""
+"""Find the folder of a task, and the checkpoint that a task reads."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ LATEST = "model_latest"
 
 
 def task_folder(spec: Spec, task: str) -> Path:
-    """``<task>.results_dir`` where the spec gives it, else ``<results_dir>/<task>``."""
+    """Return ``<task>.results_dir`` if the spec has it, else ``<results_dir>/<task>``."""
     own = getattr(getattr(spec, task), "results_dir", None)  # `train` has none, as in TAO
     return Path(own or Path(spec.results_dir) / task)
 
 
-def find_checkpoint(spec: Spec, asked: str | None, field: str) -> Path:
-    """The checkpoint folder a task works on: the one asked for, else the latest that ``distill`` or ``train`` left.
+def find_checkpoint(spec: Spec, path: str | None, field: str) -> Path:
+    """Return the checkpoint folder ``path``; if it is None, the latest of ``distill`` or ``train``.
 
     Args:
-        asked: value of the spec's ``field``, or None.
+        path: value of the spec's ``field``.
 
     Raises:
-        EngineError: it does not exist; says which task to run first.
+        EngineError: it does not exist; the hint names the task to run first.
     """
-    if asked:
-        if not Path(asked).exists():
-            raise EngineError(f"there is no checkpoint {asked}", where=field, hint="Give a model_epoch_... folder.")
-        return Path(asked)
+    if path:
+        if not Path(path).exists():
+            raise EngineError(f"there is no checkpoint {path}", where=field, hint="Give a model_epoch_... folder.")
+        return Path(path)
     links = [task_folder(spec, task) / LATEST for task in COMMANDS]
-    found = [link for link in links if link.exists()]
-    if not found:
+    existing = [link for link in links if link.exists()]
+    if not existing:
         raise EngineError(
             f"no trained student: neither {links[0]} nor {links[1]} exists",
             where=field,
             hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}.",
         )
-    return max(found, key=lambda link: link.resolve().stat().st_mtime)
+    return max(existing, key=lambda link: link.resolve().stat().st_mtime)

@@ -1,4 +1,4 @@
-"""What the tasks that make a student smaller leave: a checkpoint folder with a report, and the plan it came from."""
+"""Results of the tasks that make a student smaller: a checkpoint folder with a report, and the plan that made it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PLAN = "plan.json"
 
 
 def write_model(student: VisionModel, path: Path, report: str, facts: Mapping[str, Any]) -> None:
-    """Save ``student`` as ``path``, aside and then renamed: what bears the name is whole.
+    """Save ``student`` in a temporary folder and rename it to ``path``, so that ``path`` is always complete.
 
     Args:
-        report: name of the JSON file beside the weights, with ``facts`` in it.
+        report: name of the JSON file with ``facts`` in that folder.
     """
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -31,14 +31,14 @@ def write_model(student: VisionModel, path: Path, report: str, facts: Mapping[st
 
 
 def keep_plan(folder: Path, plan: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Write down what ``folder`` is made by, or read it where an earlier start did.
+    """Write ``plan`` to ``folder``; return the plan of the first start if there is one.
 
     Args:
-        plan: what JSON holds; ``checkpoint`` is the one that was found, and stays what the first start found.
+        plan: values for JSON; a difference in ``checkpoint`` is ignored, because the first start's is used.
         where: the spec's section.
 
     Raises:
-        SpecError: the folder was begun by another plan.
+        SpecError: the first start had another plan.
     """
     path = folder / PLAN
     now: dict[str, Any] = json.loads(json.dumps(plan))
@@ -49,8 +49,8 @@ def keep_plan(folder: Path, plan: Mapping[str, Any], where: str) -> dict[str, An
     names = [name for name in now if name != "checkpoint" and before.get(name) != now[name]]
     if names:
         raise SpecError(
-            f"{folder} was begun with another {', '.join(names)}",
+            f"{folder} was started with another {', '.join(names)}",
             where=where,
-            hint=f"Undo the change, give {where}.results_dir another name, or remove the folder to begin anew.",
+            hint=f"Undo the change, give {where}.results_dir another name, or remove the folder to start again.",
         )
     return before

@@ -66,9 +66,9 @@ def test_an_accepted_order_has_an_export_for_each_engine_and_one_beginning(stage
     [
         ("", "compress.stages: no stage is named"),
         ("compress.stages=[engine]", r"compress.stages[0]: an engine is built from an ONNX file. Put export before"),
-        ("compress.stages=[export,prune,engine]", "compress.stages[2]: the export before it is older than prune"),
-        ("compress.stages=[prune,distill]", "compress.stages[1]: distill begins a student"),
-        ("compress.stages=[low_rank,prune]", "compress.stages[1]: two narrow layers in place of one"),
+        ("compress.stages=[export,prune,engine]", "compress.stages[2]: prune comes after the export"),
+        ("compress.stages=[prune,distill]", "compress.stages[1]: distill starts a new student"),
+        ("compress.stages=[low_rank,prune]", "compress.stages[1]: layers that low_rank has decomposed"),
         ("compress.stages=[ptq,prune]", "compress.stages[1]: ptq has quantized the student. Put prune before it"),
         ("compress.stages=[prune] compress.changes.07_prune=[]", "compress.changes.07_prune: no stage has this name"),
         ("compress.stages=[prune] dataset.val_dataset.images_dir=null", "dataset.val_dataset: the stages need"),

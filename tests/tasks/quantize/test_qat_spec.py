@@ -12,7 +12,7 @@ from radioplat.errors import SpecError
 from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
-from radioplat.tasks.quantize.qat import MADE_OF, _done, _made_of, training_spec
+from radioplat.tasks.quantize.qat import INPUTS, _earlier_report, _inputs, training_spec
 from radioplat.tasks.quantize.report import REPORT
 
 PER_EPOCH = 50
@@ -60,7 +60,7 @@ def done(checkpoint, tmp_path):
     for name in checkpoint.iterdir():
         (tmp_path / name.name).write_bytes(name.read_bytes())
     (tmp_path / REPORT).write_text(json.dumps(report))
-    (tmp_path / MADE_OF).write_text(json.dumps(_made_of(spec)))
+    (tmp_path / INPUTS).write_text(json.dumps(_inputs(spec)))
     return spec, tmp_path
 
 
@@ -76,26 +76,26 @@ def done(checkpoint, tmp_path):
 )
 def test_other_images_are_measured_anew(done, change, where, refused):
     spec, start = done
-    assert _done(start, _made_of(spec), begun=True).images == 8
-    after = _made_of(load_spec(spec, [change]))
-    assert _done(start, after, begun=False) is None
+    assert _earlier_report(start, _inputs(spec), training_began=True).images == 8
+    after = _inputs(load_spec(spec, [change]))
+    assert _earlier_report(start, after, training_began=False) is None
     if refused:
         with pytest.raises(SpecError, match=f"^{where}: it has changed since the training"):
-            _done(start, after, begun=True)
+            _earlier_report(start, after, training_began=True)
     else:  # its ranges are measured
-        assert _done(start, after, begun=True) is not None
+        assert _earlier_report(start, after, training_began=True) is not None
 
 
 @pytest.mark.parametrize("change", ["train.num_epochs=3", "quantize.qat.lr=0.1", "dataset.img_size=64"])
-def test_what_it_is_not_made_of(done, change):
+def test_what_it_is_not_inputs(done, change):
     spec, start = done
-    assert _done(start, _made_of(load_spec(spec, [change])), begun=False) is not None
+    assert _earlier_report(start, _inputs(load_spec(spec, [change])), training_began=False) is not None
 
 
 @pytest.mark.parametrize("name", [HEADS_FILE, EMA_FILE])
 def test_it_is_made_of_heads_and_averages(done, name):
     spec, start = done
     spec.quantize.checkpoint = str(start)
-    before = _made_of(spec)
+    before = _inputs(spec)
     (start / name).write_bytes(b"others")
-    assert _made_of(spec) != before
+    assert _inputs(spec) != before
