@@ -47,7 +47,7 @@ def quantize_onnx(
     format: str = "int8",
     method: str = "max",
     exclude: Sequence[str] = (),
-    more: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> OnnxLayers:
     """Write ``source`` with quantizers as ``path``.
 
@@ -57,7 +57,7 @@ def quantize_onnx(
         format: ``int8`` or ``fp8``.
         method: ``max`` or ``entropy``.
         exclude: regular expressions of names of nodes that stay float.
-        more: further arguments of ModelOpt's own ``quantize``.
+        options: further arguments of ModelOpt's own ``quantize``.
 
     Raises:
         SpecError: ModelOpt is not installed, or takes no such argument.
@@ -70,7 +70,7 @@ def quantize_onnx(
     if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node):
         raise EngineError(f"{source} is quantized already", where="quantize.model_path", hint="Give it in floats.")
     known = [name for name in inspect.signature(quantize).parameters if name not in (*_OWN, "kwargs")]
-    if unknown := sorted(set(more or {}) - set(known)):
+    if unknown := sorted(set(options or {}) - set(known)):
         hint = f"It knows {', '.join(known)}."
         raise SpecError(f"modelopt.onnx takes no {unknown[0]}", where="quantize.backend_kwargs", hint=hint)
     normalizes = any(node.op_type == "LayerNormalization" for node in model.graph.node)
@@ -80,7 +80,7 @@ def quantize_onnx(
         "log_level": "ERROR",
         "nodes_to_exclude": list(exclude) or None,
         **(_OF_TRANSFORMERS if normalizes else {}),
-        **(more or {}),
+        **(options or {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:

@@ -85,6 +85,6 @@ def layer_reports(student: VisionModel) -> list[LayerReport]:
         own = QuantizerReport(name, quantizer.format.value, quantizer.scale.numel(), float(quantizer.amax.max()))
         layer = type(student.get_submodule(parent)).__name__.removeprefix("Quantized")
         key = parent, "residual" if leaf == "residual_quantizer" else layer
-        part = "weights" if leaf == "weight_quantizer" else "activations"
-        reports[key] = replace(reports.get(key, LayerReport(*key)), **{part: own})
+        report = reports.get(key, LayerReport(*key))
+        reports[key] = replace(report, weights=own) if leaf == "weight_quantizer" else replace(report, activations=own)
     return list(reports.values())
