@@ -91,7 +91,7 @@ def _compare_runs(sides: dict[str, Path], scratch: Path, workers: int) -> dict[s
         print(f"{workers} workers: only one side has the loss {side}", file=sys.stderr)
     for side, other in (("old", "new"), ("new", "old")):
         if only := sorted((Counter(runs[side]["ids"]) - Counter(runs[other]["ids"])).elements()):
-            print(f"{workers} workers: {len(only)} rows of the ledger only in {side}, first {only[:3]}", file=sys.stderr)
+            print(f"{workers} workers: {len(only)} ledger rows only in {side}, first {only[:3]}", file=sys.stderr)
     common = old["losses"].keys() & new["losses"].keys()
     off = max((abs(old["losses"][at] - new["losses"][at]) for at in common), default=float("nan"))
     return {
