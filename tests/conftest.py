@@ -18,6 +18,18 @@ import pytest
 SECONDS_BY_FILE: Counter[str] = Counter()
 
 
+def pytest_sessionstart() -> None:
+    """Collect no garbage while modules are imported: there is none, and looking for it takes a quarter of the time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected among what the tests make, not among all that was imported."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add a test's seconds to those of its file."""
     SECONDS_BY_FILE[report.nodeid.partition("::")[0]] += report.duration

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from radioplat.errors import Problem, SpecError
 from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.spec.resolved.losses import definition_of
@@ -27,7 +26,7 @@ def with_projections(
     bound = [(t, b) for t in teachers for b in t.bindings]
     if not bound:
         return architecture
-    with torch.device("meta"):
+    with on_meta():
         backbone = build_backbone(architecture)
     problems = []
     for _, binding in bound:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from radioplat.errors import Problem, SpecError
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -37,7 +36,7 @@ def describe_inside(
     """
     own = [t for t in teachers if t.source in (Source.ema, Source.deeper)]
     architecture = replace(architecture, num_class_tokens=max(architecture.num_class_tokens, len(teachers)))
-    with torch.device("meta"):
+    with on_meta():
         backbone = build_backbone(architecture)
     problems = []
     for bound in (b for t in own for b in t.bindings):

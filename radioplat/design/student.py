@@ -17,6 +17,7 @@ from radioplat.errors import PlacementError, Problem, SpecError
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
 from radioplat.models.modifiers.damp import add_weight_noise
+from radioplat.models.on_meta import on_meta
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.checks.tasks.training_task import is_taught
 from radioplat.spec.schema.root import Spec
@@ -33,7 +34,7 @@ def build_on_meta(architecture: StudentArchitecture) -> Student:
         SpecError: it cannot be built; also where a tensor would have more bytes than can be counted.
     """
     try:
-        with torch.device("meta"):
+        with on_meta():
             return Student(architecture)
     except RuntimeError as error:
         message = f"no head of this width can be built: {str(error).splitlines()[0]}"

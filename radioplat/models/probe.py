@@ -7,6 +7,7 @@ from torch import nn
 
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.models.features import Features
+from radioplat.models.on_meta import on_meta
 
 
 def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str, device: str = "meta") -> Features:
@@ -23,7 +24,7 @@ def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str, de
     """
     training = backbone.training
     try:
-        with torch.device(device), torch.no_grad():
+        with on_meta() if device == "meta" else torch.device(device), torch.no_grad():
             features = backbone.eval()(torch.empty(1, 3, size, size), wanted)
     except RadioplatError:
         raise

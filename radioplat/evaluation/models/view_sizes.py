@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from radioplat.errors import Problem, RadioplatError
+from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.root import Spec
@@ -20,7 +19,7 @@ def student_size(spec: Spec, architecture: StudentArchitecture) -> int:
 def size_problems(architecture: StudentArchitecture, sizes: dict[str, int]) -> Iterator[Problem]:
     """Yield a problem for each size in pixels, by its field, that a student of ``architecture`` does not accept."""
     try:
-        with torch.device("meta"):
+        with on_meta():
             student = Student(architecture)
     except RadioplatError:
         return  # reported with the student

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 _ALIKE = 1e-6  # eigenvalues closer than this, relative to themselves, span one space
 # The same relative to the largest: float64 knows a vector to about 1e-15 of that over the gap.
@@ -72,6 +71,8 @@ def matched(vectors: torch.Tensor, previous: torch.Tensor) -> tuple[torch.Tensor
         Column numbers ``[D]`` and signs ``[D]``: ``vectors[:, order] * signs`` has the largest possible sum of cosines
         with ``previous``, so that a head trained in the old basis changes least.
     """
+    from scipy.optimize import linear_sum_assignment  # a quarter of a second, in each process
+
     cosines = previous.double().cpu().T @ vectors
     _, order = linear_sum_assignment(cosines.abs().numpy(), maximize=True)
     order = torch.from_numpy(order)

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import scipy.linalg
 
 
 def has_hadamard(order: int) -> bool:
@@ -73,6 +72,8 @@ def _recipe(order: int) -> tuple | None:
 
 
 def _sylvester(order: int) -> np.ndarray:
+    import scipy.linalg  # an eighth of a second, in each process
+
     return scipy.linalg.hadamard(order, np.int8)
 
 

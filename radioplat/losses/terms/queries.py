@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torchvision.ops import box_convert, generalized_box_iou
 
 TAPS = ("pred_logits", "pred_boxes")  # the outputs of a detector that are its queries', in the order of Answers
@@ -52,6 +51,8 @@ def match_queries(mine: Answers, theirs: Answers) -> Pairs:
     Raises:
         ValueError: the two have different classes.
     """
+    from scipy.optimize import linear_sum_assignment  # a quarter of a second, in each process
+
     if mine.logits.shape[-1] != theirs.logits.shape[-1]:
         raise ValueError(f"{mine.logits.shape[-1]} classes cannot be matched with {theirs.logits.shape[-1]}")
     at: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []

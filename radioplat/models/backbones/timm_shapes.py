@@ -15,6 +15,8 @@ from pathlib import Path
 import timm
 import torch
 
+from radioplat.models.on_meta import on_meta
+
 _TABLE = Path(__file__).with_suffix(".json")
 _HEADS = ("head.", "fc.", "classifier.", "heads.", "decoder.", "criterion.", "ema.", "teacher.", "loss.")
 _MOST = 3  # names of one structure
@@ -40,7 +42,7 @@ def build(names: Iterable[str]) -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for name in names:
         try:
-            with torch.device("meta"):
+            with on_meta():
                 tensors = timm.create_model(name, num_classes=0).state_dict()
         except (RuntimeError, NotImplementedError):  # their constructors compute
             continue

@@ -12,6 +12,7 @@ from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.modifiers.spectral import reparametrize
+from radioplat.models.on_meta import on_meta
 from radioplat.models.pretrained.match import Match, match_backbone, match_classifier, match_heads
 from radioplat.models.pretrained.source import read_source
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -64,7 +65,7 @@ def matches(spec: Spec, architecture: StudentArchitecture) -> list[tuple[str, Ma
     Raises:
         WeightsError: as :func:`start_student`, but for values.
     """
-    with torch.device("meta"):
+    with on_meta():
         student = Student(replace(architecture, spectral_reparam=False))
         return [
             (where, _match(student, spec, path, where, shapes_only=True))

@@ -18,6 +18,7 @@ from radioplat.errors import WeightsError
 from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.heads import ATTENTION_HEADS, MLP2, AttentionHead
+from radioplat.models.on_meta import on_meta
 from radioplat.models.weights.read import Contents, read_checkpoint
 
 _BACKBONES = ("base_model.", "radio_model.model.")
@@ -278,7 +279,7 @@ def _arguments(
         arguments["final_norm"] = False
     arguments.update({k: v for k, v in model_kwargs.items() if k in _GIVEN})
     if block is not None and arguments["num_heads"]:
-        with torch.device("meta"):
+        with on_meta():
             ours = RadioViT(**(arguments | {"depth": 1})).blocks[0]
         if str(block) != str(ours):
             message = f"{path}: the blocks of its ViT, timm's {args['model']}, are not those of a plain one"
@@ -308,7 +309,7 @@ def _timm_block(model: str, model_kwargs: dict[str, Any], path: str, where: str)
         return None
     model_kwargs = {k: v for k, v in model_kwargs.items() if k in (*_GIVEN, *_IN_SHAPES)}
     try:
-        with torch.device("meta"):
+        with on_meta():
             return timm.create_model(model, num_classes=0, **(model_kwargs | {"depth": 1})).blocks[0]
     except (TypeError, AttributeError, AssertionError, ValueError) as error:
         raise WeightsError(f"{path}: timm's {model} is no ViT that can be built: {error}", where=where) from None

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import pickle
 import typing
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     _accept_single_teacher(tree)
     _accept_named_models(tree)
     _accept_two_of_four(tree)
+    tree = _without_defaults(tree, _default_tree())
     if problems := [*unavailable, *faults(tree, Spec, "", Spec)]:
         raise SpecError(*_located(problems, name))
     try:
@@ -67,6 +69,24 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
 def _defaults() -> bytes:
     """Return the pickled schema; creating it takes longer than a load, and copying it five times as long as this."""
     return pickle.dumps(OmegaConf.structured(Spec))
+
+
+@functools.cache
+def _default_tree() -> dict[str, Any]:
+    return _tree(Spec(), Spec)
+
+
+def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any]) -> dict[Any, Any]:
+    """Return ``tree`` without the values that are the defaults, type included; OmegaConf merges each slowly."""
+    changes = {}
+    for key, value in tree.items():
+        default = defaults.get(key, MISSING)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if inner := _without_defaults(value, default):
+                changes[key] = inner
+        elif type(value) is not type(default) or isinstance(value, list) and value or value != default:
+            changes[key] = value
+    return changes
 
 
 def to_yaml(spec: Spec) -> str:

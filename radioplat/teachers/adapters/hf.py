@@ -14,6 +14,7 @@ from torch import nn
 
 from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.models.features import Features
+from radioplat.models.on_meta import on_meta
 from radioplat.models.weights.read import require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, map_of, weights_field, weights_of
@@ -47,7 +48,7 @@ class HfTeacher(Adapter):
         accepts = inspect.signature(model.forward).parameters
         self.extra = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepts else {}
         size = native.size or 224
-        with torch.device("meta"), torch.no_grad():
+        with on_meta(), torch.no_grad():
             shape = self._run(torch.empty(1, 3, size, size)).last_hidden_state.shape
         self.stride, self.prefix = _grid(shape, size, self.patch)
         self.needs_multiple = len(shape) == 3
@@ -57,7 +58,7 @@ class HfTeacher(Adapter):
         """See :class:`Adapter`; always on the meta device, ``load`` replaces the model."""
         field, folder = weights_field(teacher), weights_of(teacher)
         config, model_class = _open(folder, field)
-        with torch.device("meta"):
+        with on_meta():
             model = model_class(config)
         mean, std = _normalisation(folder)
         size = getattr(config, "image_size", None)

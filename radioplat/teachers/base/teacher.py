@@ -14,6 +14,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.models.capture import captured, find_module
 from radioplat.models.features import Features
 from radioplat.models.modifiers.fold_batchnorm import fold_batch_norm
+from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.spec.resolved.normalisation import normalisation_problems
 from radioplat.spec.resolved.number_formats import DATA_TYPES
@@ -128,7 +129,7 @@ def check_weights(teacher: ResolvedTeacher) -> None:
 def _structure(teacher: ResolvedTeacher) -> Adapter:
     """Build it without weights and, if the adapter can, on the meta device."""
     kind = adapter_class(teacher)
-    with torch.device("meta") if kind.structure_without_weights else contextlib.nullcontext():
+    with on_meta() if kind.structure_without_weights else contextlib.nullcontext():
         return kind.build(teacher)
 
 

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models.on_meta import on_meta
 from radioplat.models.weights.read import fit, read_checkpoint, require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.upsampler import FEATSHARP
@@ -67,7 +67,7 @@ def load_upsampler(path: str | Path, where: str) -> FeatSharp:
     """
     config = read_config(path, where)
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = FeatSharp(config)
     except ValueError as error:
         raise WeightsError(f"{path}: {error}", where=where, hint=_AGAIN) from None
@@ -112,7 +112,7 @@ def read_for_teacher(teacher: ResolvedTeacher, spatial_dim: int) -> FeatSharpCon
 
 def parameter_count(config: FeatSharpConfig) -> int:
     """Count the parameters of the upsampler that ``config`` describes, without allocating them."""
-    with torch.device("meta"):
+    with on_meta():
         return sum(p.numel() for p in FeatSharp(config).parameters())
 
 
