@@ -1,4 +1,4 @@
-"""Names of the spec that may also be import paths of a user's own code."""
+"""Enumerations of the spec that also accept import paths of the user's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class _WithImportPaths(EnumMeta):
-    """omegaconf looks members up by name; an import path is a member too, see :meth:`NameOrImportPath._missing_`."""
+    """Lets omegaconf, which looks members up by name, find import paths; see :meth:`NameOrImportPath._missing_`."""
 
     def __getitem__(cls, name: Any) -> Any:
         return cls(name) if isinstance(name, str) and IMPORT_PATH.fullmatch(name) else super().__getitem__(name)
@@ -29,10 +29,10 @@ class NameOrImportPath(str, Enum, metaclass=_WithImportPaths):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the import path of a user's code."""
+        """True if it is the import path of a user's code."""
         return ":" in self.value
 
     @property
     def short_name(self) -> str:
-        """Without the module."""
+        """The name without the module."""
         return str(self.value).rpartition(":")[2]

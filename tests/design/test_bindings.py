@@ -161,8 +161,8 @@ def test_a_binding_names_its_teacher_where_there_are_two(spec_of):
     spec.distill.teacher = [*spec.distill.teacher, spec.distill.teacher[0]]
     spec.train.grad_checkpointing = True
     found = {(p.where, p.message) for p in check(spec)}
-    assert ("distill.bindings[0].teacher", "which teacher?") in found
-    assert ("distill.bindings[1].teacher", "no teacher has this name") in found
+    assert ("distill.bindings[0].teacher", "there is more than one teacher") in found
+    assert ("distill.bindings[1].teacher", "no teacher is called 'u'") in found
     assert any(where == "train.grad_checkpointing" for where, _ in found)
 
 

@@ -65,7 +65,7 @@ def test_its_rate_is_low_and_does_not_fall(report, spec):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((), "low_rank: how narrow"),
+        ((), "low_rank: no rank is given"),
         (("low_rank.rank=2", "low_rank.ratio=0.5"), "low_rank: rank and ratio contradict each other"),
         (("low_rank.energy=1",), "low_rank.energy: must be above 0 and below 1, not 1"),
         (("low_rank.rank=2", "low_rank.retrain.lr=1e-3"), "low_rank.retrain.lr: nothing is retrained"),

@@ -158,14 +158,14 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
     ("override", "said"),
     [
         ("prune.amount=1", "prune.amount: must be at least 0 and below 1, not 1"),
-        ("prune.parts=[]", "prune.parts: nothing is named"),
-        ("prune.sparsity.amount=0.3", "prune.sparsity.amount: without a type nothing becomes zero"),
+        ("prune.parts=[]", "prune.parts: there is nothing to prune"),
+        ("prune.sparsity.amount=0.3", "prune.sparsity.amount: it has no effect without a type"),
         ("prune.sparsity={type: unstructured, amount: 1}", "prune.sparsity.amount: must be above 0 and below 1, not 1"),
         ("prune.sparsity={type: 2:4, amount: 0.3}", "prune.sparsity.amount: 2:4 means a half, not 0.3"),
         ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
         ("prune.blocks=2", "prune.blocks: 2 blocks cannot be removed"),
         ("prune.budget.params=2", "prune.budget.params: must be above 0 and below 1"),
-        ("prune.mode=threshold prune.budget.params=0.5", "prune.budget: a budget finds prune.amount"),
+        ("prune.mode=threshold prune.budget.params=0.5", "prune.budget: a budget determines prune.amount"),
     ],
 )
 def test_what_cannot_be_is_named(spec, override, said, tmp_path):

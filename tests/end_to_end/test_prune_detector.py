@@ -66,10 +66,10 @@ def test_a_budget_is_kept(spec, tmp_path):
 @pytest.mark.parametrize(
     "override, says",
     [
-        ("prune.score=taylor", "prune.score: a detector's channels"),
+        ("prune.score=taylor", "prune.score: score taylor is not supported"),
         ("prune.blocks=1", "prune.blocks: blocks of a detector"),
         ("prune.sparsity.type=2:4", "prune.sparsity.type"),
-        ("prune.retrain.steps=1", "prune.retrain: .*Leave it out, and take the stages prune and retrain"),
+        ("prune.retrain.steps=1", "prune.retrain: .*Leave it out, and use the stages prune and retrain"),
         ("prune.amount=0.999", "prune.amount: 0.999 leaves nothing"),
     ],
 )
@@ -80,5 +80,5 @@ def test_what_a_detector_cannot_lose_is_named(spec, tmp_path, override, says):
 
 def test_a_spec_that_does_not_tell_that_it_is_a_detector(spec, tmp_path):
     checkpoint = f"{spec['results_dir']}/train/model_latest"
-    with pytest.raises(SpecError, match="prune.score: a detector's channels"):
+    with pytest.raises(SpecError, match="prune.score: score taylor is not supported"):
         prune({"results_dir": str(tmp_path), "prune": {"checkpoint": checkpoint, "score": "random"}})

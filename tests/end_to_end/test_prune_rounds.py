@@ -118,13 +118,13 @@ def test_a_budget_is_kept_at_the_end_of_all_rounds(spec, tmp_path):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("{rounds: 2}", "prune.rounds: rounds without retraining"),
+        ("{rounds: 2}", "prune.rounds: several rounds need retraining"),
         ("{schedule: cubic}", "prune.schedule: one round has no schedule"),
         ("{rounds: 0}", "prune.rounds: must be at least 1 and at most 1000, not 0"),
-        ("{rounds: 2, mode: threshold, retrain: {steps: 1}}", "prune.rounds: .*mode threshold has none"),
-        ("{rounds: 2, sparsity: {type: '2:4'}, retrain: {steps: 1}}", "prune.rounds: 2:4 is half of the weights"),
+        ("{rounds: 2, mode: threshold, retrain: {steps: 1}}", "prune.rounds: .*mode threshold does not read"),
+        ("{rounds: 2, sparsity: {type: '2:4'}, retrain: {steps: 1}}", "prune.rounds: 2:4 sparsity is reached"),
         ("{retrain: {mode: lr_rewind}}", "prune.retrain.mode: nothing is retrained"),
-        ("{retrain: {steps: 1, mode: weight_rewind}}", "prune.retrain.rewind_to: weights are rewound"),
+        ("{retrain: {steps: 1, mode: weight_rewind}}", "prune.retrain.rewind_to: mode weight_rewind needs"),
         ("{retrain: {steps: 1, rewind_to: there}}", "prune.retrain.rewind_to: only mode weight_rewind"),
         ("{retrain: {steps: 0}}", "prune.retrain.steps: must be at least 1"),
     ],

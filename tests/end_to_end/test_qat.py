@@ -93,7 +93,7 @@ def test_plan_counts_quantizers(report, quiet_run, tmp_path):
     [
         ("quantize.qat.lr=0", "quantize.qat.lr: must be above 0"),
         ("quantize.mode=ptq", "quantize.qat.num_epochs: nothing is trained in this mode"),
-        ("distill.teacher=[]", "quantize.mode: there is nobody to learn from"),
+        ("distill.teacher=[]", "quantize.mode: mode qat needs teachers or labels"),
         ("train.precision=fp16", "train.precision: scales of quantizers are too small for fp16"),
     ],
 )

@@ -331,11 +331,11 @@ def test_entries_that_contradict_are_named(base, paths):
     problems = check(load_spec(spec))
     for where, words in {
         "evaluate.models[0].name": "a teacher has the name",
-        "evaluate.models[1].precision": "computes in what it was written in",
+        "evaluate.models[1].precision": "file is fixed",
         "evaluate.models[2].name": "given twice",
-        "evaluate.models[3].name": "cannot be a name",
-        "evaluate.checkpoint": "of no use beside evaluate.models",
-        "evaluate.resolutions": "of no use beside evaluate.models",
+        "evaluate.models[3].name": "is not a valid name",
+        "evaluate.checkpoint": "no effect together with evaluate.models",
+        "evaluate.resolutions": "no effect together with evaluate.models",
     }.items():
         assert told(problems, where, words), (where, problems)
     with pytest.raises(SpecError, match="given twice"):

@@ -258,7 +258,7 @@ def test_dynamic_int8_for_cpus_is_smaller_and_close(forced):
         ("int8", ["calibration_cache=true", "tensorrt_version=eight"], SpecError, "'eight' is no version"),
         ("fp32", ["cpu=static", "data_type=fp16"], SpecError, "export.cpu: starts from fp32, not fp16"),
         ("fp32", ["force_ptq=true", "data_type=bf16"], SpecError, "export.force_ptq: starts from fp32, not bf16"),
-        ("fp32", ["cpu=dynamic", "cpu_target=arm"], SpecError, "export.cpu_target: is of export.cpu=static"),
+        ("fp32", ["cpu=dynamic", "cpu_target=arm"], SpecError, "export.cpu_target: applies to export.cpu=static"),
         ("fp32", ["format=safetensors", "bundle=b"], SpecError, "export.bundle: format safetensors writes no ONNX"),
     ],
 )

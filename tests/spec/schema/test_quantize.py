@@ -70,8 +70,8 @@ def test_formats(fields, rest, ruled):
             "activations alone",
         ),
         ({"backend": "nncf"}, "quantize.backend", "no backend is called 'nncf'"),
-        ({"backend_kwargs": {"a": 1}}, "quantize.backend_kwargs", "native takes none"),
-        ({"checkpoint": "a", "model_path": "b"}, "quantize.model_path", "names another"),
+        ({"backend_kwargs": {"a": 1}}, "quantize.backend_kwargs", "native has no options"),
+        ({"checkpoint": "a", "model_path": "b"}, "quantize.model_path", "is another path"),
         ({"equalize": True, "relu6": True}, "quantize.equalize", "across a ReLU6"),
         ({"device": "tpu"}, "quantize.device", "cpu, cuda or cuda:N"),
         ({"device": "cuda:one"}, "quantize.device", "cpu, cuda or cuda:N"),
@@ -93,7 +93,7 @@ def test_ranges_never_come_from_what_is_judged():
     found += [next(export_problems(load_spec({"dataset": dataset, "export": asked}))) for asked in files]
     assert len(set(found)) == 1
     problem = found[0]
-    assert problem.where == "dataset.quant_calibration_dataset" and "dataset.test_dataset's" in problem.message
+    assert problem.where == "dataset.quant_calibration_dataset" and "in dataset.test_dataset" in problem.message
 
 
 def test_one_folder_in_two_spellings_is_one_folder(tmp_path):

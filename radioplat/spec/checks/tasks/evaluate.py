@@ -1,4 +1,4 @@
-"""Contradictions in the section ``evaluate``: each metric that cannot be measured names the field to set."""
+"""Checks of section ``evaluate``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,19 @@ from radioplat.spec.schema.root import Spec
 
 
 def evaluation_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what is wrong with the section alone; ``radioplat.evaluation.measure.needs`` reads files."""
-    config, path = spec.evaluate, "evaluate"
+    """Yield problems of the section, without reading files, as ``radioplat.evaluation.measure.needs`` does."""
+    config = spec.evaluate
     for i, size in enumerate(config.resolutions):
         if size in config.resolutions[:i]:
-            yield Problem(f"{size} is given twice", f"{path}.resolutions[{i}]")
+            yield Problem(f"{size} is given twice", f"evaluate.resolutions[{i}]")
     yield from model_problems(spec)
-    yield from _linear_probe(spec)
-    yield from mask_problems(spec.evaluate.segmentation, "evaluate.segmentation")
-    yield from mask_problems(spec.evaluate.change, "evaluate.change")
-    yield from _correspondence(spec)
+    yield from fit_problems(config.linear_probe.weight_decays, "evaluate.linear_probe")
+    yield from mask_problems(config.segmentation, "evaluate.segmentation")
+    yield from mask_problems(config.change, "evaluate.change")
+    if not config.correspondence.thresholds:
+        yield Problem("at least one threshold is needed", "evaluate.correspondence.thresholds")
     yield from _zero_shot(spec)
     yield from _own_metrics(spec)
-
-
-def _linear_probe(spec: Spec) -> Iterator[Problem]:
-    config = spec.evaluate.linear_probe
-    yield from fit_problems(config.weight_decays, "evaluate.linear_probe")
-
-
-def _correspondence(spec: Spec) -> Iterator[Problem]:
-    config, path = spec.evaluate.correspondence, "evaluate.correspondence"
-    if not config.thresholds:
-        yield Problem("at least one share of the side is needed", f"{path}.thresholds")
 
 
 def _zero_shot(spec: Spec) -> Iterator[Problem]:
@@ -47,19 +37,19 @@ def _zero_shot(spec: Spec) -> Iterator[Problem]:
         hint = "Give a Hugging Face folder of CLIP or SigLIP with its tokenizer."
         yield Problem("zero-shot classification needs a text tower", f"{path}.text_tower", hint)
     wanted = {teacher.name: teacher.wanted for teacher in resolve_teachers(spec)}
-    speaking = [name for name, kinds in wanted.items() if "summary" in kinds]
-    hint = f"Teachers with a summary: {', '.join(speaking) or 'none; take mode summary or combo'}."
+    with_summary = [name for name, kinds in wanted.items() if "summary" in kinds]
+    hint = f"Teachers with a summary: {', '.join(with_summary) or 'none; take mode summary or combo'}."
     if not config.teacher:
-        yield Problem("zero-shot classification needs the teacher whose text tower this is", f"{path}.teacher", hint)
+        yield Problem("zero-shot classification needs the teacher of this text tower", f"{path}.teacher", hint)
     elif config.teacher not in wanted:
         yield Problem(f"no teacher is called {config.teacher!r}", f"{path}.teacher", hint)
-    elif config.teacher not in speaking:
+    elif config.teacher not in with_summary:
         yield Problem(f"the student has no summary head for {config.teacher!r}", f"{path}.teacher", hint)
     if not config.templates or not all(template.count("{}") == 1 for template in config.templates):
         hint = "For example: a photo of a {}."
         yield Problem("each template needs one {}, the place of the class name", f"{path}.templates", hint)
     if len(set(config.class_names)) != len(config.class_names):
-        yield Problem("two classes have one name", f"{path}.class_names")
+        yield Problem("two classes have the same name", f"{path}.class_names")
 
 
 def _own_metrics(spec: Spec) -> Iterator[Problem]:
@@ -68,9 +58,9 @@ def _own_metrics(spec: Spec) -> Iterator[Problem]:
         where, name = f"evaluate.metrics[{i}]", path.rpartition(":")[2]
         if not IMPORT_PATH.fullmatch(path):
             hint = "For example my_package.my_module:MyMetric."
-            yield Problem(f"{path!r} is no import path package.module:name", where, hint)
+            yield Problem(f"{path!r} is not an import path package.module:name", where, hint)
         elif name in MetricName.__members__:
-            yield Problem(f"a metric of radioplat is called {name!r}", where, "Give yours another name.")
+            yield Problem(f"radioplat has a metric of the name {name!r}", where, "Give yours another name.")
         elif name in names:
             yield Problem(f"two metrics are called {name!r}", where, "Give one of them another name.")
         names.append(name)

@@ -1,18 +1,18 @@
-"""Contradictions in decoders on frozen maps: ``evaluate.segmentation`` and ``evaluate.change``."""
+"""Checks of decoders on frozen feature maps: ``evaluate.segmentation`` and ``evaluate.change``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 
 from radioplat.errors import Problem
-from radioplat.spec.schema.evaluate import DecoderKind, LightDecoderConfig, MaskedConfig
+from radioplat.spec.checks.unused_fields import unused_fields
+from radioplat.spec.schema.evaluate import DecoderKind, MaskedConfig
 
 _LINEAR = ("weight_decays", "held_out", "max_iter")
 
 
 def mask_problems(config: MaskedConfig, path: str) -> Iterator[Problem]:
-    """Yield what is wrong with the section at ``path`` alone."""
+    """Yield problems of the section at ``path``, without reading files."""
     if config == type(config)():
         return
     yield from _places(config, path)
@@ -21,19 +21,19 @@ def mask_problems(config: MaskedConfig, path: str) -> Iterator[Problem]:
 
 
 def fit_problems(decays: Sequence[float], path: str) -> Iterator[Problem]:
-    """Yield a problem where a linear classifier has no weight decay."""
+    """Yield a problem if a linear classifier has no weight decay to try."""
     if not decays:
         yield Problem("at least one number is needed", f"{path}.weight_decays")
 
 
 def _places(config: MaskedConfig, path: str) -> Iterator[Problem]:
-    """Folders or shards, not both; of held-out images as of the others."""
+    """Check that folders or shards are given, not both, for training and held-out images."""
     hint = "A mask has the name of its image, as PNG."
     folders = [*(f"{role}_dir" for role in config.roles), "masks_dir"]
     given = [name for name in folders if getattr(config, name)]
     if config.shards_dir:
         for name in given:
-            yield Problem(f"{path}.shards_dir is given too", f"{path}.{name}", "Take one of the two.")
+            yield Problem(f"{path}.shards_dir is given too", f"{path}.{name}", "Give one of the two.")
     else:
         for name in folders:
             if not getattr(config, name):
@@ -42,7 +42,7 @@ def _places(config: MaskedConfig, path: str) -> Iterator[Problem]:
     held = [f"val_{name}" for name in folders if getattr(config, f"val_{name}")]
     if config.val_shards_dir:
         for name in held:
-            yield Problem(f"{path}.val_shards_dir is given too", f"{path}.{name}", "Take one of the two.")
+            yield Problem(f"{path}.val_shards_dir is given too", f"{path}.{name}", "Give one of the two.")
     elif held:
         for name in folders:
             if not getattr(config, f"val_{name}"):
@@ -68,16 +68,13 @@ def _classes(config: MaskedConfig, path: str) -> Iterator[Problem]:
 
 
 def _decoder(config: MaskedConfig, path: str) -> Iterator[Problem]:
-    """Fields of the decoder that is taken; those of the other would do nothing."""
-    plain, light = type(config)(), config.light
+    """Check the fields of the chosen decoder, and that those of the other are not set."""
+    light = config.light
     if config.decoder is DecoderKind.linear:
         yield from fit_problems(config.weight_decays, path)
-        for field in fields(LightDecoderConfig):
-            if getattr(light, field.name) != getattr(plain.light, field.name):
-                yield Problem("the decoder is linear", f"{path}.light.{field.name}", f"Set {path}.decoder: light.")
+        hint = f"Set {path}.decoder: light."
+        yield from unused_fields(light, vars(light), f"{path}.light", "the decoder is linear", hint)
         return
-    for name in _LINEAR:
-        if getattr(config, name) != getattr(plain, name):
-            yield Problem("is of a linear decoder", f"{path}.{name}", f"Leave it out; see {path}.light.")
+    yield from unused_fields(config, _LINEAR, path, "only a linear decoder has it", f"Leave it out; see {path}.light.")
     if light.width % 8:
         yield Problem(f"must be a multiple of 8, not {light.width}", f"{path}.light.width")

@@ -1,4 +1,4 @@
-"""Contradictions in ``evaluate.models``, by reading it alone: no file is opened."""
+"""Checks of ``evaluate.models``; no file is opened."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from radioplat.errors import Problem
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.schema.root import Spec
 
-FILES = (".onnx", ".engine")  # kinds that bring a precision of their own
+FILES = (".onnx", ".engine")  # files with a fixed precision
 
 
 def model_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield fields that contradict several models, and entries with equal or invalid names."""
+    """Yield fields that cannot be combined with ``evaluate.models``, and entries with equal or invalid names."""
     config, path = spec.evaluate, "evaluate.models"
     if not config.models:
         return
     for name, given in (("checkpoint", config.checkpoint), ("resolutions", config.resolutions)):
         if given:
-            hint = "Name it as an entry of evaluate.models." if name == "checkpoint" else "Judge one checkpoint for it."
-            yield Problem("this is of no use beside evaluate.models", f"evaluate.{name}", hint)
+            hint = "Make it an entry of evaluate.models." if name == "checkpoint" else "Evaluate one checkpoint for it."
+            yield Problem("it has no effect together with evaluate.models", f"evaluate.{name}", hint)
     names: list[str] = []
     teachers = teacher_names(spec.distill.teacher)
     for i, model in enumerate(config.models):
         where = f"{path}[{i}]"
         if not model.name.strip() or "/" in model.name:
-            yield Problem(f"{model.name!r} cannot be a name", f"{where}.name", "Letters and digits, and no slash.")
+            yield Problem(f"{model.name!r} is not a valid name", f"{where}.name", "Letters and digits, without slash.")
         elif model.name in names:
             yield Problem(f"{model.name!r} is given twice", f"{where}.name")
         elif model.name in teachers:
-            yield Problem(f"a teacher has the name {model.name!r}", f"{where}.name", "Give the model another.")
+            yield Problem(f"a teacher has the name {model.name!r}", f"{where}.name", "Give the model another name.")
         names.append(model.name)
         kind = PurePath(model.path).suffix.lower()
         if kind in FILES and model.precision is not None:
             hint = "Remove the line; export.data_type makes a file of another precision."
-            yield Problem(f"an {kind} file computes in what it was written in", f"{where}.precision", hint)
+            yield Problem(f"the precision of an {kind} file is fixed", f"{where}.precision", hint)

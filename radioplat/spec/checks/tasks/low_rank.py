@@ -1,4 +1,4 @@
-"""Contradictions in section ``low_rank``."""
+"""Checks of section ``low_rank``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from radioplat.spec.schema.root import Spec
 
 
 def low_rank_problems(spec: Spec) -> Iterator[Problem]:
-    """What the task ``low_rank`` cannot do."""
-    asked = spec.low_rank
-    given = [name for name in ("energy", "rank", "ratio") if getattr(asked, name) is not None]
+    """Yield problems of section ``low_rank``."""
+    config = spec.low_rank
+    given = [name for name in ("energy", "rank", "ratio") if getattr(config, name) is not None]
     if len(given) != 1:
-        what = f"{' and '.join(given)} contradict each other" if given else "how narrow?"
-        yield Problem(what, "low_rank", "Give one of low_rank.energy, low_rank.rank and low_rank.ratio.")
-    if asked.retrain.mode is RetrainMode.weight_rewind:
+        message = f"{' and '.join(given)} contradict each other" if given else "no rank is given"
+        yield Problem(message, "low_rank", "Give one of low_rank.energy, low_rank.rank and low_rank.ratio.")
+    if config.retrain.mode is RetrainMode.weight_rewind:
         hint = "Take finetune or lr_rewind."
-        yield Problem("factors have no earlier values to go back to", "low_rank.retrain.mode", hint)
+        yield Problem("low-rank factors have no earlier values", "low_rank.retrain.mode", hint)
     else:
-        yield from retrain_problems(spec, asked.retrain, "low_rank.retrain")
+        yield from retrain_problems(spec, config.retrain, "low_rank.retrain")

@@ -1,4 +1,4 @@
-"""Contradictions in section ``prune``."""
+"""Checks of section ``prune``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.retrain import retrain_problems
 from radioplat.spec.checks.tasks.training_task import training_task
+from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.schema.prune import (
     PruneConfig,
     PruneMode,
@@ -19,51 +20,48 @@ from radioplat.spec.schema.root import Spec
 
 
 def prune_problems(spec: Spec) -> Iterator[Problem]:
-    """What the task ``prune`` cannot do."""
-    asked = spec.prune
-    budget = [name for name, share in vars(asked.budget).items() if share is not None]
-    if budget and asked.mode is PruneMode.threshold:
-        yield Problem(
-            "a budget finds prune.amount, and mode threshold does not read that", "prune.budget", "Take mode: amount."
-        )
-    if asked.mode is PruneMode.threshold and asked.scope is PruneScope.all:
-        yield Problem("mode threshold looks at each layer alone", "prune.scope", "Take scope: layer.")
-    if not asked.cut and not asked.blocks and asked.sparsity.type is None:
+    """Yield problems of section ``prune``."""
+    config = spec.prune
+    budget = [name for name, share in vars(config.budget).items() if share is not None]
+    if budget and config.mode is PruneMode.threshold:
+        message = "a budget determines prune.amount, which mode threshold does not read"
+        yield Problem(message, "prune.budget", "Take mode: amount.")
+    if config.mode is PruneMode.threshold and config.scope is PruneScope.all:
+        yield Problem("mode threshold applies to each layer separately", "prune.scope", "Take scope: layer.")
+    if not config.cut and not config.blocks and config.sparsity.type is None:
         known = ", ".join(part.value for part in PrunePart)
-        yield Problem("nothing is named that may go", "prune.parts", f"Any of {known}; or prune.blocks.")
-    if budget and not asked.cut:
-        yield Problem("a budget is kept by cutting channels", "prune.budget", "Name prune.parts, or leave it out.")
-    yield from _sparsity(asked.sparsity)
-    yield from _rounds(asked)
-    yield from retrain_problems(spec, asked.retrain, "prune.retrain")
-    yield from training_task(spec).check_pruning(asked)
+        yield Problem("there is nothing to prune", "prune.parts", f"Any of {known}; or prune.blocks.")
+    if budget and not config.cut:
+        yield Problem("a budget is reached by removing channels", "prune.budget", "Name prune.parts, or leave it out.")
+    yield from _sparsity(config.sparsity)
+    yield from _rounds(config)
+    yield from retrain_problems(spec, config.retrain, "prune.retrain")
+    yield from training_task(spec).check_pruning(config)
 
 
-def _rounds(asked: PruneConfig) -> Iterator[Problem]:
-    if asked.rounds == 1:
-        if asked.schedule is not PruneConfig().schedule:
+def _rounds(config: PruneConfig) -> Iterator[Problem]:
+    if config.rounds == 1:
+        if config.schedule is not PruneConfig().schedule:
             yield Problem("one round has no schedule", "prune.schedule", "Give prune.rounds, or leave it out.")
         return
-    if not asked.retrain.wanted:
+    if not config.retrain.wanted:
         hint = "Give prune.retrain.epochs or prune.retrain.steps."
-        yield Problem("rounds without retraining between them are one round", "prune.rounds", hint)
-    if asked.mode is PruneMode.threshold:
-        yield Problem("a schedule spreads an amount, and mode threshold has none", "prune.rounds", "Take mode: amount.")
-    if asked.sparsity.type is SparsityPattern.two_of_four and not asked.cut and not asked.blocks:
+        yield Problem("several rounds need retraining between them", "prune.rounds", hint)
+    if config.mode is PruneMode.threshold:
+        message = "rounds divide up prune.amount, which mode threshold does not read"
+        yield Problem(message, "prune.rounds", "Take mode: amount.")
+    if config.sparsity.type is SparsityPattern.two_of_four and not config.cut and not config.blocks:
         hint = "Take prune.rounds: 1, or type: unstructured."
-        yield Problem("2:4 is half of the weights at once", "prune.rounds", hint)
+        yield Problem("2:4 sparsity is reached in one round", "prune.rounds", hint)
 
 
-def _sparsity(asked: SparsityConfig) -> Iterator[Problem]:
-    where, plain = "prune.sparsity", SparsityConfig()
-    if asked.type is None:
-        for name in ("amount", "scope", "exclude"):
-            if getattr(asked, name) != getattr(plain, name):
-                known = ", ".join(pattern.value for pattern in SparsityPattern)
-                yield Problem("without a type nothing becomes zero", f"{where}.{name}", f"{where}.type: {known}.")
-        return
-    if asked.type is SparsityPattern.two_of_four:
-        if asked.amount != plain.amount:
-            yield Problem(f"2:4 means a half, not {asked.amount}", f"{where}.amount", "Leave it out.")
-        if asked.scope is PruneScope.all:
-            yield Problem("2:4 looks at four inputs alone", f"{where}.scope", "Take scope: layer.")
+def _sparsity(config: SparsityConfig) -> Iterator[Problem]:
+    where = "prune.sparsity"
+    if config.type is None:
+        hint = f"{where}.type: {', '.join(pattern.value for pattern in SparsityPattern)}."
+        message = "it has no effect without a type"
+        yield from unused_fields(config, ("amount", "scope", "exclude"), where, message, hint)
+    elif config.type is SparsityPattern.two_of_four:
+        yield from unused_fields(config, ("amount",), where, f"2:4 means 0.5, not {config.amount}", "Leave it out.")
+        if config.scope is PruneScope.all:
+            yield Problem("2:4 applies to each layer separately", f"{where}.scope", "Take scope: layer.")

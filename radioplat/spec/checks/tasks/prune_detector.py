@@ -1,4 +1,4 @@
-"""Contradictions in the section ``prune`` where a detector is pruned."""
+"""Checks of section ``prune`` for a detector."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from radioplat.spec.schema.prune import PruneConfig, PruneScore
 
 
 def detector_prune_problems(config: PruneConfig) -> Iterator[Problem]:
-    """Yield settings that do not fit: a detector loses channels of its backbone, by their weights, in one round."""
-    hint = "Take score: magnitude."
+    """Yield unsupported settings: only channels of the backbone are removed, by magnitude, in one round."""
     if config.score is not PruneScore.magnitude:
-        yield Problem(f"a detector's channels are not scored by {config.score.value}", "prune.score", hint)
+        message = f"score {config.score.value} is not supported for a detector"
+        yield Problem(message, "prune.score", "Take score: magnitude.")
     if config.blocks:
-        yield Problem("blocks of a detector's backbone stay", "prune.blocks", "Leave it out, and cut channels.")
+        message = "blocks of a detector's backbone cannot be removed"
+        yield Problem(message, "prune.blocks", "Leave it out, and prune channels.")
     if config.sparsity.type is not None:
-        yield Problem("a detector loses channels, not single weights", "prune.sparsity.type", "Leave it out.")
+        message = "only channels of a detector can be pruned, not single weights"
+        yield Problem(message, "prune.sparsity.type", "Leave it out.")
     if config.retrain.wanted:
-        hint = "Leave it out, and take the stages prune and retrain of `radioplat compress`."
-        yield Problem("a detector is not retrained by prune", "prune.retrain", hint)
+        hint = "Leave it out, and use the stages prune and retrain of `radioplat compress`."
+        yield Problem("task prune does not retrain a detector", "prune.retrain", hint)

@@ -1,4 +1,4 @@
-"""Contradictions in the spec of a run (distill, train, train_upsampler) that reading it alone shows."""
+"""Checks of the spec of a run (distill, train, train_upsampler) that need no files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from radioplat.spec.checks.training.checkpoints import checkpoint_problems
 from radioplat.spec.checks.training.optimizer import optimizer_problems
 from radioplat.spec.checks.training.student import student_structure
 from radioplat.spec.checks.training.zero import zero_problems
+from radioplat.spec.checks.unused_fields import unknown_teacher, unused_fields
 from radioplat.spec.loading.job_paths import paths_in_copy
 from radioplat.spec.resolved.image_sizes import scale_chances
 from radioplat.spec.resolved.losses import Binds, definition_of
@@ -33,7 +34,7 @@ _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
 
 def check(spec: Spec, task: str = "distill") -> list[Problem]:
-    """Problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``); empty when there are none."""
+    """Return the problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``)."""
     return [
         *paths_in_copy(spec),
         *_sizes(spec),
@@ -82,12 +83,12 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             f"{spec.global_batch_size} is not a multiple of dataset.batch_size {dataset.batch_size}",
             "train.global_batch_size",
-            "The global batch is cut into whole micro-batches.",
+            "The global batch is divided into whole micro-batches.",
         )
     fewest, most = spec.worker_bounds
     if fewest > most:
-        hint = "train.max_workers is train.num_gpus * train.num_nodes where it is unset."
-        yield Problem(f"at least {fewest} and at most {most} workers cannot be", "train.min_workers", hint)
+        hint = "The default of train.max_workers is train.num_gpus * train.num_nodes."
+        yield Problem(f"{fewest} is more than the maximum of {most} workers", "train.min_workers", hint)
     mean, std, where = student_normalisation(spec)
     pairs = {"dataset.augmentation.": (dataset.augmentation.mean, dataset.augmentation.std), where: (mean, std)}
     for path, pair in pairs.items():
@@ -95,7 +96,7 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
 
 
 def _augmentation(spec: Spec) -> Iterator[Problem]:
-    """Ranges that make no sense."""
+    """Check pairs of bounds and lists of the augmentation."""
     augmentation, path = spec.dataset.augmentation, "dataset.augmentation"
     pairs = {
         "random_crop.scale_range": augmentation.random_crop.scale_range,
@@ -110,24 +111,24 @@ def _augmentation(spec: Spec) -> Iterator[Problem]:
 
 
 def _keep_best(spec: Spec) -> Iterator[Problem]:
-    """The best checkpoints are known by the validations of a task with labels, or by kNN."""
+    """Check that a validation measures the score of ``train.keep_best``."""
     held_out = spec.dataset.val_dataset
     measured = training_task(spec).has_labels(spec) and (held_out.tar_data_sources or held_out.images_dir)
     if spec.train.keep_best and not (spec.dataset.knn_validation or measured):
         hint = "Name dataset.val_dataset; without dataset.num_classes set dataset.knn_validation=true too."
-        message = "the best have the best mAP of a detector, top-1 of a classifier or of kNN, and nothing measures it"
+        message = "no validation measures the score: mAP of a detector, top-1 of a classifier or of kNN"
         yield Problem(message, "train.keep_best", hint)
 
 
 def _draws(spec: Spec) -> Iterator[Problem]:
-    """Sizes that are drawn."""
+    """Check fields with image sizes and probabilities."""
     scales = scale_chances(spec.dataset.augmentation.multi_scales)
     where = "dataset.augmentation.multi_scales"
     yield from _chances(scales, where)
     for i, teacher in enumerate(spec.distill.teacher):
         draw, field = teacher.stochastic_resolutions, f"distill.teacher[{i}].stochastic_resolutions"
         if draw and scales:
-            yield Problem("two fields draw the student's size", where, f"Leave this one or {field} empty.")
+            yield Problem("two fields set the student's image sizes", where, f"Leave this one or {field} empty.")
         yield from _chances(draw, field)
 
 
@@ -144,8 +145,7 @@ def _teachers(spec: Spec) -> Iterator[Problem]:
         return
     names = teacher_names(spec.distill.teacher)
     for key in spec.teachers:
-        if key not in names:
-            yield Problem("no teacher has this name", f"teachers.{key}", f"Teachers: {', '.join(names)}.")
+        yield from unknown_teacher(key, names, f"teachers.{key}")
     for teacher in resolve_teachers(spec):
         if teacher.source in (Source.ema, Source.deeper):
             continue
@@ -164,24 +164,25 @@ def _bindings(spec: Spec) -> Iterator[Problem]:
     for i, binding in enumerate(spec.distill.bindings):
         where = f"distill.bindings[{i}]"
         if binding.teacher is None and len(names) > 1:
-            yield Problem("which teacher?", f"{where}.teacher", f"One of {', '.join(names)}.")
-        elif binding.teacher is not None and binding.teacher not in names:
-            yield Problem("no teacher has this name", f"{where}.teacher", f"Teachers: {', '.join(names)}.")
+            yield Problem("there is more than one teacher", f"{where}.teacher", f"Name one of {', '.join(names)}.")
+        elif binding.teacher is not None:
+            yield from unknown_teacher(binding.teacher, names, f"{where}.teacher")
         hint = "Turn one of the two off."
         if spec.train.grad_checkpointing:
-            yield Problem("a recomputed block keeps no output to compare", "train.grad_checkpointing", hint)
+            message = "bindings cannot read outputs of blocks that are recomputed"
+            yield Problem(message, "train.grad_checkpointing", hint)
         if spec.train.compile:
-            yield Problem("a compiled backbone runs its modules out of sight of bindings", "train.compile", hint)
+            yield Problem("bindings cannot read module outputs of a compiled backbone", "train.compile", hint)
         if spec.distill.vitdet.prob > 0:
-            yield Problem("inside windows a module's output is no map of the image", "distill.vitdet.prob", hint)
+            message = "bindings cannot compare module outputs inside attention windows"
+            yield Problem(message, "distill.vitdet.prob", hint)
         chosen = names.index(binding.teacher) if binding.teacher in names else 0
         if names and spec.distill.teacher[chosen].mosaic > 1:
-            yield Problem(
-                "a module's output cannot be cut back out of a mosaic", f"distill.teacher[{chosen}].mosaic", "Take 1."
-            )
+            message = "bindings cannot read module outputs for single images of a mosaic"
+            yield Problem(message, f"distill.teacher[{chosen}].mosaic", "Take 1.")
         if definition_of(binding.criterion).binds is Binds.nothing:
-            hint = "Take another loss."
-            yield Problem("it keeps statistics of summaries, which a binding has not", f"{where}.criterion", hint)
+            message = "this loss needs statistics of summaries, which bindings do not have"
+            yield Problem(message, f"{where}.criterion", "Take another loss.")
 
 
 def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
@@ -189,14 +190,13 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
     pair = [replicas, replicas] if isinstance(replicas, int) else replicas
     whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
     if not whole or not 1 <= pair[0] <= pair[1]:
-        yield Problem(f"a number from 1, or two as [least, most], not {replicas}", f"{where}.replicas")
+        yield Problem(f"must be at least 1, or [minimum, maximum], not {replicas}", f"{where}.replicas")
     if {"CPU", "GPU", "memory"} & service.resources.keys():
-        hint = "CPUs and GPUs: num_cpus, num_gpus."
-        yield Problem("custom resources are meant, not Ray's own", f"{where}.resources", hint)
-    if service.resources and service.placement is Placement.inline:
-        yield Problem("a teacher inside the workers is where they are", f"{where}.resources", "Leave out one of them.")
-    if service.pool is not None and service.placement is Placement.inline:
-        yield Problem("a teacher inside the workers has no pool", f"{where}.pool", "Leave out one of pool and inline.")
+        hint = "For CPUs and GPUs set num_cpus and num_gpus."
+        yield Problem("only custom resources are allowed here", f"{where}.resources", hint)
+    if service.placement is Placement.inline:
+        message = "it has no effect with placement: inline, inside the workers"
+        yield from unused_fields(service, ("resources", "pool"), where, message, "Leave one of the two out.")
 
 
 def _feature_cache(spec: Spec) -> Iterator[Problem]:
@@ -204,7 +204,7 @@ def _feature_cache(spec: Spec) -> Iterator[Problem]:
     if cache.dir is None:
         return
     if not cache.dir.strip():
-        yield Problem("an empty name is no folder", "feature_cache.dir", "Remove the line to keep nothing.")
+        yield Problem("the name is empty", "feature_cache.dir", "Remove the line to disable the cache.")
     else:
         yield from storage_problems(cache.dir, "feature_cache.dir")
 
@@ -218,35 +218,31 @@ def _chain(spec: Spec) -> Iterator[Problem]:
 
 
 def _unavailable(spec: Spec) -> Iterator[Problem]:
-    """Fields that TAO has and this version does not act on: refused, so that nothing is ignored in silence."""
+    """Reject values of TAO's fields that this version does not support, so that none is ignored silently."""
     train, distill = spec.train, spec.distill
     for where, backbone in {
         "model.backbone": spec.model.backbone,
         **{f"distill.teacher[{i}].model.backbone": t.model.backbone for i, t in enumerate(distill.teacher)},
     }.items():
-        if backbone.feature_dim:
-            yield _not_yet(f"{where}.feature_dim")
+        hint = "Leave it at its default."
+        yield from unused_fields(backbone, ("feature_dim",), where, "this version does not support this field", hint)
         if backbone.input_dim[:1] != [3]:
-            yield Problem("images have three channels here", f"{where}.input_dim")
+            yield Problem("images must have three channels", f"{where}.input_dim")
     if train.gpu_ids and len(train.gpu_ids) != train.num_gpus:
         yield Problem(
             f"{len(train.gpu_ids)} ids and train.num_gpus={train.num_gpus}",
             "train.gpu_ids",
-            "Leave it empty: Ray gives each worker its card. CUDA_VISIBLE_DEVICES limits what it may give.",
+            "Leave it empty: Ray assigns a GPU to each worker. CUDA_VISIBLE_DEVICES limits the choice.",
         )
 
 
 def _wandb(spec: Spec) -> Iterator[Problem]:
-    asked, modes = spec.wandb, ("online", "offline", "disabled")
-    if asked.sync_tensorboard and not spec.train.tensorboard.enabled:
+    config, modes = spec.wandb, ("online", "offline", "disabled")
+    if config.sync_tensorboard and not spec.train.tensorboard.enabled:
         hint = "Set train.tensorboard.enabled=true."
-        yield Problem("there are no event files that W&B could keep", "wandb.sync_tensorboard", hint)
-    if asked.mode is not None and asked.mode not in modes:
-        yield Problem(f"must be one of {', '.join(modes)}, not {asked.mode!r}", "wandb.mode")
-
-
-def _not_yet(where: str) -> Problem:
-    return Problem("this version cannot act on this field", where, "Leave it at its default.")
+        yield Problem("the run writes no event files", "wandb.sync_tensorboard", hint)
+    if config.mode is not None and config.mode not in modes:
+        yield Problem(f"must be one of {', '.join(modes)}, not {config.mode!r}", "wandb.mode")
 
 
 _OF_COMMAND: dict[str, Check] = {

@@ -1,8 +1,8 @@
-"""The registry of training tasks, without torch: distillation, classification, detection, by what a spec says.
+"""The registry of training tasks (distillation, classification, detection); it imports no torch.
 
-A run is started by one of two commands: ``distill`` has teachers, ``train`` has labels alone. What it trains follows
-from the command and ``model.task``. What needs models is in :mod:`radioplat.design.tasks`, by the same names; nothing
-else compares the name of a task.
+A run is started by one of two commands: ``distill`` has teachers, ``train`` has labels alone. The command and
+``model.task`` determine the training task. The parts of a task that need models are in :mod:`radioplat.design.tasks`,
+under the same names; no other code compares the name of a task.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def _no_problems(_: object) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """Runs of one kind, by their specs alone; defaults are those of students of features.
+    """One kind of run; the defaults are those of ``model.task: features``.
 
     Attributes:
         name: key of the registries.
-        commands: that start it.
+        commands: commands that start it.
         model_task: ``model.task`` of its specs.
-        has_labels: whether a spec names labels to learn from.
-        teacher_heads: whether the student has a head for each teacher.
-        reads_boxes: whether its images are annotated with boxes.
-        columns: figures of a validation that rank checkpoints, the first that is measured; larger is better.
-        gate_metric: that a compression is judged by where the spec names none.
-        check_fields: checks of model and data, beside those of all tasks.
-        check_teaching: of ``distill``, where teachers teach it.
-        check_labels: where only labels do.
-        check_pruning: of the section ``prune`` for its students.
+        has_labels: returns True if a spec trains on labels.
+        teacher_heads: the student has a head for each teacher.
+        reads_boxes: its images are annotated with boxes.
+        columns: validation metrics that rank checkpoints; the first measured one is used; larger is better.
+        gate_metric: default metric of the gates of a compression.
+        check_fields: further checks of model and data.
+        check_teaching: checks of ``distill``, for a run with teachers.
+        check_labels: checks of a run without teachers.
+        check_pruning: checks of section ``prune`` for its students.
     """
 
     name: str
@@ -73,7 +73,7 @@ class TrainingTask:
 
 
 _TAUGHT = {"distill": True, "train": False, "train_upsampler": True}
-COMMANDS = ("distill", "train")  # that start a run
+COMMANDS = ("distill", "train")  # commands that start a run
 TRAINING_TASKS = (
     TrainingTask(
         "detect",
@@ -95,7 +95,7 @@ TRAINING_TASKS = (
 
 
 def command_of(spec: Spec) -> str:
-    """Return the command that trains by ``spec``: ``distill`` where it names teachers, else ``train``."""
+    """Return the command for ``spec``: ``distill`` if it has teachers, else ``train``."""
     return command_with(bool(spec.distill.teacher))
 
 
@@ -105,11 +105,11 @@ def command_with(teachers: bool) -> str:
 
 
 def is_taught(command: str) -> bool:
-    """Return whether ``command`` has teachers."""
+    """Return True if ``command`` has teachers."""
     return _TAUGHT[command]
 
 
 def training_task(spec: Spec, command: str | None = None) -> TrainingTask:
-    """Return the task that ``command`` trains by ``spec``; default: the command is :func:`command_of`."""
+    """Return the training task of ``spec`` with ``command``, by default :func:`command_of`."""
     command = command or command_of(spec)
     return next(t for t in TRAINING_TASKS if t.model_task is spec.model.task and command in t.commands)

@@ -1,4 +1,4 @@
-"""Contradictions in what the teachers' features are compared by, and in how teachers are weighed."""
+"""Checks of the distillation losses and of the weights of teachers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {"logits": "class scores", "summary": "summaries", "spatial": "feature 
 
 
 def loss_problems(spec: Spec) -> Iterator[Problem]:
-    """What is wrong with the losses of a distillation."""
+    """Yield problems of the losses of a distillation."""
     teachers = resolve_teachers(spec)
     for config, teacher in zip(spec.distill.teacher, teachers, strict=True):
         for term in teacher.terms:
@@ -37,20 +37,20 @@ def _term(term: Term, batch_size: int) -> Iterator[Problem]:
         message = f"loss {loss} compares images of a micro-batch, which has {batch_size}"
         yield Problem(message, "dataset.batch_size", f"Take at least {known.least_images}.")
     if known.most_images is not None and batch_size > known.most_images:
-        message = f"loss {loss} looks at all {known.groups} of a micro-batch of {batch_size}: they do not fit in memory"
+        message = f"loss {loss} compares all {known.groups} of a micro-batch of {batch_size}: they do not fit in memory"
         yield Problem(message, "dataset.batch_size", f"Take at most {known.most_images}; the global batch may stay.")
 
 
 def _names(teacher: ResolvedTeacher) -> Iterator[Problem]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for term in teacher.terms:
-        if term.name in seen:
-            yield Problem(f"{term.loss.value} of {term.kind} is there already", term.where, "Give one, with a weight.")
-        seen.add(term.name)
+        if term.name in names:
+            yield Problem(f"{term.loss.value} of {term.kind} is given twice", term.where, "Give one, with a weight.")
+        names.add(term.name)
 
 
 def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Problem]:
-    """Fields that only a loss between maps reads."""
+    """Check fields that only a loss between feature maps reads."""
     where, maps = teacher.where, [term for term in teacher.terms if term.kind == "spatial"]
     hint = "Take mode spatial or combo, or leave this out."
     if config.spatial_loss_type is not None and all(term.extra for term in maps):
@@ -64,7 +64,7 @@ def _of_maps(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Proble
         message = "no loss of this teacher compares maps position by position"
         yield Problem(message, f"{where}.spatial_focal_weight", hint)
     if not weight and (gamma, most) != (1.0, 4.0):
-        message = "there are no focal weights"
+        message = "spatial_focal_gamma and spatial_focal_max_weight have no effect without it"
         yield Problem(message, f"{where}.spatial_focal_weight", "Set it above 0, or leave the other two out.")
 
 
@@ -72,7 +72,7 @@ def _class_scores(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Probl
     distill, terms = spec.distill, [term for teacher in teachers for term in teacher.terms]
     kl = any(term.loss is LossType.KL for term in terms)
     if distill.temperature != 1 and (distill.kl_form is KLForm.tao or not kl):
-        message = "no loss has a temperature: " + ("TAO's KL has 1" if kl else "no teacher's is KL")
+        message = "no loss has a temperature: " + ("it is 1 in TAO's KL" if kl else "no teacher has loss KL")
         hint = "Set distill.kl_form: hinton, or leave this at 1." if kl else "Leave it at 1."
         yield Problem(message, "distill.temperature", hint)
     if distill.alpha and not (spec.dataset.num_classes > 0 or any(term.kind == "logits" for term in terms)):
@@ -84,25 +84,25 @@ def _class_scores(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Probl
 
 
 def _tao_labels(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[Problem]:
-    """TAO weighs labels by what ``loss_lambda`` leaves."""
+    """Check TAO's weight of labels, 1 - the sum of ``loss_lambda``."""
     where = "distill.label_form"
     if spec.dataset.num_classes < 1:
         yield Problem("labels need a classifier, and dataset.num_classes is 0", where, "Give it, or take alpha.")
     if spec.distill.alpha:
-        message = f"{where} tao weighs labels by 1 - loss_lambda, and alpha by itself"
+        message = f"with {where} tao the weight of labels is 1 - loss_lambda, not alpha"
         yield Problem(message, "distill.alpha", "Leave it at 0, or take label_form alpha.")
     if any(teacher.source is Source.peer for teacher in teachers):
-        yield Problem("a peer learns by distill.alpha", where, "Take alpha.")
+        yield Problem("a peer needs distill.alpha", where, "Take alpha.")
     if not 0 < (left := label_weight(spec.distill, teachers)) <= 1:
-        message = f"labels weigh 1 - the sum of loss_lambda, which is {left:g}"
+        message = f"the weight of labels is 1 - the sum of loss_lambda, which is {left:g}"
         yield Problem(message, "distill.loss_lambda", "Lower it below 1 in all, or take label_form alpha.")
 
 
 def _balance(spec: Spec) -> Iterator[Problem]:
-    # Deeper layers of the student itself are not weighed.
+    # Deeper layers of the student itself have no such weight.
     distill = spec.distill
     alone = sum(teacher.source is not Source.deeper for teacher in distill.teacher) == 1
     if distill.balance is Balance.adaloss and alone:
-        yield Problem("there is one teacher, and nothing to balance", "distill.balance", "Take fixed.")
+        yield Problem("it needs more than one teacher", "distill.balance", "Take fixed.")
     if distill.teacher_drop_prob and alone:
-        yield Problem("there is one teacher, which is never dropped", "distill.teacher_drop_prob", "Leave it at 0.")
+        yield Problem("a single teacher is never dropped", "distill.teacher_drop_prob", "Leave it at 0.")

@@ -1,10 +1,11 @@
-"""Contradictions in where teaching comes from: ``distill.scheme``, ``source``, ``ensemble`` and ``distill.mesa``."""
+"""Checks of the sources of teachers: ``distill.scheme``, ``source``, ``ensemble`` and ``distill.mesa``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.losses import definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import MesaConfig, Scheme, Source, TargetNormType, TeacherConfig
@@ -19,7 +20,7 @@ _ALLOWED = {
 _NEEDED = {Scheme.self: (Source.ema, Source.deeper), Scheme.online: (Source.peer,)}
 _HOME = {Source.ema: Scheme.self, Source.deeper: Scheme.self, Source.peer: Scheme.online}
 
-# Fields of a teacher that only frozen weights, or only a backbone of its own, can have.
+# Fields of a teacher that need frozen weights, a separate backbone, or a loss of its own.
 _OF_WEIGHTS = ("ensemble", "adaptor", "upsample_factor", "upsampler_checkpoint", "mosaic", "spatial_norm_type")
 _OF_BACKBONES = (
     "model",
@@ -46,7 +47,7 @@ _OF_LOSSES = (
     "spatial_num_inner",
     "fd_upsample_factor",
 )
-_WHY = {
+_REASON = {
     Source.ema: "it is the student's own average",
     Source.deeper: "it is the student itself",
     Source.peer: "it trains with the student",
@@ -54,7 +55,7 @@ _WHY = {
 
 
 def scheme_problems(spec: Spec) -> Iterator[Problem]:
-    """What is wrong with who teaches in a distillation."""
+    """Yield problems of the sources of the teachers."""
     scheme, teachers = spec.distill.scheme, resolve_teachers(spec)
     needed = _NEEDED.get(scheme, ())
     if needed and not any(teacher.source in needed for teacher in teachers):
@@ -70,8 +71,8 @@ def scheme_problems(spec: Spec) -> Iterator[Problem]:
         if teacher.inside:
             yield from _foreign_fields(spec, config, teacher)
         if config.view is not TeacherConfig().view and teacher.source is not Source.ema:
-            hint = "Leave it out; views of other teachers move by dataset.train_dataset.shift_equivariance."
-            yield Problem("only the student's average has a view to choose", f"{teacher.where}.view", hint)
+            hint = "Leave it out; views of other teachers are shifted by dataset.train_dataset.shift_equivariance."
+            yield Problem("only source ema has this field", f"{teacher.where}.view", hint)
         if teacher.source is Source.ema:
             yield from _average(spec, teacher)
         elif teacher.source is Source.deeper:
@@ -81,10 +82,10 @@ def scheme_problems(spec: Spec) -> Iterator[Problem]:
     yield from _mesa(spec)
     norm = spec.distill.target_norm.type
     if teachers and norm is not TargetNormType.none and all(teacher.inside for teacher in teachers):
-        message = "what teachers that move say is never transformed, and there are no others"
+        message = "features of teachers that train are not transformed, and there are no others"
         yield Problem(message, "distill.target_norm.type", "Take none.")
     if spec.distill.mesa.weight or any(teacher.source is Source.ema for teacher in teachers):
-        yield from _moving(spec)
+        yield from _moving_average(spec)
 
 
 def _ensemble(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Problem]:
@@ -95,25 +96,23 @@ def _ensemble(config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Probl
         hint = "Give pretrained_teacher_model_path for a single one."
         yield Problem("an ensemble has at least two members", where, hint)
     if config.pretrained_teacher_model_path or config.model.backbone.pretrained_backbone_path:
-        yield Problem("the weights are named twice", where, "List all of them here, and no path beside it.")
+        yield Problem("the weights are named twice", where, "List all of them here, and give no other path.")
     if config.adaptor is not None:
         hint = "Leave out one of adaptor and ensemble."
         yield Problem("an upsampler belongs to one set of weights", where, hint)
 
 
 def _foreign_fields(spec: Spec, config: TeacherConfig, teacher: ResolvedTeacher) -> Iterator[Problem]:
-    """Fields that a teacher inside the student's module has no use for."""
-    default, names = TeacherConfig(), [*_OF_WEIGHTS]
+    """Check fields without effect for a teacher that is computed with the student."""
+    names = [*_OF_WEIGHTS]
     if teacher.source is not Source.peer:
         names += _OF_BACKBONES
     if teacher.source is Source.deeper:
         names += _OF_LOSSES
-    for name in names:
-        if getattr(config, name) != getattr(default, name):
-            message = f"a teacher of source {teacher.source.value} has no such field: {_WHY[teacher.source]}"
-            yield Problem(message, f"{teacher.where}.{name}", "Leave it out.")
+    message = f"a teacher of source {teacher.source.value} has no such field: {_REASON[teacher.source]}"
+    yield from unused_fields(config, names, teacher.where, message, "Leave it out.")
     if teacher.name in spec.teachers:
-        message = f"{_WHY[teacher.source]} and lives inside the workers: there is no service to set up"
+        message = f"{_REASON[teacher.source]}, inside the workers: it is no service"
         yield Problem(message, f"teachers.{teacher.name}", "Remove this section.")
 
 
@@ -121,56 +120,57 @@ def _average(spec: Spec, teacher: ResolvedTeacher) -> Iterator[Problem]:
     for term in teacher.terms:
         if term.kind == "logits":
             hint = "Take mode summary, spatial or combo."
-            yield Problem("the student's average has no class scores", term.where, hint)
+            yield Problem("the student's moving average has no class scores", term.where, hint)
 
 
 def _deeper(teacher: ResolvedTeacher) -> Iterator[Problem]:
     if not teacher.bindings:
         hint = f"Add distill.bindings: [{{teacher: {teacher.name}, teacher_module_name: a deeper module of the "
         hint += "student, student_module_name: ..., criterion: MSE}]."
-        yield Problem("deeper layers teach by bindings, and none names this teacher", f"{teacher.where}.source", hint)
+        yield Problem("source deeper needs bindings, and none names this teacher", f"{teacher.where}.source", hint)
     for bound in teacher.bindings:
         if bound.teacher_module == bound.student_module:
             hint = "Name a deeper module of the student."
-            yield Problem("a module cannot teach itself", f"{bound.where}.teacher_module_name", hint)
+            yield Problem("the student's module is the same", f"{bound.where}.teacher_module_name", hint)
 
 
 def _peer(spec: Spec, teacher: ResolvedTeacher) -> Iterator[Problem]:
-    """A peer without labels has nothing to hold on to: student and peer would agree on anything."""
+    """Check that a peer learns from labels too; otherwise student and peer could agree on any output."""
     where, distill = teacher.where, spec.distill
     if "logits" not in {term.kind for term in teacher.terms}:
-        hint = "Take mode logits; features go beside it in extra_losses."
-        yield Problem("a peer learns by labels, and its class scores are not distilled", f"{where}.mode", hint)
+        hint = "Take mode logits; give losses on features in extra_losses."
+        yield Problem("a peer needs class scores, which its mode does not distill", f"{where}.mode", hint)
     elif not distill.alpha > 0:
-        message = f"nothing but the student would teach the peer {teacher.name}"
-        yield Problem(message, "distill.alpha", "Mix labels in: a value above 0.")
+        message = f"the peer {teacher.name} needs labels, not the student's output alone"
+        yield Problem(message, "distill.alpha", "Set it above 0.")
     for term in teacher.terms:
-        # A loss of bindings alone is refused as one that fits no teacher.
+        # A loss of bindings only is reported elsewhere as one that fits no teacher.
         if definition_of(term.loss).keeps_statistics and definition_of(term.loss).fits:
-            message = f"loss {term.loss.value} keeps statistics of a teacher, and a peer moves"
+            message = f"loss {term.loss.value} needs constant statistics of a teacher, and a peer is trained"
             yield Problem(message, term.field, "Take another loss.")
     named = {name for partition in distill.partitions for name in partition.teachers}
     for i, partition in enumerate(distill.partitions):
         if teacher.name in named and teacher.name not in partition.teachers:
             hint = "Name it in every partition, or in none."
-            yield Problem(f"the peer {teacher.name} trains with the student", f"distill.partitions[{i}].teachers", hint)
+            message = f"the peer {teacher.name} trains on the same images as the student"
+            yield Problem(message, f"distill.partitions[{i}].teachers", hint)
     for i, stage in enumerate(distill.stages):
         if stage.teachers and teacher.name not in stage.teachers:
-            message = f"the peer {teacher.name} trains with the student, all along"
+            message = f"the peer {teacher.name} trains in every step, as the student does"
             yield Problem(message, f"distill.stages[{i}].teachers", "Name it here too.")
 
 
 def _mesa(spec: Spec) -> Iterator[Problem]:
     mesa, where = spec.distill.mesa, "distill.mesa"
     if not mesa.weight and mesa != MesaConfig():
-        yield Problem("MESA has no weight", f"{where}.weight", f"Set it above 0, or leave {where} out.")
+        yield Problem("MESA has no effect with weight 0", f"{where}.weight", f"Set it above 0, or leave {where} out.")
 
 
-def _moving(spec: Spec) -> Iterator[Problem]:
-    """Whether there is an average of something that moves."""
+def _moving_average(spec: Spec) -> Iterator[Problem]:
+    """Check that the student has a moving average, and trains."""
     if not spec.train.enable_ema:
-        message = "the student's moving average teaches, and none is kept"
-        yield Problem(message, "train.enable_ema", "Set it to true; train.ema_decay says how far back it reaches.")
+        message = "the student's moving average is a teacher, and none is computed"
+        yield Problem(message, "train.enable_ema", "Set it to true; train.ema_decay is its decay.")
     if spec.model.backbone.freeze_backbone:
-        message = "the student's moving average teaches, and a frozen backbone does not move"
+        message = "the student's moving average is a teacher, and equals the student if the backbone is frozen"
         yield Problem(message, "model.backbone.freeze_backbone", "Leave it at false.")

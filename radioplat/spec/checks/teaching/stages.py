@@ -1,11 +1,12 @@
-"""Contradictions in who teaches when and at what size: stages, the sizes of partitions, mosaics, views that move."""
+"""Checks of stages, sizes of partitions, mosaics, and shifted views."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.resolved.image_sizes import Stage, drawn_sizes, sees, stages_of
+from radioplat.spec.checks.unused_fields import unknown_teacher, unused_fields
+from radioplat.spec.resolved.image_sizes import drawn_sizes, sees, stages_of
 from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
 from radioplat.spec.schema.distill import Source, TargetNormType
 from radioplat.spec.schema.root import Spec
@@ -14,13 +15,11 @@ _WHERE = "distill.stages"
 
 
 def stage_problems(spec: Spec) -> Iterator[Problem]:
-    """Stages of unknown teachers or none, and such as the run does not hold."""
+    """Yield problems of ``distill.stages``: teachers, length, and sizes without effect."""
     names, stages = teacher_names(spec.distill.teacher), spec.distill.stages
     for i, stage in enumerate(stages):
         for name in stage.teachers:
-            if name not in names:
-                hint = f"Teachers: {', '.join(names) or 'none'}."
-                yield Problem(f"no teacher is called {name!r}", f"{_WHERE}[{i}].teachers", hint)
+            yield from unknown_teacher(name, names, f"{_WHERE}[{i}].teachers")
     if stages:
         yield from _length(spec)
         yield from _taught(spec, names)
@@ -42,42 +41,38 @@ def _taught(spec: Spec, names: list[str]) -> Iterator[Problem]:
             yield Problem(f"no stage has the teacher {name!r}", f"distill.teacher[{i}]", hint)
         norm = spec.distill.target_norm
         if spec.distill.teacher[i].source is not Source.weights:
-            continue  # what moves is never transformed
+            continue  # features of a teacher that trains are not transformed
         measured = [stage for stage in stages if stage.first < norm.fit_batches]
         if norm.type is not TargetNormType.none and not any(stage.has(name) for stage in measured):
             yield Problem(
                 f"the statistics of {name!r} are measured over the first {norm.fit_batches} global batches, "
                 "and it does not teach there",
                 "distill.target_norm",
-                f"Let it teach in stage {stages[0].index}, or take type none.",
+                f"Use it in stage {stages[0].index}, or take type none.",
             )
     for stage in stages:
         for i, _ in enumerate(spec.distill.partitions):
-            if not _seen(spec, stage, i, names):
-                hint = f"Nobody in it sees distill.partitions[{i}]."
+            if not any(stage.has(name) and sees(spec, spec.distill.partitions[i], name) for name in names):
+                hint = f"None of them is in distill.partitions[{i}]."
                 yield Problem("some micro-batches have no teacher", f"{_WHERE}[{stage.index}].teachers", hint)
                 break
 
 
-def _seen(spec: Spec, stage: Stage, partition: int, names: list[str]) -> bool:
-    return any(stage.has(name) and sees(spec, spec.distill.partitions[partition], name) for name in names)
-
-
 def _without_effect(spec: Spec) -> Iterator[Problem]:
-    """Sizes that others take the place of everywhere."""
+    """Check for sizes that other fields replace in all micro-batches."""
     stages, partitions = spec.distill.stages, spec.distill.partitions
     of_partitions = bool(partitions) and all(part.img_size for part in partitions)
     if of_partitions:
         for where in (f"{_WHERE}[{i}].img_size" for i, stage in enumerate(stages) if stage.img_size):
-            yield Problem("every partition has a size of its own", where, "Leave out one of them.")
+            yield Problem("every partition sets the size too", where, "Leave out one of them.")
     if drawn_sizes(spec) and (of_partitions or (stages and all(stage.img_size for stage in stages))):
         where = f"{_WHERE}[0].img_size" if not of_partitions else "distill.partitions[0].img_size"
-        message = "sizes are drawn too, and this takes the draw's place everywhere"
+        message = "it replaces the sizes of multi_scales or stochastic_resolutions everywhere"
         yield Problem(message, where, "Leave out one of them.")
 
 
 def mosaic_problems(spec: Spec) -> Iterator[Problem]:
-    """Mosaics of what cannot be tiled; whether images fit is found when the models are designed."""
+    """Yield problems of mosaics; :mod:`radioplat.design` checks that the images fit."""
     resolved = resolve_teachers(spec)
     for i, teacher in enumerate(spec.distill.teacher):
         where = f"distill.teacher[{i}]"
@@ -85,21 +80,17 @@ def mosaic_problems(spec: Spec) -> Iterator[Problem]:
             continue
         if teacher.input_size is None or teacher.match_student_resolution:
             hint = "Give input_size, the teacher's native size, and leave out match_student_resolution."
-            yield Problem("a mosaic needs a size of its own", f"{where}.mosaic", hint)
+            yield Problem("a mosaic needs a fixed size", f"{where}.mosaic", hint)
         if resolved[i].wanted != {"spatial"}:
             hint = "Take mode spatial, with a loss between maps."
-            yield Problem("of several images at once there is no summary", f"{where}.mosaic", hint)
+            yield Problem("a mosaic has no summary for each image", f"{where}.mosaic", hint)
         if resolved[i].upsample_factor > 1:
             yield Problem("a mosaic cannot be upsampled", f"{where}.mosaic", "Leave out one of mosaic and adaptor.")
 
 
 def equivariance_problems(spec: Spec) -> Iterator[Problem]:
-    """Views that move where nothing is drawn."""
-    for split in ("train_dataset", "val_dataset", "test_dataset"):
-        for name in ("full_equivariance", "shift_equivariance"):
-            if not getattr(getattr(spec.dataset, split), name):
-                continue
-            where = f"dataset.{split}.{name}"
-            if split != "train_dataset":
-                hint = "Evaluation cuts the same view for all models. Leave it at its default."
-                yield Problem("views move only in training", where, hint)
+    """Yield shifted views in splits for evaluation."""
+    names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
+    for split in ("val_dataset", "test_dataset"):
+        message = "views are shifted in training only"
+        yield from unused_fields(getattr(spec.dataset, split), names, f"dataset.{split}", message, hint)

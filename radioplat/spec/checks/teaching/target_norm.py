@@ -1,36 +1,32 @@
-"""Contradictions in how targets are transformed (``distill.target_norm``)."""
+"""Checks of the transforms of targets, ``distill.target_norm``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.teacher import resolve_teachers
-from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit
+from radioplat.spec.schema.distill import TargetNormFit
 from radioplat.spec.schema.root import Spec
 
 _SECTION = "distill.target_norm"
 
 
 def target_norm_problems(spec: Spec) -> Iterator[Problem]:
-    """What is wrong with ``target_norm`` and with teachers' ``spatial_norm_type``."""
-    config, default = spec.distill.target_norm, TargetNormConfig()
+    """Yield problems of ``target_norm`` and of the teachers' ``spatial_norm_type``."""
+    config = spec.distill.target_norm
     teachers = resolve_teachers(spec)
     for teacher, given in zip(teachers, spec.distill.teacher, strict=True):
         if given.spatial_norm_type is not None and "spatial" not in teacher.wanted:
             yield Problem(
-                "this teacher's map is not distilled, so that there is nothing to transform",
+                "this teacher's feature map is not distilled",
                 f"{teacher.where}.spatial_norm_type",
                 "Take mode spatial or combo, or leave this unset.",
             )
     if not any(teacher.norms for teacher in teachers):
-        for name in ("fit", "path"):
-            if getattr(config, name) != getattr(default, name):
-                hint = f"Set {_SECTION}.type, or leave this at its default."
-                yield Problem("no target is transformed", f"{_SECTION}.{name}", hint)
+        hint = f"Set {_SECTION}.type, or leave this at its default."
+        yield from unused_fields(config, ("fit", "path"), _SECTION, "no target is transformed", hint)
     elif config.fit is TargetNormFit.running and config.path is not None:
-        yield Problem(
-            "what is measured while a student trains is its own, and no other run's",
-            f"{_SECTION}.path",
-            "Take fit: before, or leave this unset.",
-        )
+        message, hint = "running statistics are not read from a file", "Take fit: before, or leave this unset."
+        yield Problem(message, f"{_SECTION}.path", hint)

@@ -1,12 +1,12 @@
-"""Contradictions where a detector is trained, and fields of detection where none is."""
+"""Checks of the training of a detector, and of detection fields in other runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.losses import Binds, definition_of
-from radioplat.spec.schema.distill import DistillConfig, TeacherConfig
 from radioplat.spec.schema.model import DetectorConfig, ModelTask
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
@@ -18,52 +18,42 @@ def detector_problems(spec: Spec) -> Iterator[Problem]:
     """Yield fields that a detector cannot be trained with."""
     if spec.dataset.num_classes:
         hint = "Leave it at 0: a COCO file and dataset.classes name a detector's classes."
-        yield Problem("it counts classes of whole images", "dataset.num_classes", hint)
+        yield Problem("it is the number of image classes", "dataset.num_classes", hint)
     if spec.dataset.knn_validation:
-        yield Problem("a detector is judged by mAP", "dataset.knn_validation", "Leave it out.")
-    for name in ("full_equivariance", "shift_equivariance"):
-        if getattr(spec.dataset.train_dataset, name):
-            hint = "Leave it at its default: crops and flips move boxes already."
-            yield Problem("teachers and detector see one view", f"dataset.train_dataset.{name}", hint)
+        yield Problem("a detector is validated by mAP", "dataset.knn_validation", "Leave it out.")
+    names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
+    message = "teachers and detector share one view"
+    yield from unused_fields(spec.dataset.train_dataset, names, "dataset.train_dataset", message, hint)
     if spec.train.precision is not Precision.fp32:
         hint = "Take fp32: matching and box losses need it."
         yield Problem(f"detectors are not trained in {spec.train.precision.value} yet", "train.precision", hint)
     if spec.train.zero_stage == 3:
         hint = "Take train.zero_stage 0, 1 or 2."
-        yield Problem("ZeRO-3 cuts up weights that a detector's layers share", "train.zero_stage", hint)
+        yield Problem("ZeRO-3 does not support weights that a detector's layers share", "train.zero_stage", hint)
     if spec.train.compile:
-        yield Problem("a backbone in a detector is not compiled", "train.compile", "Set it to false.")
+        yield Problem("the backbone of a detector cannot be compiled", "train.compile", "Set it to false.")
 
 
 def unused_teaching_fields(spec: Spec) -> Iterator[Problem]:
-    """Yield fields of ``distill`` that only a detector has, where none is trained."""
-    distill, default = spec.distill, DistillConfig()
-    for name in ("box_loss_weight", "decoder_from_teacher"):
-        if getattr(distill, name) != getattr(default, name):
-            hint = "Set model.task: detection, or leave it out."
-            yield Problem("no detector is trained", f"distill.{name}", hint)
-    for i, binding in enumerate(distill.bindings):
+    """Yield fields of ``distill`` that have no effect without a detector."""
+    names, hint = ("box_loss_weight", "decoder_from_teacher"), "Set model.task: detection, or leave it out."
+    yield from unused_fields(spec.distill, names, "distill", "no detector is trained", hint)
+    for i, binding in enumerate(spec.distill.bindings):
         if definition_of(binding.criterion).binds is Binds.detector_maps:
             where = f"distill.bindings[{i}].criterion"
-            yield Problem("it compares detectors", where, "Take another loss, or set model.task: detection.")
+            yield Problem("this loss compares detectors", where, "Take another loss, or set model.task: detection.")
 
 
 def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield fields of ``distill`` that do not go together where one detector teaches another."""
-    distill, default = spec.distill, DistillConfig()
+    """Yield problems of ``distill`` with detectors as teacher and student."""
+    distill, message = spec.distill, "it has no effect on a detector"
     if not distill.bindings:
-        hint = "Name modules of both, as srcs.0 or queries."
-        yield Problem("a detector is taught by bindings", "distill.bindings", hint)
-    for name in _OF_FEATURES:
-        if getattr(distill, name) != getattr(default, name):
-            hint = "Leave it at its default: a detector learns by bindings and boxes."
-            yield Problem("it has no effect on a detector", f"distill.{name}", hint)
-    plain = TeacherConfig()
+        hint = "Name modules of both, for example srcs.0 or queries."
+        yield Problem("a detector is distilled by bindings", "distill.bindings", hint)
+    hint = "Leave it at its default: a detector learns by bindings and boxes."
+    yield from unused_fields(distill, _OF_FEATURES, "distill", message, hint)
     for i, teacher in enumerate(distill.teacher):
-        for name in _OF_TEACHERS:
-            if getattr(teacher, name) != getattr(plain, name):
-                where = f"distill.teacher[{i}].{name}"
-                yield Problem("it has no effect where a detector teaches", where, "Leave it at its default.")
+        yield from unused_fields(teacher, _OF_TEACHERS, f"distill.teacher[{i}]", message, "Leave it at its default.")
 
 
 _OF_FEATURES = (
@@ -76,7 +66,7 @@ _OF_TEACHERS = (
 
 
 def unused_detector_fields(spec: Spec) -> Iterator[Problem]:
-    """Yield fields of detection where no detector is trained."""
+    """Yield fields that have no effect without a detector."""
     hint = "Set model.task: detection, or leave it out."
     if spec.model.detector != DetectorConfig():
         yield Problem("no detector is trained", "model.detector", hint)

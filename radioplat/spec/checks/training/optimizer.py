@@ -1,4 +1,4 @@
-"""Contradictions in how the weights move: optimizer, schedule, regularizer, average."""
+"""Checks of optimizer, schedule, regularizer and moving average."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from radioplat.spec.schema.train import Policy
 
 
 def optimizer_problems(spec: Spec) -> Iterator[Problem]:
-    """Problems of ``train.optim``, ``train.regularizer`` and the EMA."""
-    yield from _optimizer(spec)
-    yield from _policy(spec)
-    yield from _rates(spec)
-    yield from _regularizer(spec)
-    yield from _ema(spec)
-
-
-def _optimizer(spec: Spec) -> Iterator[Problem]:
+    """Yield problems of ``train.optim``, ``train.regularizer`` and the EMA."""
     optim = spec.train.optim
     if len(optim.betas) != 2:
         yield Problem(f"two numbers are needed, not {optim.betas}", "train.optim.betas")
+    yield from _policy(spec)
+    if optim.head_warmup_epochs >= spec.train.num_epochs:
+        hint = "To train heads alone, set model.backbone.freeze_backbone."
+        yield Problem("the backbone would never be trained", "train.optim.head_warmup_epochs", hint)
+    yield from _regularizer(spec)
+    yield from _ema(spec)
 
 
 def _policy(spec: Spec) -> Iterator[Problem]:
@@ -45,19 +43,11 @@ def _policy(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"{wanted} is needed, not {value!r}", where)
     if optim.policy is Policy.soft_start_annealing:
         if not wrong and optim.policy_params.get("soft_start", 0.1) > optim.policy_params.get("annealing", 0.7):
-            message = "the rate would fall before it has risen"
+            message = "the learning rate would fall before the end of its warm-up"
             yield Problem(message, "train.optim.policy_params.soft_start", "Take at most policy_params.annealing.")
         if optim.warmup_epochs:
             hint = "Give policy_params.soft_start, a share of the run, instead."
-            yield Problem("soft_start_annealing has a warm-up of its own", "train.optim.warmup_epochs", hint)
-
-
-def _rates(spec: Spec) -> Iterator[Problem]:
-    """Rates of single parameters; whether the student has them is known only with the student."""
-    optim, where = spec.train.optim, "train.optim"
-    if optim.head_warmup_epochs >= spec.train.num_epochs:
-        hint = "To train heads alone, set model.backbone.freeze_backbone."
-        yield Problem("the backbone would never learn", f"{where}.head_warmup_epochs", hint)
+            yield Problem("soft_start_annealing has its own warm-up", "train.optim.warmup_epochs", hint)
 
 
 def _regularizer(spec: Spec) -> Iterator[Problem]:
@@ -68,7 +58,7 @@ def _regularizer(spec: Spec) -> Iterator[Problem]:
         yield Problem("a penalty with a weight needs a type", f"{where}.type", "Take L1 or L2.")
     elif regularizer.weight > 0 and spec.train.zero_stage == 3:
         yield Problem(
-            "ZeRO 3 never has all weights in one place, and a penalty is taken over all",
+            "a penalty needs all weights, which no rank has with ZeRO-3",
             where,
             "Take train.zero_stage 2, or train.optim.weight_decay.",
         )
@@ -81,7 +71,7 @@ def _ema(spec: Spec) -> Iterator[Problem]:
             section = getattr(spec, task)
             if section.use_ema and section.checkpoint is None and task in spec.distill.then:
                 hint = "Set train.enable_ema."
-                yield Problem("the run before it would keep no average", f"{task}.use_ema", hint)
+                yield Problem("the run would have no moving average", f"{task}.use_ema", hint)
 
 
 def _number(value: Any) -> str | None:

@@ -22,7 +22,7 @@ INT8 = {"data_type": "INT8"}
         (
             {**INT8, "calibration": CalibrationConfig(cal_json_file="j", cal_cache_file="c")},
             "calibration.cal_json_file",
-            "two places",
+            "two sources",
         ),
     ],
 )

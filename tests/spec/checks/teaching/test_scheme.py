@@ -88,4 +88,4 @@ def test_a_peer_stays_all_along():
     spec = load_spec(EXAMPLE, ["teachers={}", ONLINE, *more, f"{S}.source=peer"])
     spec.distill.teacher[1].name = "b"
     found = {problem.where: problem.message for problem in check(spec)}
-    assert "the peer b trains with the student" in found["distill.stages[0].teachers"]
+    assert "the peer b trains in every step" in found["distill.stages[0].teachers"]

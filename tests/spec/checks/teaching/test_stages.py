@@ -56,17 +56,17 @@ def test_what_fits(overrides):
         (
             [HALVES.replace("}]", ", img_size: 224}]"), TWO, f"{S}=[{{steps: 5, img_size: 256}}]"],
             f"{S}[0].img_size",
-            "every partition has a size",
+            "every partition sets the size",
         ),
         (
             ["dataset.augmentation.multi_scales=[224, 256]", f"{S}=[{{steps: 5, img_size: 448}}]"],
             f"{S}[0].img_size",
-            "sizes are drawn too",
+            "it replaces the sizes",
         ),
         ([f"{T}.mosaic=0"], f"{T}.mosaic", "at least 1"),
-        ([f"{T}.mosaic=2", f"{T}.input_size=null"], f"{T}.mosaic", "size of its own"),
+        ([f"{T}.mosaic=2", f"{T}.input_size=null"], f"{T}.mosaic", "fixed size"),
         ([f"{T}.mosaic=2", f"{T}.mode=combo"], f"{T}.mosaic", "no summary"),
-        (["dataset.val_dataset.full_equivariance=true"], "dataset.val_dataset.full_equivariance", "only in training"),
+        (["dataset.val_dataset.full_equivariance=true"], "dataset.val_dataset.full_equivariance", "in training only"),
     ],
 )
 def test_what_does_not(overrides, where, words, problems_of):
