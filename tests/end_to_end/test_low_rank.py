@@ -69,7 +69,7 @@ def test_its_rate_is_low_and_does_not_fall(report, spec):
         (("low_rank.rank=2", "low_rank.ratio=0.5"), "low_rank: rank and ratio contradict each other"),
         (("low_rank.energy=1",), "low_rank.energy: must be above 0 and below 1, not 1"),
         (("low_rank.rank=2", "low_rank.retrain.lr=1e-3"), "low_rank.retrain.lr: nothing is retrained"),
-        (("low_rank.rank=2", "low_rank.retrain.mode=weight_rewind"), "low_rank.retrain.mode: factors have no earlier"),
+        (("low_rank.rank=2", "low_rank.retrain.mode=weight_rewind"), "low_rank.retrain.mode: low-rank factors"),
         (("low_rank.rank=2", "low_rank.retrain={steps: 1, epochs: 2}"), "low_rank.retrain.steps"),
     ],
 )

@@ -119,4 +119,4 @@ def test_bad_input_is_named(quantized, spec, tmp_path):
     refused(SpecError, "default_layer_dtype: E5M2", "quantize.default_layer_dtype=fp8_e5m2")
     held_out = spec.dataset.val_dataset.tar_data_sources[0].root_dir
     own = f"dataset.quant_calibration_dataset.tar_data_sources=[{{root_dir: {held_out}}}]"
-    refused(SpecError, "dataset.quant_calibration_dataset: .* is also dataset.val_dataset", own)
+    refused(SpecError, "dataset.quant_calibration_dataset: .* is also in dataset.val_dataset", own)

@@ -251,7 +251,7 @@ def test_names_that_cannot_be_told_apart_and_what_is_no_import_path(base, tmp_pa
     section = {"metrics": ["their_metrics.norm", "a:norm", "b:norm", "their_metrics:knn"]}
     problems = [p for p in check(load_spec({**base, "evaluate": section})) if p.where.startswith("evaluate.metrics")]
     assert [(p.where[-2], p.message) for p in problems] == [
-        ("0", "'their_metrics.norm' is no import path package.module:name"),
+        ("0", "'their_metrics.norm' is not an import path package.module:name"),
         ("2", "two metrics are called 'norm'"),
         ("3", "a metric of radioplat is called 'knn'"),
     ]

@@ -248,17 +248,17 @@ def test_dynamic_int8_for_cpus_is_smaller_and_close(forced):
     [
         ("int8", ["cpu=static"], EngineError, "export.cpu: the student is quantized already"),
         ("fp32", ["calibration_cache=true", "tensorrt_version=10.3"], EngineError, "has no scales to cache"),
-        ("fp32", ["calibration_cache=true"], SpecError, "export.tensorrt_version: which TensorRT"),
+        ("fp32", ["calibration_cache=true"], SpecError, "export.tensorrt_version: a calibration cache needs"),
         (
             "int8",
             ["calibration_cache=true", "tensorrt_version=11.0"],
             SpecError,
             "TensorRT 11 has no calibration cache",
         ),
-        ("int8", ["calibration_cache=true", "tensorrt_version=eight"], SpecError, "'eight' is no version"),
-        ("fp32", ["cpu=static", "data_type=fp16"], SpecError, "export.cpu: starts from fp32, not fp16"),
-        ("fp32", ["force_ptq=true", "data_type=bf16"], SpecError, "export.force_ptq: starts from fp32, not bf16"),
-        ("fp32", ["cpu=dynamic", "cpu_target=arm"], SpecError, "export.cpu_target: applies to export.cpu=static"),
+        ("int8", ["calibration_cache=true", "tensorrt_version=eight"], SpecError, "'eight' is not a version"),
+        ("fp32", ["cpu=static", "data_type=fp16"], SpecError, "export.cpu: it needs an fp32 file, not fp16"),
+        ("fp32", ["force_ptq=true", "data_type=bf16"], SpecError, "export.force_ptq: it needs an fp32 file, not bf16"),
+        ("fp32", ["cpu=dynamic", "cpu_target=arm"], SpecError, "export.cpu_target: it applies to export.cpu=static"),
         ("fp32", ["format=safetensors", "bundle=b"], SpecError, "export.bundle: format safetensors writes no ONNX"),
     ],
 )
