@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,15 @@ from tests.clusters.published import schemas
 from tests.clusters.test_launcher import check_no_secrets
 
 FILES = ("raycluster", "rayjob", "job", "storage")
+
+
+@functools.cache
+def validator(kind: str) -> jsonschema.protocols.Validator:
+    """Of a kind's schema, which is checked itself once: that takes most of a second."""
+    schema = schemas()[kind]
+    chosen = jsonschema.validators.validator_for(schema)
+    chosen.check_schema(schema)
+    return chosen(schema)
 
 
 @pytest.fixture(params=FILES)
@@ -31,7 +41,7 @@ def cluster(clusters) -> dict:
 
 def test_only_known_fields(manifest):
     path, tree = manifest
-    jsonschema.validate(tree, schemas()[tree["kind"]])
+    validator(tree["kind"]).validate(tree)
     check_no_secrets(path.read_text())
 
 
@@ -53,7 +63,7 @@ def test_a_slip_is_seen(clusters, path, value):
         place = place[key]
     place[path[-1]] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(tree, schemas()["RayCluster"])
+        validator("RayCluster").validate(tree)
 
 
 def test_the_job_runs_on_the_same_cluster(clusters, cluster):
@@ -81,7 +91,7 @@ def test_a_job_tells_exit_statuses_apart(clusters, cluster):
         {"backofLimit": 1},
     ):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(tree | {"spec": tree["spec"] | slip}, schemas()["Job"])
+            validator("Job").validate(tree | {"spec": tree["spec"] | slip})
 
 
 def groups(cluster: dict) -> dict[str, dict]:

@@ -68,9 +68,10 @@ def _merged(tree: dict[str, Any]) -> Spec:
         whole = OmegaConf.unsafe_merge(pickle.loads(_defaults(None)), tree)
         OmegaConf.resolve(whole)
         return typing.cast(Spec, OmegaConf.to_object(whole))
-    spec = pickle.loads(_default_spec())
+    spec: Spec = pickle.loads(_default_spec())
     for name, value in tree.items():
-        section = OmegaConf.unsafe_merge(pickle.loads(_defaults(name)), {name: value})[name]
+        merged = typing.cast(DictConfig, OmegaConf.unsafe_merge(pickle.loads(_defaults(name)), {name: value}))
+        section = merged[name]
         setattr(spec, name, OmegaConf.to_object(section) if OmegaConf.is_config(section) else section)
     return spec
 
