@@ -87,11 +87,11 @@ def test_every_model_sees_its_own_part_of_the_image(make_spec, distil, tmp_path,
     warned = [line for line in plan(load_spec(spec)).warnings if "never shifted" in line]
     shifts = kind == "shift_equivariance"
     assert [line.split()[2] for line in warned] == ["lite0's"] * shifts, "its stride is 32"
-    trail = distil(spec, *EVERY_STEP, "train.max_steps=4")
+    trail = distil(spec, *EVERY_STEP, "train.max_steps=2")
     found = metrics_of(trail)
     assert all(math.isfinite(v) and v > 0 for m in found.values() for n, v in m.items() if n.startswith("loss"))
-    again = distil(spec, *EVERY_STEP, "train.max_steps=4", go_on(trail, tmp_path, 2))
-    assert again.losses == pytest.approx({step: trail.losses[step] for step in (3, 4)}, rel=1e-6)
+    again = distil(spec, *EVERY_STEP, "train.max_steps=2", go_on(trail, tmp_path, 1))
+    assert again.losses == pytest.approx({2: trail.losses[2]}, rel=1e-6)
 
 
 def test_corrupting_what_masks_hide_changes_nothing(make_spec, distil, monkeypatch, tmp_path):
