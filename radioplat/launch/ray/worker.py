@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 
 import ray
 import ray.train
 import ray.train.torch
+from ray.data import DataIterator
 from torch.distributed import ProcessGroup
 
 from radioplat.common import collectives
@@ -14,6 +16,7 @@ from radioplat.common.cpu_threads import share_cores
 from radioplat.data.batch import Batch
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream, steps_per_dataset
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.errors import RadioplatError
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
@@ -49,7 +52,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             clients[teacher.name] = InlineTeacher(
                 teacher, run.grids[teacher.name], str(device), rank_context.world_size
             )
-    channel, pauses = collectives.open_channel(timeout), Pauses()
+    streams, pauses = Streams(run, rank_context, collectives.open_channel(timeout)), Pauses()
     watch_notices()
     _await_pools(pools, rank_context.rank)
     for teacher in run.frozen_teachers:
@@ -58,8 +61,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
                 device.type, cached=run.spec.feature_cache.dir is not None and teacher.service.cache
             )
     with through_cache(run, clients, rank_context.rank) as cached:
-        open_batches = partial(_stream, run, rank_context, channel)
-        run_worker(run, rank_context, cached, open_batches, pauses)
+        run_worker(run, rank_context, cached, streams.read, pauses)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
@@ -77,28 +79,39 @@ def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
             raise problem
 
 
-def _stream(
-    run: Run, rank_context: RankContext, channel: ProcessGroup | None, start: int, stop: int
-) -> CloseableIterator[Batch]:
-    """Iterate over this rank's micro-batches of steps ``start`` to ``stop``; rank 0 creates each Ray dataset.
+class Streams:
+    """This rank's micro-batches, from Ray datasets that rank 0 opens for all ranks.
 
-    Runs in the feeder's thread, so it needs its own process group, ``channel``: the training thread uses the default
-    group at the same time.
+    Args:
+        channel: a process group for the feeder's thread, because the training thread uses the default group at the same
+            time.
     """
-    schedule, dataset = run.micro_batch_schedule(rank_context.world_size), run.spec.dataset
 
-    def part(first: int, last: int) -> CloseableIterator[Batch]:
-        """Open the Ray dataset of steps ``first`` to ``last``."""
+    def __init__(self, run: Run, rank_context: RankContext, channel: ProcessGroup | None) -> None:
+        self._run, self._rank_context, self._channel = run, rank_context, channel
+        # Ray does not count the handles that other ranks get by a broadcast: without these references the actor behind
+        # a dataset would end when rank 0 has read its part, and with it the parts of slower ranks. When all ranks have
+        # met in the broadcast of one dataset, all have read the last but one.
+        self._newest: deque[list[DataIterator]] = deque(maxlen=2)
+
+    def read(self, start: int, stop: int) -> CloseableIterator[Batch]:
+        """Iterate over this rank's micro-batches of steps ``start`` to ``stop``."""
+        schedule = self._run.micro_batch_schedule(self._rank_context.world_size)
+        part = partial(self._open, schedule)
+        return read_in_turn(part, start, stop, steps_per_dataset(schedule), schedule.per_rank)
+
+    def _open(self, schedule: MicroBatchSchedule, first: int, last: int) -> CloseableIterator[Batch]:
+        """Open the dataset of steps ``first`` to ``last``."""
         iterators = None
-        if rank_context.rank == 0:
+        if self._rank_context.rank == 0:
             iterators = open_stream(
-                run.reader_arguments,
+                self._run.reader_arguments,
                 schedule,
                 first,
                 last,
-                tasks=dataset.workers * rank_context.world_size,
-                cpus_per_task=run.spec.cluster.cpus_per_decode,
+                tasks=self._run.spec.dataset.workers * self._rank_context.world_size,
+                cpus_per_task=self._run.spec.cluster.cpus_per_decode,
             )
-        return read_stream(collectives.broadcast_object(iterators, channel)[rank_context.rank])
-
-    return read_in_turn(part, start, stop, steps_per_dataset(schedule), schedule.per_rank)
+        iterators = collectives.broadcast_object(iterators, self._channel)
+        self._newest.append(iterators)
+        return read_stream(iterators[self._rank_context.rank])
