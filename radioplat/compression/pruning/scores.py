@@ -23,7 +23,7 @@ class ChannelScore:
 
     def __init__(self, config: PruneConfig, seed: int = 0) -> None:
         norm = 1 if config.raw_prune_score is RawScore.L1 else 2
-        self.needs_gradients = config.score in (PruneScore.taylor, PruneScore.hessian)
+        self.needs_gradients = config.score.needs_gradients
         self._random = torch.Generator().manual_seed(seed) if config.score is PruneScore.random else None
         self._squares: dict[nn.Parameter, torch.Tensor] = {}
         self._count = 0

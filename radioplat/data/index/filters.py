@@ -10,6 +10,7 @@ from radioplat.data.index.scratch import scratch
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.spec.schema.dataset import SplitConfig, WeightMode
 
+# An index of a run stores positions in this list: append only.
 REASONS = (
     "", "too_many_pixels", "min_short_side", "min_long_side", "min_area", "max_aspect_ratio", "duplicate", "no_boxes",
 )  # fmt: skip
@@ -81,15 +82,15 @@ def weight_of(frequency: np.ndarray, mode: WeightMode | None) -> np.ndarray:
 def _by_size(width: np.ndarray, height: np.ndarray, split: SplitConfig, max_pixels: int) -> np.ndarray:
     short, long, area = np.minimum(width, height), np.maximum(width, height), width * height
     limit = split.native_resolution_filter
-    rejected = (
-        area > max_pixels,
-        short < (limit.min_short_side or 0),
-        long < (limit.min_long_side or 0),
-        area < (limit.min_area or 0),
+    rejected = {
+        "too_many_pixels": area > max_pixels,
+        "min_short_side": short < (limit.min_short_side or 0),
+        "min_long_side": long < (limit.min_long_side or 0),
+        "min_area": area < (limit.min_area or 0),
         # A division, as users compute the threshold: 3 / 2 <= 1.5 must be true.
-        long / short > (np.inf if limit.max_aspect_ratio is None else limit.max_aspect_ratio),
-    )
+        "max_aspect_ratio": long / short > (np.inf if limit.max_aspect_ratio is None else limit.max_aspect_ratio),
+    }
     code = np.zeros(len(width), np.uint8)
-    for number, mask in reversed(list(enumerate(rejected, start=1))):
-        code[mask] = number
+    for name, mask in reversed(rejected.items()):  # the first reason is written last, and stays
+        code[mask] = REASONS.index(name)
     return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,6 +22,8 @@ from radioplat.data.views.view_plan import Equivariance
 from radioplat.errors import DataError, Problem
 from radioplat.spec.schema.dataset import DatasetConfig, SplitConfig
 
+# Filters that every checkpoint's order names, set or not.
+_FIRST_FILTERS = ("min_short_side", "min_long_side", "min_area", "max_aspect_ratio")
 _FREQUENCY, _REASONS, _LENGTHS = "frequency.npy", "reasons.npy", "shard_weights.npy"
 
 
@@ -143,7 +146,7 @@ class RunData:
         boxes = {} if self.boxes is None else {"boxes": self.boxes.digest()}
         return boxes | {
             "sources": json.dumps(self.scale_factors),
-            "filters": json.dumps([asdict(split.native_resolution_filter), split.dedup]),
+            "filters": json.dumps([_filter_fields(split), split.dedup]),
             "max_pixels": str(max_pixels),
             "weights": split.data_weight_mode.value if split.data_weight_mode else "uniform",
             "seed": str(split.seed),
@@ -189,6 +192,17 @@ def _smallest_positive(frequency: np.ndarray) -> int:
         if smallest == 1:
             break
     return smallest
+
+
+def _filter_fields(split: SplitConfig) -> dict[str, float | None]:
+    """Return the thresholds of the filter. A later field counts only if it is set: runs from before must resume."""
+    thresholds = asdict(split.native_resolution_filter)
+    return {name: value for name, value in thresholds.items() if name in _FIRST_FILTERS or value is not None}
+
+
+def differing_fields(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of :meth:`RunData.order_fields` that differ, also those that only one side has."""
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def order_hash(fields: dict[str, str]) -> str:

@@ -24,6 +24,11 @@ class PruneScore(str, Enum):
     hessian = "hessian"  # (weight x gradient)^2: the second-order change, with the Fisher diagonal for the Hessian
     random = "random"
 
+    @property
+    def needs_gradients(self) -> bool:
+        """Return whether the score needs gradients of the loss."""
+        return self in (PruneScore.taylor, PruneScore.hessian)
+
 
 class RawScore(str, Enum):
     """TAO's field: the norm for ``score: magnitude``."""

@@ -17,7 +17,6 @@ from radioplat.models.vision_model import VisionModel, model_kind
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.prune_detector import detector_prune_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
-from radioplat.spec.schema.prune import PruneScore
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.prune.cut import Cut, cut
 from radioplat.tasks.prune.rounds import PRUNED, REPORT, Round, prune_in_rounds
@@ -81,8 +80,7 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
     checkpoint = find_checkpoint(spec, config.checkpoint, "prune.checkpoint").resolve()
     if model_kind(checkpoint) is ModelKind.detector and (problems := list(detector_prune_problems(config))):
         raise SpecError(*problems)
-    gradients = config.score in (PruneScore.taylor, PruneScore.hessian)
-    if config.retrain.wanted or config.blocks or gradients:
+    if config.retrain.wanted or config.blocks or config.score.needs_gradients:
         dry_run(read_architecture(checkpoint, "prune.checkpoint"), config)  # fails early
     if config.retrain.wanted:
         # A rerun continues with the student that the first start used.

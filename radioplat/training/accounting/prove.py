@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from radioplat.data.ledger.proof import Proof, prove
-from radioplat.data.loading.run_data import RunData
+from radioplat.data.loading.run_data import RunData, differing_fields
 from radioplat.errors import DataError
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.checkpoints.checkpoint import newest
@@ -42,8 +42,7 @@ def prove_run(folder: Path) -> Proof:
     dataset = load_spec(folder / "experiment.yaml").dataset
     data = RunData.load(folder / "data", dataset.train_dataset)
     global_batch = int(state.order_fields["global_batch"])
-    fields = data.order_fields(global_batch, dataset.max_pixels)
-    differing = [name for name, value in fields.items() if state.order_fields.get(name) != value]
+    differing = differing_fields(state.order_fields, data.order_fields(global_batch, dataset.max_pixels))
     if differing:
         raise DataError(
             f"the index and spec beside {path.name} make another order than the one it was trained on; "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from radioplat.common.terminal import note
-from radioplat.data.loading.run_data import order_hash
+from radioplat.data.loading.run_data import differing_fields, order_hash
 from radioplat.data.storage.files import absolute, stat_file
 from radioplat.design.run import Run
 from radioplat.errors import Problem, RadioplatError, WeightsError
@@ -212,7 +212,7 @@ def order_problems(
         folder: of the run.
     """
     if state.order_hash != order_hash(order_fields) and not spec.train.restart_order:
-        names = [_ORDER_FIELDS[key] for key, value in order_fields.items() if state.order_fields.get(key) != value]
+        names = [_ORDER_FIELDS.get(key, key) for key in differing_fields(state.order_fields, order_fields)]
         message = f"{name} was trained on another order of samples; what differs: {', '.join(names)}"
         hint = "Undo the change, choose another results_dir, or accept it with train.restart_order=true."
         yield Problem(message, str(folder), hint)
