@@ -83,7 +83,6 @@ def doctor(args: argparse.Namespace) -> None:
     """Check driver, NCCL, shared memory, limits, ports, token, clock, disks and versions of this machine."""
     import json
     import sys
-    from dataclasses import asdict
     from pathlib import Path
 
     from radioplat.cluster.doctor.doctor import doctor as run
@@ -93,9 +92,9 @@ def doctor(args: argparse.Namespace) -> None:
     findings = run(Path(args.results))
     failed = sum(finding.level is Level.fail for finding in findings)
     if args.json:
-        print(json.dumps({"fit": not failed, "findings": [asdict(finding) for finding in findings]}, indent=1))
+        print(json.dumps({"fit": not failed, "findings": [finding.as_json() for finding in findings]}, indent=1))
     else:
-        rows = [[finding.what, finding.level.value, finding.said, finding.hint] for finding in findings]
+        rows = [[finding.item, finding.level.value, finding.state, finding.hint] for finding in findings]
         warned = sum(finding.level is Level.warn for finding in findings)
         terminal.show_table(
             "radioplat doctor", ["", "", "found", "what to do"], rows, f"{failed} to repair, {warned} to look at"

@@ -1,6 +1,6 @@
-"""How many training workers a cluster has room for: the sum over its nodes, and what the teachers need is left out.
+"""Count the training workers that a cluster has room for, in addition to the teachers.
 
-Ray Train's elastic policy counts all of a node's resources, whoever holds them, and looks every 20 seconds.
+Ray Train's own elastic policy counts all resources of a node, used or free, every 20 seconds.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 from radioplat.common import ray_internals
 
-WORKER_RESOURCE = "radioplat_worker"  # a custom resource that marks nodes, and how many workers each may hold
+WORKER_RESOURCE = "radioplat_worker"  # custom resource of nodes for workers: how many each may run
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that lives.
+    """A running node of the cluster.
 
     Attributes:
-        total, free: resources by name; ``free`` is what nobody holds at the moment.
-        held: workers of the group that is to be replaced: what they hold counts as free.
+        total, free: resources by name, all of them and the unused ones.
+        held: workers on it of the group that will be replaced; their resources count as free.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Node:
     held: int = 0
 
     def answers(self, timeout_s: float = 1.0) -> bool:
-        """Whether its raylet can be reached: the cluster takes seconds to notice that one was killed."""
+        """Return True if its raylet can be reached; the cluster itself notices a lost node seconds later."""
         try:
             socket.create_connection((self.address, self.port), timeout_s).close()
         except OSError:
@@ -40,13 +40,13 @@ class Node:
 
 
 def worker_capacity(nodes: list[Node], need: Mapping[str, float], others: Mapping[str, float], most: int) -> int:
-    """Workers that could run.
+    """Return the number of workers that could run.
 
     Args:
-        nodes: those that may take workers.
+        nodes: nodes that may run workers.
         need: resources of one worker.
-        others: resources that teachers and decoding need, wherever they run, if they do not have them already.
-        most: no more than these.
+        others: resources that teachers and decoding need on any nodes.
+        most: maximum number of workers.
     """
     need = {name: amount for name, amount in need.items() if amount > 0}
     if not need:
@@ -62,14 +62,14 @@ def worker_capacity(nodes: list[Node], need: Mapping[str, float], others: Mappin
 
 
 def live_nodes(held: Mapping[str, int]) -> list[Node]:
-    """The nodes of the cluster that live and are not about to go.
+    """Return the nodes of the cluster that run and are not draining.
 
     Args:
         held: training workers on each, by node id.
     """
     import ray
 
-    free, going = ray_internals.available_resources_per_node(), ray_internals.state.get_draining_nodes() or {}
+    free, draining = ray_internals.available_resources_per_node(), ray_internals.state.get_draining_nodes() or {}
     return [
         Node(
             node["NodeID"],
@@ -80,5 +80,5 @@ def live_nodes(held: Mapping[str, int]) -> list[Node]:
             held.get(node["NodeID"], 0),
         )
         for node in ray.nodes()
-        if node["Alive"] and node["NodeID"] not in going
+        if node["Alive"] and node["NodeID"] not in draining
     ]

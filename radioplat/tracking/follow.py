@@ -1,4 +1,4 @@
-"""The driver's view of a run, wherever its workers are: it reads status.json as they write it."""
+"""Follow a run from the driver: read status.json while the workers write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from radioplat.tracking.progress import StepProgress
 
-_SHOWN = 6  # figures of a validation, in the terminal; status.json has all
+_SHOWN = 6  # metrics of a validation shown on the terminal; status.json has all
+
 
 @dataclass(frozen=True)
 class StepEvent:
@@ -41,10 +42,15 @@ Callback = Callable[[StepEvent | CheckpointEvent], None]
 
 
 class Follower:
-    """Reads new lines of ``status.json`` in a thread, shows progress and calls the callbacks, in order.
+    """Read new lines of ``status.json`` in a thread, show progress and call the callbacks, in order.
 
     Args:
-        show: whether to draw progress.
+        path: of ``status.json``.
+        callbacks: called with each event.
+        total: steps of the whole run.
+        start: steps done before.
+        label: name of the task, for the progress bar.
+        show: show a progress bar.
     """
 
     def __init__(
@@ -100,5 +106,5 @@ class Follower:
         for callback in self._callbacks:
             try:
                 callback(event)
-            except Exception as error:  # a callback watches a run; it must not be able to end it
+            except Exception as error:  # a user's callback must not end the run
                 warnings.warn(f"callback {callback!r} failed at step {event.step}: {error!r}", stacklevel=1)

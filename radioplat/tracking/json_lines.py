@@ -1,4 +1,4 @@
-"""Files of one JSON object a line that several processes append to, any of which may be killed while it writes."""
+"""JSON lines files to which several processes append; any of them may be killed while it writes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Append ``value`` and put it on the disk; the file and its folder are made if missing.
+    """Append ``value`` and sync it to disk; the file and its folder are created if missing.
 
-    One write of whole lines: a tail that a killed writer left torn becomes a line of its own.
+    An incomplete last line of a killed writer becomes a separate line.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     line = json.dumps(value).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Every line that is a JSON object, oldest first; empty if there is no file. A torn line is left out."""
+    """Read all lines that are JSON objects, oldest first; empty if there is no file. Incomplete lines are skipped."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in ``line``; None for anything else."""
+    """Parse the JSON object in ``line``; None for anything else."""
     try:
         value = json.loads(line)
     except ValueError:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors

@@ -1,9 +1,9 @@
-"""``lease.json``: who writes a results folder. One run at a time, whatever host it is on.
+"""``lease.json``: a lock on a results folder, so that one run writes it at a time, on any host.
 
-No file locks, which not every NFS has: the file comes into being by a hard link, which only one of two can make. Ages
-are taken between two files of the same storage, so that hosts' clocks need not agree. The holder touches the file;
-one that stopped is taken over, at once where its process is seen to be gone, else when it was silent for
-:data:`STALE_S`.
+It needs no file locks, which some NFS servers lack: the file is created by a hard link, which only one of two processes
+can make. Ages are differences between two files of the same storage, so that hosts' clocks may differ. The holder
+touches the file regularly; another run takes over at once if it can see that the holder's process has ended, else when
+the file was not touched for :data:`STALE_S`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from radioplat.errors import RadioplatError, TrainingError
 
 NAME = "lease.json"
 BEAT_S = 5.0
-STALE_S = 45.0  # of silence: several beats, and as long as a file server may hang
+STALE_S = 45.0  # without a touch; longer than several beats and than usual hangs of a file server
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a folder.
+    """The holder of a folder's lease.
 
     Attributes:
-        token: of this hold, unlike any other.
-        place: host, boot and process namespace: where it equals ours, we can look whether the process lives.
-        born: the process's start in clock ticks since boot: a number used again is another process.
+        token: unique id of this hold.
+        place: host, boot and process namespace; if it equals this process's, the holder's process can be checked.
+        born: start of the process in clock ticks since boot, to recognize a process id that was used again.
     """
 
     token: str
@@ -45,11 +45,11 @@ class Holder:
 
     @classmethod
     def myself(cls) -> Holder:
-        """A new hold of this process."""
+        """Create a new hold of this process."""
         return cls(uuid.uuid4().hex, socket.gethostname(), _place(), os.getpid(), _born(os.getpid()), time.time())
 
     def is_gone(self) -> bool:
-        """Whether its process is seen to have ended; False where we cannot look."""
+        """Return True if its process has ended; False if that cannot be checked."""
         return self.place == _place() and _born(self.pid) != self.born
 
 
@@ -58,14 +58,16 @@ class LeaseTaken(RadioplatError):
 
 
 class Lease:
-    """Hold ``folder``, as a context manager; waits where it must find out whether another holder still lives.
+    """Context manager that holds the lease of ``folder``; it may wait to find out whether another holder is alive.
 
     Args:
-        say: gets a line where it waits.
-        beat_s, stale_s: seconds between signs of life, and of silence after which a holder counts as gone.
+        folder: the results folder.
+        say: called with a line for the user before a wait.
+        beat_s: seconds between two touches of the file.
+        stale_s: seconds without a touch after which a holder counts as ended.
 
     Raises:
-        LeaseTaken: on entering; another run is alive and writes there.
+        LeaseTaken: on entering, if another run is alive and writes the folder.
     """
 
     def __init__(
@@ -87,24 +89,24 @@ class Lease:
             ended = self._await_end()
             if ended is not None and self._alone(ended, lambda: self._put(self.path)):
                 break
-            time.sleep(0.01)  # another newcomer is at it
+            time.sleep(0.01)  # another process is taking over at the moment
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
-        with contextlib.suppress(OSError):  # a full disk, or the folder is gone; a dead holder is taken over anyway
+        with contextlib.suppress(OSError):  # a full disk, or a deleted folder; the lease of an ended process is free
             self._alone(self.token, lambda: self.path.unlink(missing_ok=True))
 
     def _create(self, path: Path) -> bool:
-        """Make a file that names us, unless there is one."""
+        """Create a lease file of this hold; return False if there is one."""
         aside = self._written_aside()
         try:
             os.link(aside, path)
         except FileExistsError:
             return False
-        except OSError:  # a file system without links; what O_EXCL promises is the next best
+        except OSError:  # a file system without hard links: O_EXCL instead
             try:
                 descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
@@ -116,21 +118,25 @@ class Lease:
         return True
 
     def _put(self, path: Path) -> None:
-        """Make a file name us in place of whom it names."""
+        """Replace the holder in a lease file by this hold."""
         os.replace(self._written_aside(), path)
 
     def _alone(self, token: str, change: Callable[[], None], path: Path | None = None, depth: int = 1) -> bool:
-        """``change`` the file of ``token`` as the only one who may: newcomers that found it stale, and its holder.
+        """Call ``change`` on the file of ``token``, exclusively among its holder and processes that found it stale.
 
-        The right is a file of its own, named after the token, that only one can make. Who has it finds the token still
-        in place, or comes too late; it cannot go while he looks. A right whose owner died is taken over likewise.
+        The exclusive right is a further file, named after the token, that only one process can create. Its owner checks
+        that the token is unchanged; it cannot change meanwhile. The right of an ended process is taken over in the same
+        way.
 
         Args:
-            depth: 1 for the right to the lease, 2 for the right to a dead owner's right, and so on. It is part of the
-                name: a holder that died while it released owns the right that bears its own token.
+            token: of the holder in the file.
+            change: changes or removes the file.
+            path: the file; default: the lease.
+            depth: 1 for the right to the lease, 2 for the right to an ended owner's right, and so on. It is part of the
+                name, since a holder that ended during its release owns the right with its own token.
 
         Returns:
-            Whether it was changed.
+            True if the file was changed.
         """
         path = path or self.path
         right = self.path.with_name(f".{NAME}.after.{token}" if depth == 1 else f".{NAME}.after.{depth}.{token}")
@@ -149,13 +155,13 @@ class Lease:
             right.unlink(missing_ok=True)
 
     def _await_end(self) -> str | None:
-        """Come back when the holder has gone.
+        """Wait until the holder has ended.
 
         Returns:
-            Its token (empty where its file names nobody); None where the file is another's by now, or away.
+            Its token (empty if its file is damaged); None if the file has another holder by now, or is removed.
 
         Raises:
-            LeaseTaken: it gave a sign of life.
+            LeaseTaken: the holder is alive.
         """
         holder, first, reported = read_holder(self.path), self._age(self.path), False
         while True:
@@ -163,14 +169,14 @@ class Lease:
             if age is None:
                 return None
             if _token(now) != _token(holder):
-                return None  # another newcomer was quicker
+                return None  # another process has taken over
             if now is not None and now.is_gone():
                 break
             if now is not None and now.place == _place():
                 raise self._taken(now, "it is alive")
             if age > self._stale_s:
                 break
-            if first is not None and age < first:  # it was touched since we first looked
+            if first is not None and age < first:  # it was touched since the first check
                 raise self._taken(now, "it gave a sign of life just now")
             if not reported:
                 reported = True
@@ -183,7 +189,7 @@ class Lease:
         return _token(holder)
 
     def _age(self, path: Path) -> float | None:
-        """Seconds since ``path`` was touched, by the storage's own clock; None where there is no such file."""
+        """Return the seconds since ``path`` was touched, by the storage's clock; None if there is no such file."""
         aside = self._written_aside()
         try:
             return aside.stat().st_mtime - path.stat().st_mtime
@@ -193,7 +199,7 @@ class Lease:
             aside.unlink(missing_ok=True)
 
     def _written_aside(self) -> Path:
-        """A file of our own that names us."""
+        """Write a temporary lease file of this hold."""
         aside = self.path.with_name(f".{NAME}.{self.token}")
         aside.write_text(json.dumps(asdict(self._mine)))
         return aside
@@ -208,7 +214,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._stop.wait(self._beat_s):
-            with contextlib.suppress(OSError):  # a storage that fails for a while; the next beat may come through
+            with contextlib.suppress(OSError):  # the storage may fail temporarily; the next touch may succeed
                 holder = read_holder(self.path)
                 if holder is not None and holder.token == self.token:
                     os.utime(self.path)
@@ -231,7 +237,7 @@ def parse_holder(text: bytes) -> Holder | None:
 
 
 def check_lease(folder: Path, token: str) -> TrainingError | None:
-    """An error where ``folder`` is held by another run than the one that was given ``token``; empty means any."""
+    """Return an error if another run than that of ``token`` holds ``folder``; an empty token accepts any."""
     holder = read_holder(Path(folder) / NAME) if token else None
     if holder is None or holder.token == token:
         return None
@@ -247,14 +253,14 @@ def _token(holder: Holder | None) -> str:
 
 
 def named(holder: Holder | None) -> str:
-    """A holder in words."""
+    """Describe a holder."""
     if holder is None:
         return "a run that has left no name"
     return f"process {holder.pid} on {holder.host}, since {time.strftime('%F %T', time.localtime(holder.since))}"
 
 
 def _place() -> str:
-    """Where process numbers mean the same as here."""
+    """Return host, boot and process namespace, within which a process id is unique."""
     parts = [socket.gethostname()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
@@ -266,10 +272,10 @@ def _place() -> str:
 
 
 def _born(pid: int) -> str:
-    """When process ``pid`` began; empty where there is none, ``?`` where only that it lives is known."""
+    """Return the start time of process ``pid``; empty if there is none, ``?`` if only its existence is known."""
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]  # one that nobody has waited for is dead all the same
+        return "" if fields[0] in "ZX" else fields[19]  # a zombie has ended
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

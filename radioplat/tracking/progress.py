@@ -1,4 +1,4 @@
-"""Progress of a run's steps: a bar on a terminal, one plain line now and then in a log."""
+"""Progress of a run's steps: a bar on a terminal, or a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class StepProgress:
-    """Shows step, loss, images a second and the time left. Use as a context manager.
+    """Context manager that shows step, loss, images per second and the remaining time.
 
     Args:
         total: steps of the whole run.
         start: steps done before (a resumed run).
-        label: what is running, e.g. ``distill``.
-        every: seconds between lines where ``stream`` is no terminal (the logs of a Ray job).
+        label: name of the task, e.g. ``distill``.
+        every: seconds between lines if ``stream`` is no terminal (the logs of a Ray job).
         stream: default ``sys.stderr``.
-        unit: what is counted.
+        unit: name of a step, e.g. ``image``.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class StepProgress:
     def update(
         self, step: int, *, loss: float | None = None, images_per_s: float | None = None, note: str = ""
     ) -> None:
-        """Say that ``step`` steps of the run are done."""
-        if not self._timed:  # what came before the first step is start-up and says nothing of the rest
+        """Show that ``step`` steps of the run are done."""
+        if not self._timed:  # the time before the first step is start-up and not used to predict the rest
             self._timed, self._first, self._began = True, step, time.monotonic()
         self._step = step
         parts = [] if loss is None else [f"loss {loss:.4f}"]
@@ -70,7 +70,7 @@ class StepProgress:
             self._say()
 
     def tell(self, line: str) -> None:
-        """Show ``line`` once, above what moves."""
+        """Show ``line`` once, above the progress bar."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
@@ -85,7 +85,7 @@ class StepProgress:
         if self._bar is not None:
             self._bar.stop()
         elif self._line:
-            self._say()  # the last known state, also where the run broke off
+            self._say()  # the last known state, also after an error
 
     def _left(self) -> float | None:
         done = self._step - self._first

@@ -1,4 +1,4 @@
-"""The folder a task writes: ``<results_dir>/<task>/`` with its spec, its checkpoints and a link to the latest."""
+"""The results folder of a task, ``<results_dir>/<task>/``: its spec, checkpoints and a link to the latest one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TaskFolder:
     Args:
         results_dir: the experiment's folder.
         task: ``distill``, ``evaluate``, ...; the folder is ``results_dir/task``.
-        override: the task's own ``results_dir`` where the spec gives one; it replaces ``results_dir/task``.
+        override: the task's own ``results_dir`` if the spec gives one; it replaces ``results_dir/task``.
 
     Raises:
         RadioplatError: the folder cannot be created, or is no folder.
@@ -50,7 +50,7 @@ class TaskFolder:
 
     @property
     def experiment_path(self) -> Path:
-        """``experiment.yaml``: the whole spec as it ran."""
+        """``experiment.yaml``: the whole spec of the run."""
         return self.path / "experiment.yaml"
 
     @property
@@ -64,11 +64,11 @@ class TaskFolder:
         return self.path / "report.html"
 
     def write_experiment(self, yaml_text: str) -> Path:
-        """Save the spec; a reader sees the old file or the new one, never a part. Secrets are masked."""
+        """Save the spec atomically; secrets are masked."""
         return write_atomic(self.experiment_path, redact_yaml(yaml_text))
 
     def spec_changes(self, new_yaml: str) -> list[str]:
-        """Differences between the saved spec and ``new_yaml``, one line a field in the order of the fields.
+        """Compare the saved spec with ``new_yaml``; one line for each changed field, in the order of the fields.
 
         Returns:
             Lines such as ``train.optim.lr: 0.001 -> 0.002``; empty if nothing is saved or nothing changed.
@@ -85,20 +85,20 @@ class TaskFolder:
 
     @staticmethod
     def checkpoint_name(epoch: int, step: int | None = None) -> str:
-        """``model_epoch_007``, or ``model_epoch_007_step_00042`` for a checkpoint inside an epoch."""
+        """Return ``model_epoch_007``, or ``model_epoch_007_step_00042`` for a checkpoint inside an epoch."""
         name = f"model_epoch_{epoch:03d}"
         return name if step is None else f"{name}_step_{step:05d}"
 
     def checkpoints(self) -> list[Path]:
-        """Every checkpoint in the folder, in the order they were written. Whether one is whole is not judged here."""
+        """Return the checkpoints in the folder, in the order of writing, including incomplete ones."""
         folders = (path for path in self.path.glob("model_epoch_[0-9]*") if path.is_dir())
         return sorted(folders, key=lambda path: path.stat().st_mtime_ns)
 
     def point_latest(self, name: str) -> Path:
-        """Make ``model_latest`` a link to checkpoint ``name``, replacing the old link in one step.
+        """Make ``model_latest`` a link to checkpoint ``name``; the old link is replaced atomically.
 
         Raises:
-            FileNotFoundError: the folder holds no such checkpoint.
+            FileNotFoundError: there is no such checkpoint in the folder.
         """
         if not (self.path / name).exists() or Path(name).name != name:
             raise FileNotFoundError(f"no checkpoint {name} in {self.path}")
@@ -110,13 +110,13 @@ class TaskFolder:
         return link
 
     def latest(self) -> Path | None:
-        """The checkpoint that ``model_latest`` points to; None if there is no link, or if it leads nowhere."""
+        """Return the checkpoint that ``model_latest`` points to; None if there is no link, or no checkpoint there."""
         link = self.path / "model_latest"
         return link.resolve() if link.exists() else None
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
-    """Write ``text`` (UTF-8) aside, sync it, and rename it over ``path``."""
+    """Write ``text`` (UTF-8) atomically, synced to disk; create the folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
@@ -127,7 +127,7 @@ def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Field paths and values of a nested tree; an empty section is itself a leaf."""
+    """Yield field paths and values of a nested tree; an empty section is a leaf."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

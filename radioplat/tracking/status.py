@@ -1,4 +1,4 @@
-"""``status.json``: one JSON object a line, the machine-readable log of a task (TAO's format)."""
+"""``status.json``: the machine-readable log of a task, one JSON object a line (TAO's format)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class Status(str, Enum):
 
 
 class StatusLog:
-    """Writer of one ``status.json``. Lines are appended, also by a resumed run, and each is flushed when written.
+    """Writer of one ``status.json``; a resumed run appends to it, and each line is flushed.
 
-    Values of secret environment variables are masked, and a number that is not finite becomes ``null``, so that
-    every line is JSON by the standard. Safe to use from several threads of one process. A disk that is full ends no
-    task: lines wait in memory until there is room.
+    Values of secret environment variables are masked, and a number that is not finite becomes ``null``, as JSON
+    requires. Thread-safe within one process. On a full disk lines wait in memory until there is room.
 
     Args:
-        path: the file; its folder is created. A last line that a killed run left half-written is cut off.
+        path: the file; its folder is created. An incomplete last line of a killed run is removed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,8 +56,8 @@ class StatusLog:
         """Append one line.
 
         Args:
-            message: what a person reads.
-            status: see :class:`Status`; any other word is a ``ValueError``.
+            message: text for the user.
+            status: see :class:`Status`; any other value raises ``ValueError``.
             kpi: numbers by name, e.g. ``{"loss/clip/summary": 0.3}``; tensors and arrays of one element are accepted.
             verbosity: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
             fields: further fields of the line.
@@ -73,9 +72,9 @@ class StatusLog:
             "kpi": _plain(redact_tree(dict(kpi or {}))),
             **_plain(redact_tree(fields)),
         }
-        # ASCII only: a reader that splits lines as Unicode does must not find an end inside a message.
+        # ASCII only, since Unicode line separators inside a message would split the line for some readers.
         text = json.dumps(line, allow_nan=False)
-        with self._lock, contextlib.suppress(OSError):  # what could not be written is written with the next line
+        with self._lock, contextlib.suppress(OSError):  # text that could not be written is written with the next line
             self._file.write(text + "\n")
             self._file.flush()
 
@@ -94,9 +93,9 @@ class StatusLog:
         """Append a RUNNING line with ``epoch, max_epoch, step, max_step, time_per_epoch, time_per_step, eta``.
 
         Args:
-            epoch, max_epoch: epochs, counted from 0, and how many the run has.
-            step, max_step: optimizer steps done since the run's first start, and how many it has.
-            seconds_per_step: a recent mean; ``eta`` and ``time_per_epoch`` follow from it.
+            epoch, max_epoch: the epoch, counted from 0, and the number of epochs.
+            step, max_step: optimizer steps done since the run's first start, and their total number.
+            seconds_per_step: a recent mean, from which ``eta`` and ``time_per_epoch`` are computed.
             steps_per_epoch: steps in an epoch.
         """
         left = max(max_step - step, 0)
@@ -113,7 +112,7 @@ class StatusLog:
         )
 
     def close(self) -> None:
-        """Close the file; no line can follow."""
+        """Close the file."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -125,9 +124,9 @@ class StatusLog:
 
 
 def read_status(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Every line of a ``status.json``, oldest first; empty if there is no file yet.
+    """Read the lines of a ``status.json``, oldest first; empty if there is no file yet.
 
-    A line that is not a JSON object (the last one of a run that is writing or was killed) is left out.
+    A line that is not a JSON object (the last one of a run that is writing or was killed) is skipped.
     """
     return read_lines(path)
 
@@ -148,7 +147,7 @@ def _cut_torn_tail(path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, strings, lists and dicts as JSON has them; numpy and torch values through ``tolist``."""
+    """Convert a value to JSON types; numpy and torch values by ``tolist``."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
@@ -163,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 
 def _duration(seconds: float) -> str | None:
-    """``H:MM:SS.ffffff`` as TAO writes durations; None for a time that is not known."""
+    """Format a duration as TAO does, ``H:MM:SS.ffffff``; None if it is unknown."""
     if not math.isfinite(seconds) or seconds > 1e9:
         return None
     return str(datetime.timedelta(seconds=round(seconds, 3)))

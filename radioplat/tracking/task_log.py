@@ -19,9 +19,9 @@ def log_task(
     action: Callable[[], Result],
     kpi: Callable[[Result], Mapping[str, Any]] = lambda result: {},
 ) -> Result:
-    """Run ``action`` as ``task``: STARTED before it, SUCCESS with ``kpi`` or FAILURE with the reason after it.
+    """Run ``action`` as ``task``: log STARTED before it, SUCCESS with ``kpi`` or FAILURE with the reason after it.
 
-    A stop by SIGTERM is no failure, as for a run. Whatever ``action`` raises is raised on.
+    A stop by SIGTERM is not logged as a failure. Exceptions of ``action`` are raised.
     """
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} starts", Status.STARTED)

@@ -7,24 +7,23 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.tracking.report.page import Table
 from radioplat.tracking.results import write_atomic
+from radioplat.tracking.table import Table
 
 FILE = "teacher_cost.json"
 
 
 @dataclass(frozen=True)
 class TeacherCost:
-    """Cost of one teacher in one run. Parts of a run add up with ``+``, and so do runs that share a pool.
+    """Cost of one teacher in one run; costs of parts of a run, and of runs that share a pool, are added with ``+``.
 
     Attributes:
-        images: that it was asked for, with those that the feature cache answered; padding is never asked for.
-        cached: those that the feature cache answered.
-        bytes: of the features that the workers received, two a number, from the teacher or from the cache.
-        seconds: of its forwards, by the clock; a forward that serves several runs is shared out by rows. What the
-            cache answers takes none.
+        images: requested images, including those from the feature cache, without padding.
+        cached: images from the feature cache.
+        bytes: of the features that the workers received, two for each number, from the teacher or the cache.
+        seconds: wall time of its forward passes; that of a pass for several runs is divided by rows.
         gpu_seconds, cpu_seconds: ``seconds`` times the GPUs and CPUs of one replica.
-        held_seconds: replicas times the time for which the run had them, whether they computed or not.
+        held_seconds: number of replicas times the time for which the run had them, used or idle.
     """
 
     images: int = 0
@@ -41,25 +40,25 @@ class TeacherCost:
 
     @property
     def busy(self) -> float | None:
-        """Share of the time its replicas were held that they computed for this run; None before any time has passed."""
+        """Share of ``held_seconds`` in which replicas computed for this run; None if that is 0."""
         return self.seconds / self.held_seconds if self.held_seconds else None
 
     def per_image(self, amount: float | None) -> float | None:
-        """``amount`` of an image; None where it is not known, or nothing was asked."""
+        """Return ``amount`` per image; None if it is unknown or there were no images."""
         return None if amount is None or not self.images else amount / self.images
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of an hour of one GPU and of one CPU, in the user's currency; None: not known."""
+    """Prices of an hour of one GPU and of one CPU, in the user's currency; None: unknown."""
 
     gpu_hour: float | None = None
     cpu_hour: float | None = None
 
     def of(self, cost: TeacherCost) -> float | None:
-        """The price of a teacher's work; None if its hardware has no price.
+        """Return the price of a teacher's work; None if the price of its hardware is unknown.
 
-        Without ``cpu_hour``, a GPU's price is taken to have its CPUs in it.
+        Without ``cpu_hour`` the price of a GPU includes its CPUs.
         """
         unknown = self.gpu_hour is None if cost.gpu_seconds else self.cpu_hour is None
         if unknown:
@@ -75,7 +74,7 @@ class TeacherCosts:
     prices: Prices = Prices()
 
     def figures(self, teacher: str) -> dict[str, float]:
-        """Figures of a teacher, by name; unknown ones are left out."""
+        """Return the metrics of a teacher by name, without unknown ones."""
         cost = self.teachers[teacher]
 
         def per_1000(amount: float | None) -> float | None:
@@ -92,11 +91,11 @@ class TeacherCosts:
         return {name: value for name, value in figures.items() if value is not None}
 
     def kpi(self) -> dict[str, float]:
-        """``cost/<teacher>/<figure>``."""
+        """Return the metrics of all teachers as ``cost/<teacher>/<name>``."""
         return {f"cost/{teacher}/{name}": v for teacher in self.teachers for name, v in self.figures(teacher).items()}
 
     def table(self) -> Table:
-        """A row a teacher. Only where there is something to say: a column of cached images, one of prices."""
+        """Return a table with a row for each teacher; columns of cached images and prices only if there are any."""
         with_cache = any(cost.cached for cost in self.teachers.values())
         with_price = any("price_per_1000_images" in self.figures(teacher) for teacher in self.teachers)
         columns = ["teacher", "images", *(["from the cache"] if with_cache else []), "s / 1000", "MB / 1000"]
@@ -110,8 +109,8 @@ class TeacherCosts:
             row += [figures.get("price_per_1000_images")] if with_price else []
             rows.append([*row, f"{cost.busy:.0%}" if cost.busy is not None else None])
         note = (
-            "Of 1,000 images that a teacher was asked for: the seconds of its forwards, and these times the GPUs of a "
-            "replica. Busy: the share of the time its replicas were held that they computed for this run."
+            "For 1,000 requested images: the seconds of the teacher's forward passes, and these times the GPUs of a "
+            "replica. Busy: the share of its replicas' time in which they computed for this run."
         )
         return Table(columns, rows, title="What teachers cost", note=note)
 

@@ -1,4 +1,4 @@
-"""TensorBoard event files beside status.json."""
+"""TensorBoard event files, next to status.json."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FOLDER = "tensorboard"
 
 
 class EventFiles:
-    """Scalars by name and optimizer step in ``<folder>/tensorboard``; does nothing where ``enabled`` is false.
+    """Scalars by name and optimizer step in ``<folder>/tensorboard``; does nothing if ``enabled`` is false.
 
-    Each start of a run writes a file of its own. TensorBoard drops what an earlier start wrote of steps that the
-    next one takes again.
+    Each start of a run writes a new file. TensorBoard drops the values of steps from ``purge_step`` on that an earlier
+    start wrote.
     """
 
     def __init__(self, folder: Path, enabled: bool, purge_step: int | None = None) -> None:
@@ -26,14 +26,14 @@ class EventFiles:
             self._writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=10)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Each number of ``values``; one that is not finite is left out."""
+        """Log the finite numbers of ``values``."""
         if self._writer is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)) and math.isfinite(value):
                     self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is held back, and close."""
+        """Flush and close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -19,27 +19,31 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: the checked item (key of the JSON output).
-        said: the observed state (key of the JSON output).
+        item: the checked item.
+        state: its observed state.
         hint: advice; empty if nothing is to be done.
     """
 
-    what: str
+    item: str
     level: Level
-    said: str
+    state: str
     hint: str = ""
 
+    def as_json(self) -> dict[str, str]:
+        """Return the finding for ``radioplat doctor --json``."""
+        return {"what": self.item, "level": self.level.value, "said": self.state, "hint": self.hint}
 
-def ok(what: str, said: str) -> Finding:
+
+def ok(item: str, state: str) -> Finding:
     """Return a finding without a problem."""
-    return Finding(what, Level.ok, said)
+    return Finding(item, Level.ok, state)
 
 
-def warn(what: str, said: str, hint: str) -> Finding:
+def warn(item: str, state: str, hint: str) -> Finding:
     """Return a finding that does not prevent runs."""
-    return Finding(what, Level.warn, said, hint)
+    return Finding(item, Level.warn, state, hint)
 
 
-def fail(what: str, said: str, hint: str) -> Finding:
+def fail(item: str, state: str, hint: str) -> Finding:
     """Return a finding that prevents runs."""
-    return Finding(what, Level.fail, said, hint)
+    return Finding(item, Level.fail, state, hint)

@@ -40,6 +40,7 @@ from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 
 STUDENT, CONVERTED = "student", "converted"
+CONVERTED_SIMILARITY = f"{CONVERTED}/likeness"  # prefix of these metrics' names, as in logs of earlier releases
 _METRICS = (Knn, Accuracy, Fidelity, FeatureSimilarity)
 IMAGES = 512  # of each split that judge a quantized student, where nothing says how many
 
@@ -48,8 +49,8 @@ class Features:
     """A student of features; :class:`Distill` and :class:`Classify` differ in what it learns from.
 
     Figures: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized student
-    also ``fidelity/<teacher>/<kind>``, all of these with ``converted/`` before it, and ``converted/likeness/<kind>``:
-    the mean cosine of the converted model's features to those of the fake-quantized one.
+    also ``fidelity/<teacher>/<kind>``, and all of these for the converted model, with prefix ``converted/``, with the
+    mean cosine of its features to those of the fake-quantized model (``CONVERTED_SIMILARITY``).
     """
 
     model_kind = ModelKind.student
@@ -145,4 +146,4 @@ def _kpi(findings: Findings) -> dict[str, float]:
                 kpi |= {f"{before}{metric.name}/top1": shares.top1, f"{before}{metric.name}/top5": shares.top5}
         kpi |= {f"{before}fidelity/{k}": v for k, v in Fidelity.of_model(findings.of_metric(Fidelity), name).items()}
     similarity = FeatureSimilarity.of_model(findings.of_metric(FeatureSimilarity), CONVERTED)
-    return kpi | {f"{CONVERTED}/likeness/{kind}": value for kind, value in similarity.items()}
+    return kpi | {f"{CONVERTED_SIMILARITY}/{kind}": value for kind, value in similarity.items()}

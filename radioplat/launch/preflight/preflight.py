@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.cluster.ray_cluster import Offer
+from radioplat.cluster.resources import Resources
 from radioplat.data.detection.images import DetectionSet
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.run_data import RunData
@@ -50,7 +50,7 @@ class Preflight:
         class_names: of the student's classifier.
         boxes: annotations of the training images of a detector.
         binding_widths: see :class:`~radioplat.design.run.Run`.
-        offer: CPUs and GPUs of this machine or of the cluster.
+        resources: CPUs and GPUs of this machine or of the cluster.
         on_ray: whether the run uses a cluster.
         checkpoints: in ``folder``.
     """
@@ -74,7 +74,7 @@ class Preflight:
     held_out: ShardIndex | None = None
     detector: DetectorArchitecture | None = None
     binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
-    offer: Offer | None = None
+    resources: Resources | None = None
     on_ray: bool = False
     checkpoints: Survey | None = None
     _errors: list[RadioplatError] = field(default_factory=list)

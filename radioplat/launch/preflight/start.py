@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from radioplat.cluster.ray_cluster import Offer, demand_of, offer, shortages, uses_ray
+from radioplat.cluster.ray_cluster import cluster_resources, uses_ray
+from radioplat.cluster.resources import Resources, demand_of, shortages
 from radioplat.compression.pruning.prune import dry_run
 from radioplat.design.models import target_widths
 from radioplat.design.quantized import count_quantizers
@@ -86,15 +87,15 @@ def placement(preflight: Preflight) -> Iterator[Problem]:
     """See that this machine or the cluster can run the workers and the teachers."""
     spec = preflight.spec
     preflight.on_ray = uses_ray(spec)
-    preflight.offer = offer(spec) if preflight.on_ray else Offer.this_machine()
-    gpus = preflight.offer.gpus > 0
+    preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
+    gpus = preflight.resources.gpus > 0
     if spec.train.precision is Precision.fp16 and not gpus:
         hint = "Take bf16, which a CPU without bf16 units emulates, or fp32."
         yield Problem("fp16 trains on a GPU, and there is none here", "train.precision", hint)
     preflight.warnings += padding_notes(spec)
     if preflight.on_ray and preflight.models is not None:
         outer = [teacher for teacher in preflight.models.teachers if not teacher.inside]
-        if problems := shortages(demand_of(spec, outer, gpus), preflight.offer):
+        if problems := list(shortages(demand_of(spec, outer, gpus), preflight.resources)):
             raise PlacementError(*problems)
 
 

@@ -138,11 +138,11 @@ def unusual_inputs(preflight: Preflight) -> None:
 
 def devices(preflight: Preflight) -> None:
     """Print where the run computes and decodes, and how many samples the feature cache has room for."""
-    spec, there = preflight.spec, preflight.offer
-    if preflight.models is None or there is None:
+    spec, resources = preflight.spec, preflight.resources
+    if preflight.models is None or resources is None:
         return
     fewest, most = spec.worker_bounds
-    if not there.gpus:
+    if not resources.gpus:
         count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         fact = f"no GPU here: {count} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
         preflight.facts["device"] = fact
@@ -150,7 +150,7 @@ def devices(preflight: Preflight) -> None:
     if cache.dir and (numbers := sum(_cached_numbers(preflight.models))):
         capacity = cache.max_bytes // (2 * numbers)
         preflight.facts["feature cache"] = f"{cache.dir}: {2 * numbers:,} bytes a sample, room for {capacity:,} samples"
-    preflight.facts["decode"] = f"{spec.dataset.workers * most} decode task(s) on {there.cpus:g} CPUs"
+    preflight.facts["decode"] = f"{spec.dataset.workers * most} decode task(s) on {resources.cpus:g} CPUs"
 
 
 def _cached_numbers(models: Models) -> list[int]:

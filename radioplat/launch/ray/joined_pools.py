@@ -26,7 +26,7 @@ def joined_pools(run: Run, device: str) -> Mapping[str, RemoteTeacher]:
     named = [teacher for teacher in run.frozen_teachers if teacher.service.pool]
     if not named or "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
         return {}
-    from radioplat.cluster.ray_cluster import teacher_gpus
+    from radioplat.cluster.resources import teacher_gpus
     from radioplat.teachers.serving.remote_teacher import await_pool, start_pool
 
     def warn(line: str) -> None:

@@ -12,13 +12,8 @@ from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
-from radioplat.cluster.ray_cluster import (
-    joined,
-    ray_train_settings,
-    teacher_gpus,
-    teachers_and_decoding,
-    worker_resources,
-)
+from radioplat.cluster.ray_cluster import joined, ray_train_settings, worker_resources
+from radioplat.cluster.resources import teacher_gpus, teachers_and_decoding
 from radioplat.common.sigterm import forwarding_sigterm, install_handler, stop_requested
 from radioplat.design.run import Run
 from radioplat.errors import Stopped, TrainingError, wrapped_error

@@ -9,7 +9,7 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class WandbArtifacts(str, Enum):
-    """How checkpoints, ONNX files and engines are recorded in W&B."""
+    """Form in which checkpoints, ONNX files and engines are recorded in W&B."""
 
     none = "none"
     reference = "reference"  # their location, with checksums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from radioplat.cluster.ray_cluster import Offer
+from radioplat.cluster.resources import Resources
 from radioplat.design.memory import parameter_bytes
 from radioplat.design.models import Models
 from radioplat.errors import RadioplatError
@@ -61,7 +61,7 @@ def _source_lines(preflight: Preflight) -> Iterator[SourceLine]:
 
 def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
     """The student and each teacher: parameters, memory, and the processes that run it."""
-    spec, models, there = preflight.spec, preflight.models, preflight.offer
+    spec, models, there = preflight.spec, preflight.models, preflight.resources
     if models is None or there is None:
         return
     fewest, most = spec.worker_bounds
@@ -89,7 +89,7 @@ def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
         yield ModelLine("mesa", ROLES[Source.ema], size, size * _weight_bytes(spec), "inside each worker", "spatial")
 
 
-def _outer_teacher(models: Models, teacher: ResolvedTeacher, there: Offer, on_ray: bool) -> ModelLine:
+def _outer_teacher(models: Models, teacher: ResolvedTeacher, there: Resources, on_ray: bool) -> ModelLine:
     info, service = models.infos[teacher.name], teacher.service
     size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
     inline = not on_ray or service.placement.value == "inline"

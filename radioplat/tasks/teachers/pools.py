@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from radioplat.cluster.ray_cluster import attached, teacher_gpus
+from radioplat.cluster.ray_cluster import attached
+from radioplat.cluster.resources import teacher_gpus
 from radioplat.common import terminal
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.run import check

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radioplat.cluster.ray_cluster import attached, teacher_gpus, uses_ray
+from radioplat.cluster.ray_cluster import attached, uses_ray
+from radioplat.cluster.resources import teacher_gpus
 from radioplat.common.sigterm import forwarding_sigterm, handling_sigterm, install_handler
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, Stopped

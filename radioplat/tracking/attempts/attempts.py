@@ -1,7 +1,7 @@
-"""``attempts.jsonl``: when each start of a run's workers began and ended, with how many of them, and why it ended.
+"""``attempts.jsonl``: start, end, size and cause of the end of each attempt, that is each start of the worker group.
 
-One JSON object a line, with the fields of :class:`AttemptEvent`. Rank 0 writes the ``start``; whoever learns the cause
-(the controller of the worker group, or the driver) writes the ``end``.
+One JSON object a line, with the fields of :class:`AttemptEvent`. Rank 0 writes the ``start``; the controller of the
+worker group or the driver writes the ``end``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from radioplat.tracking.json_lines import append_line, read_lines
 NAME = "attempts.jsonl"
 CAUSES = ("worker_killed", "node_lost", "drained", "resized", "stopped", "hang", "oom", "storage", "error",
           "done", "unknown")  # fmt: skip
-PLANNED = ("drained", "resized", "stopped", "done")  # nothing was lost
-LOST = ("worker_killed", "node_lost", "drained", "hang", "oom")  # a process went, or a machine: no exception of ours
+PLANNED = ("drained", "resized", "stopped", "done")  # ends without lost work
+LOST = ("worker_killed", "node_lost", "drained", "hang", "oom")  # ends by the loss of a process or a machine
 _DETAIL = 2000  # characters
 
 
@@ -27,13 +27,13 @@ class AttemptEvent:
     """One line.
 
     Attributes:
-        attempt: counts the starts of the worker group, from 1; the ledger's and the checkpoints' number.
+        attempt: number of the start of the worker group, from 1; also used in the ledger and in checkpoints.
         time: seconds since the epoch.
         world_size: training workers.
-        from_step: optimizer steps that the checkpoint it began from had.
+        from_step: optimizer steps of the checkpoint that it resumed from.
         event: ``start`` or ``end``.
         cause: one of :data:`CAUSES` for an end, empty for a start.
-        detail: for people.
+        detail: explanation for the user.
     """
 
     attempt: int
@@ -46,13 +46,13 @@ class AttemptEvent:
 
 
 class Attempts:
-    """The file of one task folder."""
+    """``attempts.jsonl`` of one task folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / NAME
 
     def read(self) -> list[AttemptEvent]:
-        """Every event, oldest first; a line that a killed process left half-written is left out."""
+        """Read all events, oldest first; an incomplete line of a killed process is skipped."""
         events = []
         for fields in read_lines(self.path):
             with contextlib.suppress(TypeError):
@@ -65,15 +65,15 @@ class Attempts:
         return max((event.attempt for event in self.read()), default=0)
 
     def unended(self) -> AttemptEvent | None:
-        """The newest start, if nobody has said how it ended."""
+        """Return the newest start if its end was not recorded, else None."""
         events = self.read()
         return events[-1] if events and events[-1].event == "start" else None
 
     def start(self, attempt: int, world_size: int, from_step: int, detail: str = "") -> AttemptEvent | None:
-        """Say that an attempt begins.
+        """Record that an attempt begins.
 
         Returns:
-            The end of the one before, if any.
+            The end of the previous attempt, if any.
         """
         self.end("unknown", "nothing was heard of its end")
         before = self.read()
@@ -82,7 +82,7 @@ class Attempts:
         return before[-1] if before else None
 
     def end(self, cause: str, detail: str = "") -> None:
-        """Say why the attempt that has no end yet ended; nothing is written where there is none.
+        """Record why the current attempt ended; nothing is written if there is none.
 
         Raises:
             ValueError: ``cause`` is none of :data:`CAUSES`.

@@ -15,14 +15,17 @@ from radioplat.tracking.attempts.logs import attempt_folder, attempts_in, begun
 
 @contextlib.contextmanager
 def driver_log(task_folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Yields ``say`` for lines that are to be logged as well; log records and the error that ends the block are too.
+    """Log to ``driver.log`` during the block: log records, an error that ends the block, and lines for the user.
 
-    What is said goes into the folder of the attempt that is under way, or of the next one before its workers live.
+    The log is in the folder of the current attempt, or of the next one before its workers start.
+
+    Yields:
+        A function that calls ``say`` with a line and logs it.
     """
     log = _DriverLog(task_folder)
 
     def both(line: str) -> None:
-        """Tell the user, and write it down."""
+        """Show the line to the user, and log it."""
         log.write(line)
         say(line)
 
@@ -43,11 +46,11 @@ class _DriverLog(logging.Handler):
         self._task, self._first = task_folder, begun(task_folder) + 1
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of some library."""
+        """Log a record of Python's logging."""
         self.write(f"{record.levelname} {record.name}: {record.getMessage()}")
 
     def write(self, text: str) -> None:
-        """Append ``text`` with the time. Never raises: a log must not end what it is of."""
+        """Append ``text`` with the time; never raises, so that a full disk does not end the run."""
         with contextlib.suppress(OSError):
             number = max([self._first, *attempts_in(self._task)])
             path = attempt_folder(self._task, number) / "driver.log"

@@ -1,6 +1,6 @@
-"""Where the wall time of a run went, over all its attempts and starts, from the lines of ``accounts.jsonl``.
+"""Goodput of a run over all its attempts and starts, computed from ``accounts.jsonl``.
 
-Goodput is the share of wall time in useful steps: those that led to where the run stands, and moved the weights.
+Goodput is the share of wall time in useful steps: those that led to the latest weights and changed them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from radioplat.tracking.attempts.logs import cause_of
 from radioplat.tracking.json_lines import read_lines
-from radioplat.tracking.report.page import Table
 from radioplat.tracking.results import write_atomic
+from radioplat.tracking.table import Table
 from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 FILE, SUMMARY = "accounts.jsonl", "goodput.json"
-RUN, BEGIN, STEPS, END = "run", "begin", "steps", "end"  # what a line tells
-PARTS = ("useful", "skipped", "data", "teachers", "checkpoint", "validation")  # counted inside an attempt
+RUN, BEGIN, STEPS, END = "run", "begin", "steps", "end"  # events of accounts.jsonl
+PARTS = ("useful", "skipped", "data", "teachers", "checkpoint", "validation")  # measured during an attempt
 _LABELS = {
     "useful": "useful steps",
-    "skipped": "steps that moved nothing",
+    "skipped": "skipped steps",
     "data": "waiting for data",
     "teachers": "waiting for teachers",
     "checkpoint": "checkpoints",
@@ -37,19 +37,20 @@ _LABELS = {
 
 @dataclass
 class Goodput:
-    """Seconds by what they went to, and what came of them.
+    """Wall time of a run by activity, and its totals.
 
     Attributes:
-        wall: seconds for which the run was up; pauses between starts are not in it.
-        seconds: of each part; they add up to ``wall``. ``start`` is up to a start's first step; ``recovery``, where a
-            group was started again, from the checkpoint that it went on from to its first step, lost work included.
-        samples: of the steps that count, once each.
+        wall: seconds in which the run was active, without pauses between starts.
+        seconds: of each activity; they add up to ``wall``. ``start`` is the time before the first step of a start;
+            ``recovery``, after a restart of the group, the time from the checkpoint that it resumed from to its first
+            step, including lost work.
+        samples: of the steps that led to the latest weights.
         replayed: samples of steps that were run and lost.
         restarts: (attempt that ended, cause, detail).
-        on_cluster: whether the workers were Ray's; otherwise the run was one process.
-        gpu_seconds, cpu_seconds: held by the workers and decoding.
-        price: of the run, None where prices are not given.
-        lost: samples that the ledger misses, None where nobody looked.
+        on_cluster: True if the workers were Ray's, False for a run of one process.
+        gpu_seconds, cpu_seconds: allocated to the workers and decoding.
+        price: of the run, None without prices in the spec.
+        lost: samples missing in the ledger, None if it was not checked.
     """
 
     wall: float = 0.0
@@ -64,11 +65,11 @@ class Goodput:
     lost: int | None = None
 
     def share(self, part: str) -> float:
-        """Of the wall time."""
+        """Return the share of an activity in the wall time."""
         return self.seconds[part] / self.wall if self.wall else 0.0
 
     def kpi(self) -> dict[str, float]:
-        """``goodput/<part>`` as shares, and figures of the whole run as ``run/<figure>``."""
+        """Return ``goodput/<part>`` as shares, and metrics of the whole run as ``run/<name>``."""
         figures = {f"goodput/{part}": self.share(part) for part in _LABELS}
         figures |= {"run/restarts": float(len(self.restarts)), "run/samples_replayed": float(self.replayed)}
         if self.wall:
@@ -80,11 +81,11 @@ class Goodput:
         return figures
 
     def tables(self) -> list[Table]:
-        """Tables for people: where the time went, what came of it, and each restart with its cause."""
+        """Return tables of the time by activity, of the totals, and of the restarts with their causes."""
         rows = [(_LABELS[part], f"{self.share(part):.1%}", s) for part, s in self.seconds.items() if s > 0]
         note = (
-            "Waiting is that of the slowest worker. Recovery: from the checkpoint that a restarted group went on from "
-            "to its first step, lost work included."
+            "Waiting is that of the slowest worker. Recovery: from the checkpoint that a restarted group resumed from "
+            "to its first step, including lost work."
         )
         facts: list[tuple[str, Any]] = [("seconds in all", self.wall), ("images", self.samples)]
         facts += [("images/s", self.samples / self.wall)] if self.wall else []
@@ -115,14 +116,14 @@ class Goodput:
 
 
 def read_accounts(task_folder: Path) -> list[dict[str, Any]]:
-    """Every line of ``accounts.jsonl``, in order; [] where there is none. A torn line is left out."""
+    """Read the lines of ``accounts.jsonl``, in order; [] if there is no file. Incomplete lines are skipped."""
     with contextlib.suppress(OSError):
         return [line for line in read_lines(task_folder / FILE) if "event" in line]
     return []
 
 
 def goodput(task_folder: Path) -> Goodput | None:
-    """Of the run in ``task_folder``, so far; None where nothing was written down."""
+    """Return the goodput so far of the run in ``task_folder``; None if nothing was recorded."""
     lines = read_accounts(task_folder)
     if not lines:
         return None
@@ -134,7 +135,7 @@ def goodput(task_folder: Path) -> Goodput | None:
 
 
 def compact(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The lines that count for what follows: of an attempt its last, and its last that led on. :func:`count` agrees."""
+    """Return the lines that determine the result of :func:`count`: of each attempt the last, and the last kept one."""
     attempts = [attempt for session in _sessions(lines) for attempt in session.attempts]
     wanted: set[int] = set()
     for attempt, following in zip_longest(attempts, attempts[1:]):
@@ -144,7 +145,7 @@ def compact(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
-    """Add up lines; restarts have no cause yet."""
+    """Compute the totals of lines; restarts have no cause yet."""
     result = Goodput()
     sessions = _sessions(lines)
     attempts = [attempt for session in sessions for attempt in session.attempts]
@@ -166,17 +167,17 @@ def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
 
 
 def _spread(session: _Session, result: Goodput, is_last: bool) -> None:
-    """Wall time, start-up and recovery of one session, and what its workers held."""
+    """Add wall time, start-up, recovery and allocated resources of one session to ``result``."""
     result.wall += session.stop - session.start
     since, part = session.start, "start"
     for attempt in session.attempts:
-        if attempt.first_time is None:  # it never came to a step: all of it belongs to the next one's way back
+        if attempt.first_time is None:  # without a step: its time is part of the next attempt's recovery
             continue
         result.seconds[part] += max(0.0, attempt.first_time - since)
         since, part = (attempt.kept or {"time": attempt.first_time})["time"], "recovery"
     last = session.attempts[-1] if session.attempts else None
     if not is_last and last is not None and last.lines and last.kept is not last.lines[-1]:
-        # What a later start ran again was lost, up to the end of this one.
+        # Steps that a later start ran again were lost, up to the end of this session.
         result.seconds["recovery"] += max(0.0, session.stop - since)
     edges = [session.start, *(a.begun for a in session.attempts[1:]), session.stop]
     for attempt, start, stop in zip(session.attempts, edges[:-1], edges[1:], strict=False):
@@ -194,15 +195,15 @@ class _Attempt:
     gpus: float
     cpus: float
     lines: list[Mapping[str, Any]] = field(default_factory=list)
-    kept: Mapping[str, Any] | None = None  # its last line whose steps led on
+    kept: Mapping[str, Any] | None = None  # its last line whose steps were not run again
 
     @property
     def first_time(self) -> float | None:
-        """When its first step began; None where it came to none."""
+        """Start time of its first step; None if there was no step."""
         return self.lines[0]["first_time"] if self.lines else None
 
     def keep_up_to(self, step: int | None) -> None:
-        """Steps from ``step`` on were run again by another attempt."""
+        """Set :attr:`kept`; steps from ``step`` on were run again by another attempt."""
         lines = [line for line in self.lines if step is None or line["step"] <= step]
         self.kept = lines[-1] if lines else None
 
@@ -235,12 +236,14 @@ def _sessions(lines: Iterable[Mapping[str, Any]]) -> list[_Session]:
 def price_of(
     totals: Goodput, costs: TeacherCosts | None, prices: Prices, shared: Iterable[str] = (), inline: Iterable[str] = ()
 ) -> float | None:
-    """The price of a run: what workers and decoding held, and the replicas of its teachers; None where not known.
+    """Return the price of a run: workers, decoding, and the replicas of its teachers; None if unknown.
 
     Args:
+        totals: of the run.
         costs: of the teachers.
-        shared: teachers whose pool serves other runs too: of these only the work that was asked for.
-        inline: teachers inside the workers, whose GPUs and CPUs are the workers'.
+        prices: of GPUs and CPUs.
+        shared: teachers whose pool serves other runs too; only their work for this run counts.
+        inline: teachers inside the workers, which use the workers' GPUs and CPUs.
     """
     parts = [prices.of(TeacherCost(gpu_seconds=totals.gpu_seconds, cpu_seconds=totals.cpu_seconds))]
     for name, cost in (costs.teachers if costs else {}).items():

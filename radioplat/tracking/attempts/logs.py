@@ -1,7 +1,7 @@
-"""Files of each attempt in ``<task folder>/logs/attempt_NNNN``, on the results' own storage.
+"""Log files of each attempt, in ``<task folder>/logs/attempt_NNNN``.
 
-``driver.log``, ``worker_R.log`` and ``teacher_X.log`` are what the processes said; ``pulse_R.json`` is where rank R was
-last; ``stacks_R.txt`` is what its threads were at when it hung; ``last_words_R.json`` says why it ended, where it knew.
+``driver.log``, ``worker_R.log`` and ``teacher_X.log``: output of the processes. ``pulse_R.json``: last known phase of
+rank R. ``stacks_R.txt``: stacks of its threads when it hung. ``last_words_R.json``: why it ended, if it knew.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class LastWords:
 
 
 def attempt_folder(task_folder: Path, attempt: int) -> Path:
-    """Where the files of ``attempt`` lie; it need not exist."""
+    """Return the log folder of ``attempt``, which may not exist."""
     return task_folder / "logs" / f"attempt_{attempt:04d}"
 
 
 def attempts_in(task_folder: Path) -> list[int]:
-    """Attempts that have a folder, rising."""
+    """Return the attempts with a log folder, ascending."""
     records = (re.fullmatch(r"attempt_(\d+)", path.name) for path in (task_folder / "logs").glob("attempt_*"))
     return sorted(int(match[1]) for match in records if match)
 
 
 def begun(task_folder: Path) -> int:
-    """The last attempt in which a worker lived; 0 for none. A folder that only a driver wrote to is still free."""
+    """Return the last attempt in which a worker ran; 0 for none. A folder with a driver log only does not count."""
     numbers = attempts_in(task_folder)
     lived = (n for n in reversed(numbers) if any(attempt_folder(task_folder, n).glob("pulse_*.json")))
     return next(lived, 0)
 
 
 def write_last_words(task_folder: Path, attempt: int, rank: int, cause: str, detail: str) -> None:
-    """Say why ``rank`` ends. Never raises: a full disk must not hide the reason itself. The first words stay."""
+    """Record why ``rank`` ends, unless recorded already; never raises, so that a full disk does not hide the reason."""
     path = attempt_folder(task_folder, attempt) / f"last_words_{rank}.json"
     if not path.exists():
         words = LastWords(attempt, rank, cause, redact(detail), time.time())
@@ -66,9 +66,9 @@ def write_last_words(task_folder: Path, attempt: int, rank: int, cause: str, det
 
 
 def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
-    """The reasons that the ranks of ``attempt`` gave for their end, the earliest first.
+    """Read why the ranks of ``attempt`` ended, the earliest first.
 
-    A rank that left stacks and no words was ended by the timer of ``faulthandler``: no thread of it could run.
+    A rank with stacks but without a reason was ended by the timer of ``faulthandler``, as none of its threads could run.
     """
     records, folder = [], attempt_folder(task_folder, attempt)
     for path in folder.glob("last_words_*.json"):
@@ -84,15 +84,15 @@ def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
 
 
 def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
-    """Why ``attempt`` ended, and in which words: a rank's own where they say more than the driver saw.
+    """Return cause and detail of the end of ``attempt``; a rank's own if it is more specific than the driver's.
 
     Returns:
-        ``("", "")`` where nobody said anything.
+        ``("", "")`` if nothing was recorded.
     """
     ends = [e for e in Attempts(task_folder).read() if e.attempt == attempt and e.event == "end"]
     cause = (ends[-1].cause or "unknown") if ends else ""
     words = last_words(task_folder, attempt)
-    # A rank that hung or had no memory is seen from outside as one that was killed.
+    # To the driver, a rank that hung or ran out of memory looks like one that was killed.
     if words and cause in ("", "unknown", "worker_killed", "error"):
         first = next((w for w in words if w.cause != "error"), words[0])
         return first.cause, f"rank {first.rank}: {first.detail}"
@@ -100,10 +100,10 @@ def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
 
 
 def tee_output(path: Path) -> None:
-    """Copy what this process writes to stdout and stderr from now on, by whatever library, into ``path`` as well.
+    """Copy all output of this process to stdout and stderr, also of libraries, into ``path``.
 
-    Another process copies: what was said right before this one is killed is not lost. Where ``tee`` is missing, or the
-    folder cannot be written, nothing is copied.
+    A separate process copies, so that output right before a kill is not lost. Without ``tee``, or if the folder cannot
+    be written, nothing is copied.
     """
     tee = shutil.which("tee")
     if tee is None:
@@ -112,11 +112,11 @@ def tee_output(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
             stream.flush()
-            # A session of its own: Ctrl-C and the end of this process are not the end of what copies its last words.
+            # In a separate session, so that Ctrl-C and the end of this process do not end the copy.
             copier = subprocess.Popen(
                 [tee, "-a", str(path)], stdin=subprocess.PIPE, stdout=descriptor, stderr=2, start_new_session=True
             )
             assert copier.stdin is not None
             os.dup2(copier.stdin.fileno(), descriptor)
             copier.stdin.close()
-            copier.returncode = 0  # nobody waits for it: it ends with its input
+            copier.returncode = 0  # never waited for: it ends with its input

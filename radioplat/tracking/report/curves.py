@@ -6,6 +6,8 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from radioplat.tracking.status import read_status
 
 Curve = list[tuple[int, float]]
@@ -13,10 +15,10 @@ _COLOURS = ["#2563c9", "#d9622b", "#2a8f5b", "#8a4fbf", "#b8860b", "#c2375a", "#
 
 
 def curves_from_status(path: str | os.PathLike[str]) -> dict[str, Curve]:
-    """Every kpi that was logged with a step, as ``{name: [(step, value), ...]}``, by rising step.
+    """Return all metrics that were logged with a step, as ``{name: [(step, value), ...]}``, by ascending step.
 
-    A resumed run writes some steps again: where a curve's step goes back, what it said from there on is dropped,
-    so the curve is the one that led to the final weights. A value that was not finite (null) leaves a gap.
+    A resumed run logs some steps again: earlier values of these steps are dropped, so that a curve belongs to the final
+    weights. A value that was not finite (null) is left out.
     """
     curves: dict[str, Curve] = {}
     for line in read_status(path):
@@ -35,7 +37,7 @@ def curves_from_status(path: str | os.PathLike[str]) -> dict[str, Curve]:
 
 
 def group_curves(curves: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
-    """Curves by chart: one chart a teacher (``loss/<teacher>/<term>``), one for other losses, one for each other kpi.
+    """Group curves into charts: one for each teacher (``loss/<teacher>/<term>``), other losses, and each other metric.
 
     Returns:
         ``{chart title: {line label: curve}}``, losses first.
@@ -55,10 +57,10 @@ def group_curves(curves: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
 
 
 def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, height: float = 3.2) -> bytes:
-    """One chart as PNG. Many values of a loss are drawn pale, with their running mean over them.
+    """Draw a chart as PNG; a loss with many values is drawn with its running mean.
 
     Args:
-        title: shown above the axes; one that begins with ``loss`` marks a chart of losses.
+        title: shown above the axes; a title that begins with ``loss`` marks a chart of losses.
         lines: curves by label; up to 8 colours, then they repeat.
         width, height: inches, at 144 dots an inch.
     """
@@ -66,7 +68,7 @@ def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, heig
 
     figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
     axes = figure.add_subplot()
-    is_loss = title.startswith("loss")  # a schedule must not be smoothed, nor drawn on a logarithmic scale
+    is_loss = title.startswith("loss")  # only losses are smoothed and drawn on a logarithmic scale
     for i, (label, curve) in enumerate(lines.items()):
         colour = _COLOURS[i % len(_COLOURS)]
         steps, values = zip(*curve, strict=True)
@@ -103,12 +105,7 @@ def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, heig
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value with up to ``window`` values on either side, fewer at the ends."""
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    means = []
-    for i in range(len(values)):
-        first, last = max(0, i - window), min(len(values), i + window + 1)
-        means.append((sums[last] - sums[first]) / (last - first))
-    return means
+    """Return the mean of each value with up to ``window`` values on either side, fewer at the ends."""
+    sums, places = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
+    first, last = np.maximum(0, places - window), np.minimum(len(values), places + window + 1)
+    return ((sums[last] - sums[first]) / (last - first)).tolist()

@@ -1,13 +1,13 @@
-"""``report.html``: one file that shows what a run came to, readable without a network or a server."""
+"""``report.html``: the results of a run as one self-contained file."""
 
 from __future__ import annotations
 
 import base64
 import datetime
-import math
+
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,8 @@ from typing import Any
 from radioplat.common.redact import redact, redact_yaml
 from radioplat.tracking.report.curves import Curve, draw_curves, group_curves
 from radioplat.tracking.results import write_atomic
+from radioplat.tracking.table import Table, show_cell
 
-
-@dataclass(frozen=True)
-class Table:
-    """One table of the report.
-
-    Attributes:
-        columns: headings; the first column names the row.
-        rows: cells; floats are shown with four digits, None as a dash, anything else by ``str``.
-        title: heading above the table.
-        note: a line below it, e.g. what a measure means.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    title: str = ""
-    note: str = ""
 
 
 def write_report(
@@ -44,17 +29,16 @@ def write_report(
     spec_yaml: str = "",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write a self-contained page (CSS and pictures inside it, no script). The old file is replaced in one step.
+    """Write a self-contained page, with CSS and pictures and without scripts; the file is replaced atomically.
 
     Args:
-        path: where to; the folder is created.
+        path: of the page; the folder is created.
         title: heading of the page.
         tables: results, in order.
-        curves: ``{kpi name: [(step, value), ...]}`` as :func:`radioplat.tracking.report.curves.curves_from_status`
-            gives them; drawn one chart a teacher.
+        curves: ``{metric: [(step, value), ...]}`` from :func:`radioplat.tracking.report.curves.curves_from_status`.
         pictures: ``(caption, PNG bytes)``.
-        spec_yaml: the spec, shown folded; secrets are masked.
-        notes: lines under the heading: which run, where its files are.
+        spec_yaml: the spec, in a collapsed section; secrets are masked.
+        notes: lines under the heading.
 
     Returns:
         ``path``.
@@ -81,11 +65,10 @@ def write_report(
 def write_page(
     path: str | os.PathLike[str], package: str, template: str, *, title: str, notes: Sequence[str], **values: Any
 ) -> Path:
-    """Write one page from a template of ours, with the style and the filters that all pages share.
+    """Write a page from a Jinja template, with the style and filters of all pages.
 
     Args:
-        package, template: where the template lies; it shows ``css``, ``title``, ``notes`` and ``written`` beside
-            ``values``.
+        package, template: location of the template; it gets ``css``, ``title``, ``notes``, ``written`` and ``values``.
     """
     from jinja2 import Environment
 
@@ -101,21 +84,6 @@ def write_page(
     )
     return write_atomic(path, page)
 
-
-def show_cell(value: Any) -> str:
-    """A cell as a person reads it: four significant digits, a dash for nothing, thousands apart."""
-    if value is None:
-        return "\N{EN DASH}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not math.isfinite(value):
-        return str(value)
-    if value != 0 and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.3g}"
-    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    return f"{value:,.{digits}f}"
 
 
 def _is_numeric(value: Any) -> bool:

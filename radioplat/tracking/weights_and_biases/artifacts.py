@@ -1,4 +1,4 @@
-"""Checkpoints, ONNX files and engines as W&B artifacts, and what was made of what."""
+"""Checkpoints, ONNX files and engines as W&B artifacts, with their lineage."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Product:
-    """A file or a folder that a task made.
+    """A file or a folder that a task created.
 
     Attributes:
         kind: the artifact's type: ``checkpoint``, ``onnx``, ``engine``.
-        made_of: what it was made of.
+        made_of: inputs that it was created from.
         aliases: of the version; ``latest`` is always one.
     """
 
@@ -27,9 +27,9 @@ class Product:
 
     @property
     def name(self) -> str:
-        """Of the artifact: its home's two last folders, and a hash of where they lie.
+        """Name of the artifact: the last two folders of its path, and a hash of the path.
 
-        Every content that is made there becomes a version of it.
+        Each new content at this path becomes a version of the artifact.
         """
         home = self.path.resolve().parent
         words = re.sub(r"[^0-9A-Za-z_.-]+", "-", "-".join(home.parts[-2:])).strip("-.")
@@ -37,9 +37,9 @@ class Product:
 
 
 def artifact(product: Product, upload: bool) -> Any:
-    """The artifact: the files themselves, or where they lie, with a checksum each.
+    """Create the artifact, with the files themselves or references to them, and their checksums.
 
-    Both have one digest for one content, by which W&B knows a version again that another run made.
+    Both have the same digest for the same content, by which W&B recognizes a version of another run.
     """
     import wandb
 
@@ -56,12 +56,12 @@ def artifact(product: Product, upload: bool) -> Any:
 
 
 def log_product(run: Any, product: Product, upload: bool) -> None:
-    """Log it as made by ``run``, and what it was made of as used by it."""
+    """Log an artifact as created by ``run``."""
     run.log_artifact(artifact(product, upload), aliases=["latest", *product.aliases])
 
 
 def use_product(run: Any, product: Product, upload: bool) -> None:
-    """Say that ``run`` used it. Offline, too, where wandb's own ``use_artifact`` refuses: ``wandb sync`` tells it."""
-    # The public method does this and then waits for the server. With the digest of a version that is there W&B makes
-    # no second one.
+    """Log that ``run`` used an artifact; also offline, which wandb's own ``use_artifact`` does not support."""
+    # The public method does this and then waits for the server. For the digest of an existing version W&B creates no
+    # new one.
     run._log_artifact(artifact(product, upload), aliases=[], is_user_created=True, use_after_commit=True)

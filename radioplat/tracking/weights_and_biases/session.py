@@ -1,4 +1,4 @@
-"""One Weights & Biases run beside a task; training goes on whatever becomes of it."""
+"""One Weights & Biases run for a task; its failures never affect the training."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from radioplat.tracking.weights_and_biases.artifacts import Product, log_product
 STEP = "global_step"
 ID_FILE = "wandb_run_id"
 _INIT_TIMEOUT = 30.0  # seconds until a server counts as out of reach
-_EXIT_S = 2.0  # for W&B's service at the end of the process, where the server does not answer
-_WAITING = 10_000  # lines that wait for W&B; what comes after them is lost
+_EXIT_S = 2.0  # for W&B's service at the end of the process, if the server does not answer
+_WAITING = 10_000  # lines in the queue for W&B; further ones are lost
 
 
 class WandbRun:
-    """Logs to W&B where ``config.enable`` says so, and does nothing otherwise.
+    """Log to W&B if ``config.enable`` is set; do nothing otherwise.
 
-    A thread talks to W&B, so that a server that is slow, silent or gone costs the caller nothing: lines wait in a
-    queue, and at the end :meth:`finish` waits ``config.finish_s`` and no longer.
+    A thread communicates with W&B, so that a slow or unreachable server never blocks the caller: lines wait in a queue,
+    and at the end :meth:`finish` waits at most ``config.finish_s``.
 
-    The id of the run is kept in ``<run_dir>/wandb_run_id``: a resumed task goes on with the same run. Offline (by
+    The id of the run is stored in ``<run_dir>/wandb_run_id``: a resumed task continues the same run. Offline (by
     ``config.mode``, by ``WANDB_MODE``, or because the server could not be reached) each start writes
-    ``<run_dir>/wandb/offline-run-*``, which ``wandb sync`` uploads into that one run. The key is read by wandb
-    from the environment and never passes through here.
+    ``<run_dir>/wandb/offline-run-*``, which ``wandb sync`` uploads into that run. wandb reads the key from the
+    environment.
 
     Args:
         config: spec section ``wandb``.
         run_dir: the task's results folder.
         spec_dict: the whole spec as plain values; secrets are masked before it becomes the run's config.
-        resume_id: the run to go on with; default ``config.id``, the saved id, else a new one.
-        fresh: begin a new run although an id is saved (the task restarted from nothing).
+        resume_id: the run to continue; default ``config.id``, the saved id, else a new one.
+        fresh: start a new run even if an id is saved (the task restarted from scratch).
         job_type: the task, by which W&B groups runs.
     """
 
@@ -84,7 +84,7 @@ class WandbRun:
 
     @property
     def dir(self) -> Path | None:
-        """The offline-run-* or run-* folder, once W&B has made it; None where it makes none."""
+        """The offline-run-* or run-* folder, after W&B has created it; None if there is none."""
         if self.id is not None:
             self._started.wait()
         return self._dir
@@ -95,32 +95,32 @@ class WandbRun:
         self._later(lambda run: run.log(line))
 
     def picture(self, name: str, png: bytes | Callable[[], bytes], step: int | None = None) -> None:
-        """Log a PNG, or what draws one. Never raises or waits, as :meth:`log`."""
+        """Log a PNG, or the result of a function that draws one. Never raises or waits, as :meth:`log`."""
         self._later(lambda run: _log_picture(run, name, png, step))
 
     def made(self, product: Product) -> None:
-        """Log a checkpoint, an ONNX file or an engine as an artifact that this run made. As :meth:`log`."""
+        """Log a checkpoint, an ONNX file or an engine as an artifact that this run created. As :meth:`log`."""
         if self._config.artifacts.value != "none":
             self._later(lambda run: log_product(run, product, self._config.artifacts.value == "upload"))
 
     def used(self, product: Product) -> None:
-        """Say that the run began with what another run made: W&B draws the lineage from it. As :meth:`log`."""
+        """Log that the run used another run's artifact, for W&B's lineage graph. As :meth:`log`."""
         if self._config.artifacts.value != "none":
             self._later(lambda run: use_product(run, product, self._config.artifacts.value == "upload"))
 
     def event_files(self, folder: Path) -> None:
-        """Have W&B keep the TensorBoard event files of ``folder``. As :meth:`log`."""
+        """Store the TensorBoard event files of ``folder`` in W&B. As :meth:`log`."""
         self._later(lambda run: run.save(str(folder / "*tfevents*"), base_path=str(folder.parent), policy="end"))
 
     def finish(self, exit_code: int = 0) -> None:
-        """Close the run; later calls do nothing. A server that does not answer is waited for ``config.finish_s``."""
+        """Close the run; later calls do nothing. Wait at most ``config.finish_s`` for the server."""
         if not self._open:
             return
         self._open, self._exit_code = False, exit_code
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            return  # W&B has not answered for thousands of lines: the thread ends with the process
+            return  # W&B has not answered for thousands of lines; the thread ends with the process
         self._thread.join(self._config.finish_s)
         if self._thread.is_alive():
             where = self._dir or "wandb/run-*"
@@ -142,7 +142,7 @@ class WandbRun:
             self._warn("the server does not keep up; lines are lost")
 
     def _talk(self, run_dir: Path, spec: dict[str, Any]) -> None:
-        """The thread: start, everything that is asked for in order, and the end."""
+        """Run the thread: start W&B, execute queued actions in order, close the run."""
         try:
             self._start(run_dir, spec)
         finally:
@@ -152,8 +152,8 @@ class WandbRun:
                 continue
             try:
                 action(self._run)
-            except Exception as error:  # a tracker must not stop the training it tracks
-                self._warn("logging failed and goes on without the lost values", error)
+            except Exception as error:  # failures of the tracker must not end the training
+                self._warn("logging failed and continues without the lost values", error)
         run, self._run = self._run, None
         if run is None:
             return
@@ -171,10 +171,10 @@ class WandbRun:
                 self._warn("cannot start a run, so nothing is logged", error)
                 return
             hint = f"; later: wandb sync --id {self.id} {run_dir / 'wandb'}/offline-run-*"
-            self._warn(f"cannot start a run online, so this part of it is kept offline{hint}", error)
+            self._warn(f"cannot start a run online, so this part of it is stored offline{hint}", error)
             _exit_soon()
             try:
-                # wandb holds the id of a start that failed until the process ends, so this part has one of its own.
+                # wandb reserves the id of a failed start until the process ends, so this part gets another one.
                 self._run = self._init(run_dir, spec, "offline", f"{self.id}-{secrets.token_hex(2)}")
             except Exception:  # already reported that W&B cannot be reached
                 return
@@ -183,13 +183,13 @@ class WandbRun:
     def _init(self, run_dir: Path, spec: dict[str, Any], mode: str, run_id: str | None) -> Any:
         import wandb
 
-        with contextlib.suppress(Exception):  # wandb's metrics about itself: its end of the process waits for them
+        with contextlib.suppress(Exception):  # wandb's metrics about itself, for which its exit would wait
             from wandb.analytics.opentelemetry import opentelemetry_proxy
 
             opentelemetry_proxy.disable()
         config = self._config
-        # Half of what the end may take, so that the lines of a short run still find their place offline.
-        patience = min(_INIT_TIMEOUT, config.finish_s / 2)
+        # Half of the time limit of the end, so that a short run can still store its lines offline.
+        timeout = min(_INIT_TIMEOUT, config.finish_s / 2)
         run = wandb.init(
             project=config.project,
             entity=config.entity,
@@ -200,16 +200,16 @@ class WandbRun:
             id=run_id,
             resume="allow",  # offline, too: `wandb sync` then joins the parts of one id and overwrites none
             dir=str(run_dir),
-            mode=cast(Any, mode),  # where WANDB_MODE names none that there is, wandb says so
+            mode=cast(Any, mode),  # wandb reports an invalid WANDB_MODE
             config=spec,
             save_code=config.save_code,
-            # "create_new" leaves the runs of other tasks in this process alone.
+            # "create_new" does not change the runs of other tasks in this process.
             reinit="finish_previous" if config.reinit else "create_new",
             settings=wandb.Settings(
                 silent=True,
                 console="off",
-                init_timeout=patience,
-                login_timeout=patience,
+                init_timeout=timeout,
+                login_timeout=timeout,
                 finish_timeout=config.finish_s,
             ),
         )
@@ -227,9 +227,9 @@ class WandbRun:
 
 @functools.cache
 def _exit_soon() -> None:
-    """Have the process end although W&B's service still waits for a server: everything is on the disk by then.
+    """Let the process end although W&B's service still waits for a server; everything is on disk by then.
 
-    wandb's own exit joins the service, however long its last requests take; it ignores ``finish_timeout`` there.
+    wandb's exit handler waits for the service without a time limit; it ignores ``finish_timeout`` there.
     """
     import psutil
 
@@ -244,10 +244,10 @@ def _exit_soon() -> None:
 
 
 def end_service(seconds: float) -> None:
-    """End W&B's own process, for a process whose children are killed before its exit, where W&B would complain of that.
+    """End W&B's service process; for a process whose children are killed before its exit, which W&B would report.
 
     Args:
-        seconds: to wait for it at most; a server that does not answer may hold it.
+        seconds: maximum time to wait, since a server that does not answer may delay it.
     """
     import wandb
 
@@ -257,7 +257,7 @@ def end_service(seconds: float) -> None:
 
 
 def saved_id(folder: Path) -> str | None:
-    """The id of the run that a task's folder belongs to; None where it has none."""
+    """Read the id of the run of a task's folder; None if there is none."""
     try:
         return (folder / ID_FILE).read_text(encoding="utf-8").strip() or None
     except OSError:

@@ -1,4 +1,4 @@
-"""W&B records of a task without training steps: figures, pictures, and the artifacts that it made and used."""
+"""W&B records of a task without training steps: metrics, pictures, and the artifacts that it created and used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.session import WandbRun, saved_id
 
 
-def tell_task(
+def log_task_to_wandb(
     spec: Spec,
     folder: Path,
     task: str,
@@ -21,17 +21,21 @@ def tell_task(
     made: Product | None = None,
     joins: Path | None = None,
 ) -> None:
-    """One W&B run of ``task``, or more of the run that trained the student; nothing where W&B is off.
+    """Log ``task`` as a W&B run, or as part of the run that trained the student; do nothing if W&B is off.
 
     Args:
+        spec: the spec.
         folder: the task's results folder.
-        made: its product; what that was made of becomes an input of the run.
-        joins: the task folder whose run is gone on with, where it has one.
+        task: its name, the prefix of figures and pictures.
+        figures: metrics by name.
+        pictures: PNG bytes by name.
+        made: its product, whose ``made_of`` become inputs of the run.
+        joins: the task folder whose run is continued, if it has one.
     """
     if not spec.wandb.enable:
         return
     known = saved_id(joins) if joins is not None else None
-    begun = known or spec.wandb.id  # which has its config from the task that began it
+    begun = known or spec.wandb.id  # such a run has the config of the task that started it
     with WandbRun(spec.wandb, folder, None if begun else asdict(spec), resume_id=known, job_type=task) as run:
         if figures:
             run.log(0, {f"{task}/{name}": value for name, value in figures.items()})
@@ -44,5 +48,5 @@ def tell_task(
 
 
 def kind_of(path: Path) -> str:
-    """The type of the artifact that a file or folder is."""
+    """Return the artifact type of a file or folder."""
     return {".onnx": "onnx", ".engine": "engine"}.get(Path(path).suffix, "checkpoint")

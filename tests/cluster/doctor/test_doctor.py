@@ -74,7 +74,7 @@ def test_the_disk_of_spilled_objects(used, level):
 
 
 def test_storage_and_clock(tmp_path):
-    levels = {finding.what: finding.level for finding in results_folder(tmp_path)}
+    levels = {finding.item: finding.level for finding in results_folder(tmp_path)}
     assert levels["clock of the storage"] is Level.ok
     assert clock().level in (Level.ok, Level.warn)
 
@@ -89,14 +89,14 @@ def test_storage_and_clock(tmp_path):
     ],
 )
 def test_requirements(lines, said):
-    assert said in requirements(lines).said
+    assert said in requirements(lines).state
 
 
 def test_pins():
     here = metadata.version("numpy")
     assert pins(f"# numpy==0\nnumpy=={here}\nno-such-package-at-all==1\n").level is Level.ok
     found = pins("numpy==0.1\n")
-    assert found.level is Level.warn and f"numpy {here} instead of 0.1" in found.said
+    assert found.level is Level.warn and f"numpy {here} instead of 0.1" in found.state
     assert constraints_file() == Path(__file__).parents[3] / "constraints.txt"
 
 
@@ -151,13 +151,13 @@ def test_token(tmp_path):
     on = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
     assert token({}).level is Level.warn and token(on).level is Level.fail
     path.write_text("")
-    assert "is empty" in token(on).said
+    assert "is empty" in token(on).state
     path.write_text("a" * 64)
     path.chmod(0o644)
     assert token(on).level is Level.warn and "chmod 600" in token(on).hint
     path.chmod(0o600)
-    assert token(on).level is Level.ok and "a" * 64 not in token(on).said
-    assert token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}).said == "from RAY_AUTH_TOKEN"
+    assert token(on).level is Level.ok and "a" * 64 not in token(on).state
+    assert token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}).state == "from RAY_AUTH_TOKEN"
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_a_gpu_and_its_driver():
         pytest.skip("no GPU")
     from radioplat.cluster.doctor.gpu import driver
 
-    found = {finding.what: finding for finding in gpu(driver())}
-    assert found["GPU"].said.startswith(f"{torch.cuda.device_count()} x ") and found["driver"].level is Level.ok
+    found = {finding.item: finding for finding in gpu(driver())}
+    assert found["GPU"].state.startswith(f"{torch.cuda.device_count()} x ") and found["driver"].level is Level.ok
     assert found["NCCL"].level is Level.ok
