@@ -1,4 +1,4 @@
-"""Bindings between modules of the teachers and of the student, checked on their structure."""
+"""Check bindings between modules of teachers and student, and add the projections that they need."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from radioplat.teachers.base.info import TeacherInfo
 def with_projections(
     architecture: StudentArchitecture, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
 ) -> StudentArchitecture:
-    """``architecture`` with a projection for each binding whose two ends differ in width.
+    """Return ``architecture`` with a projection for each binding between modules of different width.
 
     Raises:
-        SpecError: one problem for each binding that names no module of the student, one that it does not run, or a
-            vector against a map.
+        SpecError: one problem for each binding to a module that the student lacks or does not run, or between a vector
+            and a map.
     """
     bound = [(t, b) for t in teachers for b in t.bindings]
     if not bound:
@@ -46,17 +46,17 @@ def with_projections(
             message = f"the student does not run its module {binding.student_module!r}"
             problems.append(Problem(message, f"{binding.where}.student_module_name"))
             continue
-        mine = as_features(outputs[binding.student_module], grid).shape[1:]
-        theirs = infos[teacher.name].named[binding.key]
-        if len(mine) != len(theirs):
+        student_shape = as_features(outputs[binding.student_module], grid).shape[1:]
+        teacher_shape = infos[teacher.name].named[binding.key]
+        if len(student_shape) != len(teacher_shape):
             kinds = {1: "a vector", 3: "a map"}
-            message = f"{kinds[len(mine)]} of the student against {kinds[len(theirs)]} of the teacher"
+            message = f"{kinds[len(student_shape)]} of the student against {kinds[len(teacher_shape)]} of the teacher"
             problems.append(Problem(message, binding.where, "Name modules that give the same kind of features."))
-        elif len(mine) == 1 and definition_of(binding.loss).maps_only:
+        elif len(student_shape) == 1 and definition_of(binding.loss).maps_only:
             message = f"{binding.loss.value} compares maps, and these modules give vectors"
             problems.append(Problem(message, f"{binding.where}.criterion", "Take another loss."))
-        elif mine[-1] != theirs[-1]:
-            projections.setdefault(teacher.name, []).append((binding.name, mine[-1], theirs[-1]))
+        elif student_shape[-1] != teacher_shape[-1]:
+            projections.setdefault(teacher.name, []).append((binding.name, student_shape[-1], teacher_shape[-1]))
     if problems:
         raise SpecError(*problems)
     heads = tuple(dataclasses.replace(h, bindings=tuple(projections.get(h.name, ()))) for h in architecture.heads)

@@ -37,7 +37,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
     """Return the architecture of ``model.detector`` on ``backbone``; at its default, that of the pretrained weights.
 
     Raises:
-        SpecError: it cannot be built, or does not take images of the run's sizes.
+        SpecError: it cannot be built, or does not support the image sizes of the run.
     """
     config, path = spec.model.detector, _pretrained_detector(spec)
     known = read_detector_architecture(path, MODEL_PATH) if path else None
@@ -66,7 +66,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
 def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) -> Detector:
     """Build a detector with its starting weights: seeded by ``train.seed``, then the pretrained ones of the spec.
 
-    A pretrained detector gives every tensor of the same name and shape; with other classes, all but the classifiers.
+    Tensors of a pretrained detector with the same name and shape are copied; for other classes, not the classifiers.
 
     Raises:
         WeightsError: pretrained weights cannot be read, or nothing in them fits.

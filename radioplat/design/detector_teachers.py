@@ -1,4 +1,4 @@
-"""Check a spec's description of a teaching detector against its file: TAO's specs describe teachers as well."""
+"""Check a spec's description of a teacher detector against its file; TAO's specs describe teachers too."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _differences(teacher: TeacherConfig, architecture: DetectorArchitecture, whe
     hint = "Leave the field out, or name the file of another teacher."
     given, actual = teacher.model.backbone.type, architecture.student.type
     if given and resolve(given, where=f"{where}.backbone.type").name != resolve(actual).name:
-        yield Problem(f"the teacher's file holds a {actual}, not {given}", f"{where}.backbone.type", hint)
+        yield Problem(f"the teacher's file contains a {actual}, not {given}", f"{where}.backbone.type", hint)
     detector = teacher.model.detector
     if detector == DetectorConfig():
         return
     if detector.kind != architecture.kind:
-        message = f"the teacher's file holds a {architecture.kind}, not {detector.kind}"
+        message = f"the teacher's file contains a {architecture.kind}, not {detector.kind}"
         yield Problem(message, f"{where}.detector.kind", hint)
         return
     own = Detector(architecture).detr.config

@@ -1,4 +1,4 @@
-"""Widths and maps, from structure alone, of teachers inside the objective: the student's average, layers, peers."""
+"""Feature widths and maps of teachers inside the objective (the student's EMA, its layers, peers), without weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe_inside(
         raise SpecError(*problems)
     with captured(backbone.target, sorted({b.teacher_module for t in own for b in t.bindings})) as outputs:
         features = probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
-    assert features.spatial is not None and features.summary is not None  # both were asked for
+    assert features.spatial is not None and features.summary is not None  # both were requested
     rows, columns, width = features.spatial.shape[1:]
     summary = features.summary.shape[-1]
     if isinstance(backbone, RadioViT):
@@ -83,7 +83,7 @@ def describe_inside(
 
 
 def _taught_slots(teachers: Sequence[ResolvedTeacher]) -> set[int]:
-    """The class tokens that make the student's summary, see ``StudentArchitecture.summary_slots``."""
+    """Return the class tokens of the student's summary, see ``StudentArchitecture.summary_slots``."""
     return {
         i if t.token_slot is None else t.token_slot for i, t in enumerate(teachers) if t.wanted & {"summary", "logits"}
     }
@@ -98,7 +98,7 @@ def peer_problems(
         kind = infos[peer.name].adapter
         if kind not in _PEERS:
             hint = "Take a timm model, or a checkpoint of radioplat train."
-            message = f"a model of kind {kind} stays as it is, and a peer is trained"
+            message = f"a model of kind {kind} cannot be trained, as a peer is"
             yield Problem(message, f"{peer.where}.model.backbone.type", hint)
         if infos[peer.name].logits_dim != infos[peers[0].name].logits_dim:
             message = f"{infos[peer.name].logits_dim} classes, and the peer {peers[0].name} has "

@@ -72,9 +72,9 @@ def class_names(
     teachers: Sequence[ResolvedTeacher] = (),
     infos: Mapping[str, TeacherInfo] | None = None,
 ) -> tuple[str, ...]:
-    """Return the names of a classifier's classes; empty where labels are numbers, or do not name all of them.
+    """Return the names of a classifier's classes; empty if labels are numbers, or do not name all classes.
 
-    Where no image has a label they are those of the first teacher whose class scores it learns.
+    If no image has a label, they are those of the first teacher whose class scores are distilled.
     """
     names: Sequence[str] = data.index.classes
     if not names and infos and highest_label(data) < 0:
@@ -89,7 +89,7 @@ def highest_label(data: RunData) -> int:
 
 
 def _mixed_labels(data: RunData) -> str | None:
-    """Explain why numbers as labels cannot be matched with names as labels; None where they can."""
+    """Explain why numeric labels cannot be matched with label names; None if they can."""
     names = data.index.classes
     known = pa.array(names, pa.large_string())
     for _, table in data.index.rows.blocks(["given_label", "label_name"]):
@@ -99,7 +99,7 @@ def _mixed_labels(data: RunData) -> str | None:
         if len(numbers := pc.filter(given, unmatched)):
             first = numbers[0].as_py()
             is_ = f"class {first} is {names[first]!r}" if first < len(names) else f"there is a class {first}"
-            return f"some labels are numbers and others names ({_few(names)}), and nothing says that {is_}"
+            return f"some labels are numbers and others names ({_few(names)}), and it is unknown whether {is_}"
     return None
 
 

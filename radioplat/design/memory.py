@@ -1,11 +1,11 @@
-"""Bytes of a trained parameter on each worker: for `plan`, and for heads that are refused by their size.
+"""Bytes of a trained parameter on each worker, for `plan` and for the check of heads that are too large.
 
-As Rajbhandari et al. (ZeRO, 2020, section 3) count: weights, gradients, and what the optimizer keeps, each divided by
-the number of workers from a ZeRO stage on. Two things differ from there, because DeepSpeed sums gradients in
-fp32 (see :mod:`radioplat.training.engine.deepspeed_engine`): in 16 bits a summed gradient has 4 bytes, not 2, at stage
-1 beside those of a micro-batch, and in fp32 ZeRO too keeps a copy of the weights that the optimizer moves. Activations
-come on top, in a backward the buckets in which stages 1 and 2 send gradients, and at stage 3 what DeepSpeed leaves
-whole: parameters of fewer than 100,000 numbers.
+Counted as by Rajbhandari et al. (ZeRO, 2020, section 3): weights, gradients and optimizer state, each divided by the
+number of workers from a ZeRO stage on. It differs in two points, because DeepSpeed sums gradients in fp32 (see
+:mod:`radioplat.training.engine.deepspeed_engine`): in 16 bits a summed gradient has 4 bytes, not 2, at stage 1 in
+addition to those of a micro-batch; and in fp32 ZeRO also has a copy of the weights for the optimizer. Not included:
+activations, the buckets in which stages 1 and 2 send gradients during a backward pass, and at stage 3 parameters of
+fewer than 100,000 elements, which DeepSpeed does not shard.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from radioplat.spec.schema.train import Precision, TrainConfig
 
 @dataclass(frozen=True)
 class ParameterBytes:
-    """Bytes a trained parameter takes on the device of one worker, at the end of a backward.
+    """Bytes of a trained parameter on the device of one worker, at the end of a backward pass.
 
     Attributes:
-        weights: what forward and backward compute with.
+        weights: for forward and backward.
         gradients: of the micro-batch, and their sum.
-        master: the fp32 weights that the optimizer moves, where they are not those.
+        master: fp32 weights of the optimizer, if they are separate.
         moments: of the optimizer.
-        average: of ``train.enable_ema``.
-        bucket: that stage 3 keeps to send gradients in, of at most :data:`BUCKET` parameters.
+        average: EMA of ``train.enable_ema``.
+        bucket: buffer of stage 3 for sending gradients, of at most :data:`BUCKET` parameters.
     """
 
     weights: float
@@ -39,25 +39,25 @@ class ParameterBytes:
 
     @property
     def each(self) -> float:
-        """Without the bucket, which does not grow beyond its size."""
+        """Bytes per parameter without the bucket, whose size is limited."""
         return self.weights + self.gradients + self.master + self.moments + self.average
 
     def of(self, parameters: int) -> int:
-        """Bytes of so many parameters."""
+        """Return the bytes of this number of parameters."""
         return round(self.each * parameters + self.bucket * min(parameters, BUCKET))
 
 
 def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
-    """Return what DeepSpeed keeps for a parameter on each of ``world`` workers."""
+    """Return the bytes that DeepSpeed needs for a parameter on each of ``world`` workers."""
     low, stage = train.precision is not Precision.fp32, zero_stage(train)
     number = 2 if low else 4
-    kept = 0 if train.offload else 4 / (world if stage >= 1 else 1)  # of one fp32 number that the optimizer keeps
+    kept = 0 if train.offload else 4 / (world if stage >= 1 else 1)  # for each fp32 number of the optimizer state
     if train.offload:
         gradients = number / (world if stage >= 2 else 1)  # the sum is on the host
     elif stage >= 2:
         gradients = 4 / world
     else:
-        gradients = 4 + (number if stage else 0)  # those of a micro-batch stay beside their sum
+        gradients = 4 + (number if stage else 0)  # those of a micro-batch and their sum
     return ParameterBytes(
         weights=number / (world if stage == 3 else 1),
         gradients=gradients,

@@ -1,4 +1,4 @@
-"""The models that a spec asks for: widths, grids, heads and the student's structure, before any weights or data."""
+"""Design the models of a spec: widths, grids, heads and the student's structure, without weights and data."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ class Models:
 
 
 def target_widths(infos: dict[str, TeacherInfo]) -> dict[tuple[str, str], int]:
-    """See :attr:`Run.target_widths`."""
+    """Return the dimensions of each teacher's summary and map, by name and kind."""
     kinds = ("summary", "spatial")
     return {(name, kind): getattr(info, f"{kind}_dim") for name, info in infos.items() for kind in kinds}
 
 
 def design_models(spec: Spec, task: str) -> Models:
-    """Work out widths, grids and heads.
+    """Determine widths, grids and heads.
 
     Raises:
-        SpecError: one problem for each backbone that is unknown, refuses its arguments, or does not divide its input.
+        SpecError: one problem for each backbone that is unknown, rejects its arguments, or whose stride does not divide
+            its input size.
     """
     problems = []
     teachers = resolve_teachers(spec) if is_taught(task) else []
@@ -97,7 +98,7 @@ def design_models(spec: Spec, task: str) -> Models:
     if problems:
         raise SpecError(*problems)
     own = max(tuple(features.shape[1:3]) for features in maps if features is not None)
-    # The map of a mosaic is sent as a whole; the student's images are cut out of it later.
+    # The map of a mosaic is transferred as a whole; the maps of its images are cut out later.
     mosaics = {teacher.name for teacher in teachers if teacher.mosaic > 1}
     finer = {head.name: head.upsample for head in architecture.heads}
     grids = {
@@ -164,7 +165,7 @@ def _student_architecture(
             raise SpecError(
                 "a value is required here",
                 where="model.backbone.type",
-                hint="Any timm model name or TAO's; pretrained weights of radioplat or RADIO know their own.",
+                hint="Any timm model name or TAO's; pretrained weights of radioplat or RADIO contain it.",
             )
         tokens = max(known.num_class_tokens, len(teachers))
         return dataclasses.replace(

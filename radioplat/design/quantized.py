@@ -21,8 +21,8 @@ def quantized_problems(spec: Spec, student: Student) -> Iterator[Problem]:
         hint = "Take bf16 or fp32."
         yield Problem("scales of quantizers are too small for fp16", "train.precision", hint)
     if train.damp:
-        hint = "Set it to 0; rounding is noise enough."
-        yield Problem("noise on weights would be rounded away by their quantizers", "train.damp", hint)
+        message = "noise on weights is not supported with quantizers, which round it"
+        yield Problem(message, "train.damp", "Set it to 0.")
 
 
 def count_quantizers(student: Student) -> str:

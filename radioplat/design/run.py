@@ -1,4 +1,4 @@
-"""A run as it is designed before a worker starts: models, views, data, length."""
+"""The design of a run before its workers start: models, views, data, length."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Run:
         folder: the task's results folder, absolute.
         grids: the loss grid of each teacher, rows and columns.
         student_view: name of the view the student sees.
-        order_fields: what the order was made from.
-        annotations: what there is to detect, and what is wrong with it, in words.
-        detector: what stands on the student, where a detector is trained.
-        binding_widths: of what its bindings compare, see :mod:`radioplat.objectives.detector_bindings`.
-        start_notes: sentences about the weights that the student starts from.
+        order_fields: inputs of the sample order, by name.
+        annotations: summary of the objects to detect, and of annotation faults.
+        detector: the detector on the student, if one is trained.
+        binding_widths: widths of compared outputs, see :mod:`radioplat.objectives.detector_bindings`.
+        start_notes: sentences about the initial weights of the student.
         notes: sentences about held-out images that validations leave out.
-        lease: which hold of the results folder the run writes under; see :mod:`radioplat.tracking.lease`.
+        lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
 
     spec: Spec
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def inner_views(self) -> tuple[str, ...]:
-        """Names of the views that the student's module sees: its own, and those of teachers inside it."""
+        """Names of the views that the objective needs: the student's, and those of teachers inside the objective."""
         names = [self.student_view, *(teacher.view for teacher in self.teachers if teacher.inside)]
         if self.spec.distill.mesa.weight:
             names.append(average_view(self.spec, self.spec.distill.mesa.view))
@@ -75,12 +75,12 @@ class Run:
         return self.spec.global_batch_size // self.spec.dataset.batch_size
 
     def micro_batch_schedule(self, world_size: int) -> MicroBatchSchedule:
-        """Return how steps are split among ``world_size`` ranks."""
+        """Return the assignment of micro-batches to ``world_size`` ranks."""
         return MicroBatchSchedule(self.micro_batches, world_size)
 
     @property
     def partitions(self) -> Partitions:
-        """Which teachers see which micro-batches; training on labels has no teachers."""
+        """The assignment of micro-batches to teachers; empty without teachers."""
         if not self.teachers:
             return Partitions.of([], self.spec.train.seed, self.micro_batches)
         away = away_by_step(self.spec, [teacher.name for teacher in self.teachers])
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def order_hash(self) -> str:
-        """Identity of the order."""
+        """Hash that identifies the sample order."""
         return order_hash(self.order_fields)
 
     @property
@@ -103,21 +103,21 @@ class Run:
 
     @property
     def reader_arguments(self) -> tuple[str, str, tuple[tuple, ...]]:
-        """For :func:`radioplat.data.loading.run_data.open_reader`."""
+        """Arguments of :func:`radioplat.data.loading.run_data.open_reader`."""
         return str(self.data_dir), dataset_to_json(self.spec.dataset), tuple(map(tuple, self.views))
 
 
 def keep_data(run: Run, data: RunData) -> None:
-    """Give the run its own copy of the index, and its ledger what was rejected.
+    """Save the run's copy of the index, and write rejected samples to its ledger.
 
-    Only once the run is sure to start: a start that is refused must leave what an earlier one is proven by.
+    Called only after all checks, so that a refused start does not change the files that prove an earlier one.
     """
     data.save(run.data_dir)
     write_rejects(run.folder / "ledger", data.index, data.reasons)
 
 
 def steps_per_epoch(spec: Spec, data: RunData) -> int:
-    """The largest ``steps_per_epoch`` of the sources; a folder of images counts what one pass needs."""
+    """Return the largest ``steps_per_epoch`` of the sources; for a folder of images, the steps of one pass."""
     split = spec.dataset.train_dataset
     steps = [source.steps_per_epoch for source in split.tar_data_sources]
     if split.images_dir:
@@ -127,6 +127,6 @@ def steps_per_epoch(spec: Spec, data: RunData) -> int:
 
 
 def has_held_out(spec: Spec) -> bool:
-    """Return whether ``spec`` names held-out images."""
+    """Return True if ``spec`` names held-out images."""
     split = spec.dataset.val_dataset
     return bool(split.tar_data_sources or split.images_dir)

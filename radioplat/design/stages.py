@@ -1,6 +1,6 @@
-"""The stages of a run during training: absent teachers, number of steps, position in the schedule.
+"""The stages of a run during training: unused teachers, number of steps, position in the schedule.
 
-All of it follows from the spec and the global step: a run that goes on in the middle of a stage needs nothing more.
+All of it depends only on the spec and the global step, so that a run can resume in the middle of a stage.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from radioplat.spec.schema.train import OptimConfig
 
 
 def total_steps(spec: Spec, steps_per_epoch: int) -> int:
-    """Optimizer steps of a run: those of its stages where it has any, else of its epochs; at most ``max_steps``."""
+    """Return the optimizer steps of a run: those of its stages if any, else of its epochs; at most ``max_steps``."""
     whole = stages_of(spec)[-1].stop if spec.distill.stages else spec.train.num_epochs * steps_per_epoch
     return min(whole, spec.train.max_steps or FOREVER)
 
 
 def away_by_step(spec: Spec, teachers: Sequence[str]) -> tuple[tuple[int, frozenset[str]], ...]:
-    """For each stage its first step, and those of ``teachers`` that do not teach in it; empty where all always do."""
+    """Return the first step and the unused ones of ``teachers`` for each stage; empty if all are always used."""
     stages = tuple((s.first, frozenset(name for name in teachers if not s.has(name))) for s in stages_of(spec))
     return stages if any(names for _, names in stages) else ()
 
@@ -40,5 +40,5 @@ def schedule_at(spec: Spec, step: int, total: int) -> tuple[OptimConfig, int, in
     if stage.lr is not None:
         optim = dataclasses.replace(optim, lr=stage.lr)
     if stage.first:
-        optim = dataclasses.replace(optim, head_warmup_epochs=0.0)  # by then the heads know their work
+        optim = dataclasses.replace(optim, head_warmup_epochs=0.0)  # the heads are trained already
     return optim, step - stage.first, stage.stop - stage.first

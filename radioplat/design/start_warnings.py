@@ -1,4 +1,4 @@
-"""Warnings of settings that would undo the pretrained weights of the student."""
+"""Warnings about settings that would destroy the pretrained weights of the student."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_c
 
 
 def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """Return a sentence for each setting by which training would undo pretrained weights, with its cure.
+    """Return a warning with a remedy for each setting with which training would destroy pretrained weights.
 
-    None where ``train.resume_training_checkpoint_path`` gives a run that is under way.
+    None if ``train.resume_training_checkpoint_path`` resumes a run.
 
     Raises:
         WeightsError: the weights cannot be read, or do not fit.
@@ -32,7 +32,7 @@ def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
 
 
 def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[str]) -> Iterator[str]:
-    """Gradients through heads of random weights move the backbone before they are of use."""
+    """Warn of random heads, whose first gradients are noise for a pretrained backbone."""
     optim, frozen = spec.train.optim, spec.model.backbone.freeze_backbone
     if optim.head_warmup_epochs > 0 or frozen:
         return
@@ -51,12 +51,12 @@ def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[s
 
 
 def _normalisation(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
-    """timm's files lack the normalisation that they were trained with; timm's record of the model has it."""
+    """Warn of another normalisation than that of timm's weights, which is in timm's configuration of the model."""
     backbone = build_on_meta(architecture).backbone
     paths = {BACKBONE_PATH: spec.model.backbone.pretrained_backbone_path, MODEL_PATH: spec.train.pretrained_model_path}
     for where, path in paths.items():
         if not path or is_checkpoint(path) or not isinstance(backbone, TimmBackbone):
-            continue  # what says so itself is compared when weights are matched
+            continue  # files that contain their normalisation are checked when weights are matched
         kind = architecture.type
         name = resolve(kind).name
         native = native_input_of(pretrained_cfg(kind, name), name, "", tagged="." in kind)

@@ -24,14 +24,14 @@ from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.teachers.base.teacher import has_native_bf16
 
-LARGEST_CARD = 288 * 2**30  # bytes: what a cluster's GPU is taken to have at most, where none can be asked
+LARGEST_CARD = 288 * 2**30  # bytes: assumed maximum of a cluster's GPU, if this machine has none
 
 
 def build_on_meta(architecture: StudentArchitecture) -> Student:
     """Build a student on the meta device.
 
     Raises:
-        SpecError: it cannot be built; also where a tensor would have more bytes than can be counted.
+        SpecError: it cannot be built, for example because the size of a tensor overflows.
     """
     try:
         with on_meta():
@@ -46,16 +46,16 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
 
     Args:
         student: on the meta device.
-        sizes: pixels a side that it will see, each with the field it comes from.
+        sizes: pixels a side of its inputs, each with the spec field that sets it.
     """
     if is_taught(task):
         yield from _windows(spec, student, sizes)
-        if len(student.heads) == len(spec.distill.teacher):  # else a teacher is unknown, and numbers would be wrong
+        if len(student.heads) == len(spec.distill.teacher):  # else a teacher is invalid, and indices would be wrong
             yield from _token_slots(student)
             yield from _widths(spec, student)
     if not spec.model.backbone.cpe and not isinstance(student.backbone, RadioViT):
         hint = "Take a radio_vit_... or c_radio_... student, or leave it out."
-        yield Problem("only a RADIO ViT crops its positions", "model.backbone.cpe", hint)
+        yield Problem("only a RADIO ViT has cropped position embeddings", "model.backbone.cpe", hint)
     if spec.model.backbone.freeze_norm and not student.freeze_norm():
         yield Problem("this backbone has no normalization layers", "model.backbone.freeze_norm", "Set it to false.")
     if spec.train.grad_checkpointing:
@@ -69,7 +69,7 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
 
 
 def prepare_student(student: Student, spec: Spec, task: str) -> Student:
-    """Freeze, set windows, add noise and compile as the spec says; parameters keep their names."""
+    """Freeze, set windows, add noise and compile by the spec; names of parameters do not change."""
     backbone = spec.model.backbone
     if backbone.freeze_backbone:
         student.backbone.requires_grad_(False)
@@ -92,7 +92,7 @@ def prepare_student(student: Student, spec: Spec, task: str) -> Student:
 
 
 def compile_backbone(backbone: nn.Module, backend: str = "inductor") -> None:
-    """``torch.compile`` in place, so that no name changes; draws come from torch's generators, as without."""
+    """Compile in place, so that names do not change; random numbers are those of the uncompiled module."""
     backbone.compile(backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
 
 
@@ -106,13 +106,13 @@ def windows_of(spec: Spec, backbone: RadioViT) -> Windows:
 def _compilable(spec: Spec, student: Student) -> Iterator[Problem]:
     moving = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in student.backbone.modules())
     if moving and not spec.model.backbone.freeze_norm:
-        # BatchNormStatistics restores them within the step; a compiled backward needs them as its forward left them.
+        # BatchNormStatistics restores them within the step; a compiled backward needs the values of its forward.
         hint = "Set model.backbone.freeze_norm: true, or this to false."
         yield Problem("the statistics of this backbone's BatchNorm cannot be compiled", "train.compile", hint)
     cpu = torch.device("cpu")
     if spec.train.precision is Precision.bf16 and not torch.cuda.is_available() and not has_native_bf16(cpu):
         hint = "Take fp32, or set train.compile: false."
-        yield Problem("bf16 is multiplied in fp32 on this CPU, which is not compiled", "train.compile", hint)
+        yield Problem("bf16 emulated on this CPU cannot be compiled", "train.compile", hint)
     if not torch.cuda.is_available() and not _cpp_compiler():
         yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
 
@@ -128,7 +128,7 @@ def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator
     windows = windows_of(spec, student.backbone)
     if len(windows.global_layers) == len(student.backbone.blocks):
         name = "num_windowed" if config.num_windowed is not None else "num_global"
-        yield Problem("no block is left that would be windowed", f"{where}.{name}", "Lower num_global, or set prob: 0.")
+        yield Problem("no block would be windowed", f"{where}.{name}", "Lower num_global, or set prob: 0.")
         return
     sides = sorted({size // student.stride for size in sizes if size % student.stride == 0})
     fitting = {size for side in sides for size in windows.fitting(side, side)}
@@ -137,10 +137,10 @@ def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator
     hint = f"Possible sizes: {', '.join(map(str, possible))}." if possible else "Set prob: 0."
     for i, size in enumerate(config.window_sizes):
         if size not in fitting:
-            message = f"windows of {size} x {size} do not cut the student's map of {maps} patches into whole ones"
+            message = f"windows of {size} x {size} do not divide the student's map of {maps} patches"
             yield Problem(message, f"{where}.window_sizes[{i}]", hint)
     if not config.window_sizes and not fitting:
-        message = f"no size from {SIZES[0]} to {SIZES[-1]} cuts the student's map of {maps} patches into whole windows"
+        message = f"no window size from {SIZES[0]} to {SIZES[-1]} divides the student's map of {maps} patches"
         yield Problem(message, f"{where}.window_sizes", hint)
 
 
@@ -172,7 +172,7 @@ def _widths(spec: Spec, student: Student) -> Iterator[Problem]:
 
 
 def _memory(spec: Spec) -> int:
-    """Return the most bytes that a worker can have."""
+    """Return the maximum memory of a worker, in bytes."""
     if torch.cuda.is_available():
         return max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     try:

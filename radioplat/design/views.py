@@ -1,4 +1,4 @@
-"""The views that a run cuts from every image: which models see each, at what size, in which micro-batches."""
+"""The views that a run cuts from every image: their models, sizes and micro-batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from radioplat.teachers.base.info import TeacherInfo
 def run_views(
     spec: Spec, teachers: Sequence[ResolvedTeacher], infos: dict[str, TeacherInfo], student_stride: int
 ) -> tuple[ViewSpec, ...]:
-    """One view for each distinct size and one for a size that changes; under equivariance one for each model.
+    """Return one view for each fixed size and one for a changing size; with equivariance one for each model.
 
     Args:
         infos: by name of the teacher.
@@ -41,21 +41,21 @@ def run_views(
             viewers.setdefault(teacher.view, []).append(teacher)
     apart = views_differ(spec.dataset.train_dataset)
     views = []
-    for name, mine in viewers.items():
-        first = mine[0]
+    for name, sharing in viewers.items():
+        first = sharing[0]
         patch = _patch(first, infos[first.name]) if apart else 1
-        views.append(_view(spec, name, first.sizes, first.view_size, patch, mine))
+        views.append(_view(spec, name, first.sizes, first.view_size, patch, sharing))
     sizes = student_sizes(spec)
     views.append(_view(spec, own, sizes, spec.dataset.img_size, student_stride if apart else 1, None))
     if average_moves(spec, teachers):
-        # Whoever sees it, the student's average does, in every micro-batch.
+        # The student's EMA sees it in every micro-batch.
         moved = _view(spec, AVERAGE, sizes, spec.dataset.img_size, student_stride, None)
         views.append(moved._replace(shifted=True))
     return tuple(sorted(views, key=lambda view: (bool(view.sizes), view.size, view.name)))
 
 
 def average_moves(spec: Spec, teachers: Sequence[ResolvedTeacher]) -> bool:
-    """Return whether the student's average sees another crop than the student."""
+    """Return True if the student's EMA gets another crop than the student."""
     mesa = spec.distill.mesa
     moved = bool(mesa.weight) and mesa.view is AverageView.shifted
     return moved or any(teacher.view == AVERAGE for teacher in teachers)
@@ -64,7 +64,7 @@ def average_moves(spec: Spec, teachers: Sequence[ResolvedTeacher]) -> bool:
 def _view(
     spec: Spec, name: str, sizes: Draw, size: int, patch: int, viewers: Sequence[ResolvedTeacher] | None
 ) -> ViewSpec:
-    """``sizes`` is empty for a view of one ``size``; ``viewers`` is None for the student, who is always there."""
+    """Create a view; ``sizes`` is empty for a fixed ``size``, ``viewers`` is None for the student."""
     plan: tuple[tuple, ...] = ()
     if changes_by_plan(spec):
         plan = tuple(_stretch(spec, stage, sizes, size, viewers) for stage in stages_of(spec))
@@ -73,7 +73,7 @@ def _view(
 
 def _stretch(spec: Spec, stage: Stage, sizes: Draw, size: int, viewers: Sequence[ResolvedTeacher] | None) -> tuple:
     def draw(partition: PartitionConfig | None) -> Draw:
-        """Return the sizes in ``partition``; none where no model sees the view."""
+        """Return the sizes in ``partition``; none if no model sees the view."""
         wanted = viewers is None or any(stage.has(t.name) and sees(spec, partition, t.name) for t in viewers)
         return () if not wanted else draw_at(spec, stage, partition) if sizes else ((size, 1.0),)
 
@@ -83,12 +83,12 @@ def _stretch(spec: Spec, stage: Stage, sizes: Draw, size: int, viewers: Sequence
 
 
 def _patch(teacher: ResolvedTeacher, info: TeacherInfo) -> int:
-    """Pixels of its view that a patch of its backbone covers; an upsampled one looks at a finer view than that."""
+    """Return the pixels of its view per patch of its backbone; the view of an upsampled teacher is larger."""
     return max(1, round(info.stride * teacher.upsample_factor * (teacher.view_size // teacher.input_size)))
 
 
 def size_fields(spec: Spec) -> dict[int, str]:
-    """Return the field of each size of the student's view; empty where it is always ``dataset.img_size``."""
+    """Return the spec field of each size of the student's view; empty if it is always ``dataset.img_size``."""
     scales = scale_chances(spec.dataset.augmentation.multi_scales)
     fields = dict.fromkeys(scales, "dataset.augmentation.multi_scales")
     for i, teacher in enumerate(spec.distill.teacher):
@@ -101,7 +101,7 @@ def size_fields(spec: Spec) -> dict[int, str]:
 
 
 def mosaic_problems(spec: Spec, teacher: ResolvedTeacher, info: TeacherInfo) -> Iterator[Problem]:
-    """Yield sizes of the student whose images do not lie on whole positions of a mosaic teacher's map."""
+    """Yield sizes of the student whose images do not cover whole positions of a mosaic teacher's map."""
     side, rows, across = teacher.input_size, info.grid[0], teacher.mosaic
     if across == 1:
         return
@@ -112,4 +112,4 @@ def mosaic_problems(spec: Spec, teacher: ResolvedTeacher, info: TeacherInfo) -> 
             yield Problem(f"{across} x {across} images of {size} do not fit into {side} pixels", where, hint)
         elif size * rows % side:
             hint = f"Take a student's size that is a multiple of {side / rows:g}."
-            yield Problem(f"images of {size} pixels are no whole positions of {side / rows:g} pixels", where, hint)
+            yield Problem(f"images of {size} pixels do not cover whole positions of {side / rows:g}", where, hint)

@@ -39,7 +39,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _set_single_process_environment()
     if device.type == "cpu":
-        say("this machine has no GPU: the run takes one CPU worker")
+        say("this machine has no GPU: the run has one CPU worker")
     deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
     pools = joined_pools(run, device.type)
     clients: dict[str, TeacherClient] = {

@@ -245,8 +245,8 @@ def test_fp16_needs_a_gpu(make_spec, distil, tmp_path, capfd):
 
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(make_spec(tmp_path / "results")))
     assert cli.main(["plan", "-e", str(tmp_path / "spec.yaml"), "train.precision=fp16"]) == 1
-    assert "train.precision: fp16 trains on a GPU" in capfd.readouterr().err
-    with pytest.raises(SpecError, match="train.precision: fp16 trains on a GPU"):
+    assert "train.precision: fp16 needs a GPU" in capfd.readouterr().err
+    with pytest.raises(SpecError, match="train.precision: fp16 needs a GPU"):
         distil(make_spec(tmp_path / "results"), "train.precision=fp16")
 
 

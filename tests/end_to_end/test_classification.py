@@ -245,7 +245,7 @@ def test_numbers_beside_names_are_refused(make, write_shard, images):
     assert not plan(load_spec(spec), "train").problems, "the name says what the number is"
     spec["dataset"]["train_dataset"]["tar_data_sources"] = [{"root_dir": str(images / "numbers")}]
     (problem,) = plan(load_spec(spec), "train").problems
-    assert problem.where == "dataset.train_dataset" and "nothing says that class 1 is 'digit_1'" in problem.message
+    assert problem.where == "dataset.train_dataset" and "it is unknown whether class 1 is 'digit_1'" in problem.message
 
 
 def test_without_labels_the_classes_are_those_of_the_teacher(mixed, images, teacher):

@@ -114,7 +114,7 @@ def test_plan_tells_who_teaches_from_inside(with_teachers, tmp_path):
     spec["distill"]["teacher"] = [{**MEAN, "view": "same"}]
     spec["distill"]["bindings"], spec["teachers"] = [], {}
     found = plan(load_spec(spec))
-    assert not found.problems and any("nothing from outside" in warning for warning in found.warnings)
+    assert not found.problems and any("is the only teacher" in warning for warning in found.warnings)
 
 
 def test_a_student_alone_with_its_average_trains_and_is_evaluated(with_teachers, distil, tmp_path):

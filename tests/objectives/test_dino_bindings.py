@@ -124,7 +124,7 @@ def test_what_is_said_of_the_teacher_must_be_its_files(file):
     assert check(spec) == [] and list(teacher_file_problems(spec)) == []
     wrong = spec_of(file, ("pred_logits", "L2", 1.0), backbone="resnet_50", num_queries=900, enc_layers=6)
     assert {p.where: p.message for p in teacher_file_problems(wrong)} == {
-        "distill.teacher[0].model.backbone.type": "the teacher's file holds a resnet10t, not resnet_50",
+        "distill.teacher[0].model.backbone.type": "the teacher's file contains a resnet10t, not resnet_50",
         "distill.teacher[0].model.detector.options.num_queries": "the teacher's file was made with 10, not 900",
         "distill.teacher[0].model.detector.options.encoder_layers": "the teacher's file was made with 1, not 6",
     }

@@ -42,11 +42,11 @@ from radioplat.spec.schema.root import Spec
 STUDENT, CONVERTED = "student", "converted"
 CONVERTED_SIMILARITY = f"{CONVERTED}/likeness"  # prefix of these metrics' names, as in logs of earlier releases
 _METRICS = (Knn, Accuracy, Fidelity, FeatureSimilarity)
-IMAGES = 512  # of each split that judge a quantized student, where nothing says how many
+IMAGES = 512  # images of each split to validate a quantized student, unless the spec sets a number
 
 
 class Features:
-    """A student of features; :class:`Distill` and :class:`Classify` differ in what it learns from.
+    """A student of features, trained by teachers (:class:`Distill`) or labels (:class:`Classify`).
 
     Figures: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized student
     also ``fidelity/<teacher>/<kind>``, and all of these for the converted model, with prefix ``converted/``, with the
@@ -61,7 +61,7 @@ class Features:
         return run.spec.dataset.knn_validation or (measured and has_held_out(run.spec))
 
     def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """See :class:`radioplat.design.tasks.task.Task`; of the EMA weights in a run that keeps them."""
+        """See :class:`radioplat.design.tasks.task.Task`; EMA weights are measured if the run has them."""
         student = load_student(checkpoint, ema=run.spec.train.enable_ema)
         size = run.spec.dataset.val_img_size or student.architecture.img_size
         models, notes = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()
@@ -74,7 +74,7 @@ class Features:
                     teachers = _teachers(run, student)
                     encoders = stack.enter_context(teacher_encoders(_with_feature_cache(run), teachers, "cpu"))
                     models |= {t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}
-                except WeightsError as error:  # they answer elsewhere, and their files need not be here
+                except WeightsError as error:  # teachers may run elsewhere, without their files on this machine
                     teachers = []
                     notes.append(f"no fidelity: {error.problems[0]}")
             findings = _measured(run, models, teachers)
@@ -99,7 +99,7 @@ class Classify(Features):
 
 
 def build_student(run: Run) -> Student:
-    """Build the student as it enters training; seeded, so equal on every rank."""
+    """Build the student with its initial weights; seeded, so equal on every rank."""
     return prepare_student(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
@@ -117,7 +117,7 @@ def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[Resolv
 
 
 def _lean(spec: Spec, quantized: bool) -> Spec:
-    """Without the metrics that belong to the task ``evaluate``, on as many images as a validation may take."""
+    """Return a spec without the optional metrics of task ``evaluate``, with a limited number of images."""
     config = spec.evaluate.without_options()
     if spec.dataset.knn_max_train_batches:
         config = dataclasses.replace(config, max_images=spec.dataset.knn_max_train_batches * spec.dataset.batch_size)
@@ -131,7 +131,7 @@ def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
 
 
 def _with_feature_cache(run: Run) -> Spec:
-    """The run's spec, with a folder that keeps what teachers say of held-out images, which is always the same."""
+    """Return the run's spec with a feature cache, since teachers' features of held-out images never change."""
     cache = run.spec.feature_cache
     if cache.dir is None:
         cache = FeatureCacheConfig(dir=str(run.folder / "validation_features"))

@@ -15,7 +15,7 @@ TASKS: dict[str, Task] = {"distill": Distill(), "classify": Classify(), "detect"
 
 
 def task_for(spec: Spec, command: str | None = None) -> Task:
-    """Return what ``command``, ``distill`` or ``train``, trains by ``spec``."""
+    """Return the training task of ``spec`` for ``command``, ``distill`` or ``train``."""
     return TASKS[training_task(spec, command).name]
 
 
@@ -25,5 +25,5 @@ def model_task_of(kind: ModelKind) -> ModelTask:
 
 
 def task_of(run: Run) -> Task:
-    """Return what ``run`` trains."""
+    """Return the training task of ``run``."""
     return task_for(run.spec, run.task)

@@ -34,11 +34,11 @@ class Task(Protocol):
     model_kind: ModelKind
 
     def objective(self, run: Run) -> Objective:
-        """Build the student with its starting weights and everything that trains beside it; equal on every rank."""
+        """Build the student with its initial weights and all else that is trained; equal on every rank."""
         ...
 
     def validates(self, run: Run) -> bool:
-        """Return whether the held-out images give figures."""
+        """Return True if the run has metrics on held-out images."""
         ...
 
     def validate(self, run: Run, checkpoint: Path) -> Validation:

@@ -18,7 +18,7 @@ from radioplat.evaluation.metrics.metric import Inputs, Metric, percentage
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 from radioplat.spec.schema.evaluate import EvaluateConfig, MaskedConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 _CLASSES = 8  # of which a table has a column each; results.json has all
 

@@ -10,7 +10,7 @@ from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.measure.sample_maps import SampleMaps
 from radioplat.evaluation.metrics.metric import Metric, Picture
 from radioplat.evaluation.metrics.own_metrics import OwnMetrics
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Metric, Setup, percentage
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 _STUDENT = "student"  # the model of a single checkpoint
 

@@ -18,7 +18,7 @@ from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Metric, Setup
 from radioplat.spec.schema.evaluate import CorrespondenceConfig
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 
 @dataclass(frozen=True)

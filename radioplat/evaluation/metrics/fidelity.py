@@ -21,7 +21,7 @@ from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Metric, ModelRow, Setup, cell
 from radioplat.losses.base.reduce import on_coarser_grid
 from radioplat.spec.schema.evaluate import EvaluateConfig
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 # A vector without its mean counts as zero below this share of the mean's length: fp32 rounding.
 _ZERO = 1e-6

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.metric import Metric, percentage
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 # Elements of the largest temporary (similarities, votes): 2**25 float32 are 128 MiB.
 _TEMPORARY = 2**25

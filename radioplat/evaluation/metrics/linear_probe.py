@@ -18,7 +18,7 @@ from radioplat.evaluation.metrics.metric import Inputs, Metric, percentage
 from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
 from radioplat.spec.schema.evaluate import LinearProbeConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 _FLAT = 1e-6  # a feature whose spread is below this share of its size says nothing
 

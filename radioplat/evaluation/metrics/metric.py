@@ -23,7 +23,7 @@ from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 Picture = tuple[str, bytes]  # caption, PNG
 

@@ -13,7 +13,7 @@ from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Inputs, Metric, ModelRow, Setup
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 _HINT = (
     "A class has update(batch) and result(), which returns a number for each model by name; a function takes "

@@ -23,7 +23,7 @@ from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.fidelity import FidelityMeter, TeacherMean
 from radioplat.evaluation.metrics.metric import Metric, Setup
 from radioplat.losses.base.reduce import on_coarser_grid
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 BACKBONE = "backbone"
 

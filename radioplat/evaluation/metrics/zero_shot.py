@@ -22,7 +22,7 @@ from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Inputs, Metric, Setup, percentage
 from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 _WHERE = "evaluate.zero_shot.text_tower"
 # Types of model whose text embedding is compared with an image embedding, and how their texts are padded.

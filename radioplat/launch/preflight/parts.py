@@ -1,4 +1,4 @@
-"""Steps that make the parts of a run: models, samples, classes, the detector, the length."""
+"""Preflight steps that create the parts of a run: models, samples, classes, the detector, the length."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TRAIN, VAL = "dataset.train_dataset", "dataset.val_dataset"
 
 
 def names_no_folder(problems: Sequence[Problem]) -> bool:
-    """Whether ``results_dir`` cannot be a folder, so that nothing may be written below it."""
+    """Return True if ``results_dir`` is invalid, so that nothing may be written there."""
     return any(problem.where == "results_dir" for problem in problems)
 
 
 def contradictions(preflight: Preflight) -> Iterator[Problem]:
-    """Check the spec against itself."""
+    """Check the spec without reading files."""
     problems = check(preflight.spec, preflight.task)
     preflight.ended = names_no_folder(problems)
     preflight.start_notes += retired_field_notes(preflight.spec)
@@ -44,19 +44,19 @@ def contradictions(preflight: Preflight) -> Iterator[Problem]:
 
 
 def models(preflight: Preflight) -> None:
-    """Work out the structure of teachers and student."""
+    """Determine the structure of teachers and student."""
     preflight.models = design_models(preflight.spec, preflight.task)
 
 
 def boxes(preflight: Preflight) -> None:
-    """Read the boxes that a detector learns from."""
+    """Read the boxes of a detector's training images."""
     if training_task(preflight.spec, preflight.task).reads_boxes:
         dataset = preflight.spec.dataset
         preflight.boxes = read_split(dataset.train_dataset, dataset.classes, TRAIN)
 
 
 def samples(preflight: Preflight) -> None:
-    """Index the training images, and fix their order and the steps of an epoch."""
+    """Index the training images, and determine their order and the steps of an epoch."""
     dataset = preflight.spec.dataset
     place, limit = preflight.index_dir / "train", dataset.max_pixels
     index = build_index(dataset.train_dataset, TRAIN, place, max_pixels=limit, scan=preflight.scan)
@@ -92,7 +92,7 @@ def sample_facts(preflight: Preflight) -> None:
 
 
 def held_out(preflight: Preflight) -> Iterator[Problem]:
-    """Look at the held-out images: annotations of a detector, else an index with the classes of the training images."""
+    """Read the annotations of a detector's held-out images, or index them with the classes of the training images."""
     spec, split = preflight.spec, preflight.spec.dataset.val_dataset
     if not has_held_out(spec):
         if spec.dataset.knn_validation or (is_taught(preflight.task) and "evaluate" in spec.distill.then):
@@ -108,7 +108,7 @@ def held_out(preflight: Preflight) -> Iterator[Problem]:
 
 
 def detector(preflight: Preflight) -> Iterator[Problem]:
-    """Work out the structure of the detector, and compare its teachers' files with the spec."""
+    """Determine the structure of the detector, and compare its teachers' files with the spec."""
     spec, models = preflight.spec, preflight.models
     if models is None or preflight.boxes is None:
         return
@@ -135,7 +135,7 @@ def labels(preflight: Preflight) -> Iterator[Problem]:
     if is_taught(preflight.task) and spec.dataset.num_classes and not number:
         preflight.warnings.append(
             "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "
-            "scores of a teacher (mode logits) would teach it"
+            "scores of a teacher (mode logits) would train it"
         )
 
 

@@ -25,28 +25,28 @@ from radioplat.training.checkpoints.checkpoint import Survey
 
 
 class Level(enum.IntEnum):
-    """Callers that need a step; each takes the steps of the levels up to its own."""
+    """Callers of the preflight; each runs the steps of the levels up to its own."""
 
-    data = 1  # whatever reads the run's samples or models
+    data = 1  # tasks that read the run's samples or models
     start = 2  # a start of the run
-    plan = 3  # `plan`, which also prints facts and rehearses other tasks
+    plan = 3  # `plan`, which also prints facts and checks other tasks
 
 
 @dataclass
 class Preflight:
-    """A spec on its way to a :class:`~radioplat.design.run.Run`.
+    """State of the steps from a spec to a :class:`~radioplat.design.run.Run`.
 
     Attributes:
         task: ``distill`` or ``train``.
         folder: the task's results folder.
-        level: the steps that are taken.
+        level: the steps to run.
         scan: scans shards; default: this process.
         problems: reasons to refuse the run.
-        warnings: settings that run and are probably not meant.
+        warnings: valid settings that are probably mistakes.
         facts: sentences about the run, by title.
-        start_notes: sentences about the weights that the student starts from.
+        start_notes: sentences about the initial weights of the student.
         held_out_notes: sentences about held-out images that validations leave out.
-        ended: no further step is taken.
+        ended: no further step is run.
         class_names: of the student's classifier.
         boxes: annotations of the training images of a detector.
         binding_widths: see :class:`~radioplat.design.run.Run`.
@@ -85,7 +85,7 @@ class Preflight:
         return Path(self.spec.dataset.index_dir or Path(self.spec.results_dir) / "index")
 
     def take(self, step: Callable[[Preflight], Iterable[Problem] | None]) -> None:
-        """Take a step; the problems that it yields and those that it raises are kept alike."""
+        """Run a step, and collect the problems that it yields or raises."""
         try:
             for problem in step(self) or ():
                 self.problems.append(problem)
@@ -97,7 +97,7 @@ class Preflight:
         """Raise every problem at once.
 
         Raises:
-            RadioplatError: the one error of a step where that is all, else a SpecError with all problems.
+            RadioplatError: the error of a step if it is the only one, else a SpecError with all problems.
         """
         problems = list(dict.fromkeys(self.problems))
         if len(self._errors) == 1 and set(problems) == set(self._errors[0].problems):
@@ -106,7 +106,7 @@ class Preflight:
             raise SpecError(*problems)
 
     def run(self) -> Run:
-        """Return the run; no step may have found a problem."""
+        """Return the run; requires that no step has found a problem."""
         assert self.models is not None and self.data is not None
         spec, models, data = self.spec, self.models, self.data
         return Run(

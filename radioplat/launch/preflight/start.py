@@ -1,4 +1,4 @@
-"""Steps that look for what would stop a start here and now: weights, devices, the cluster, checkpoints."""
+"""Preflight steps on the environment of a start: weights, devices, the cluster, checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from radioplat.training.targets.file import problems as file_problems
 
 
 def teacher_weights(preflight: Preflight) -> None:
-    """Read the weights of each teacher that lie here; those of a named pool may lie elsewhere.
+    """Read the weights of each teacher, except those of a named pool that are on other machines.
 
     Raises:
         WeightsError: weights cannot be read or do not fit; names every such teacher.
@@ -48,7 +48,7 @@ def teacher_weights(preflight: Preflight) -> None:
 
 
 def target_statistics(preflight: Preflight) -> Iterator[Problem]:
-    """See that a file of statistics belongs to these teachers."""
+    """Check that a file of statistics belongs to these teachers."""
     path, models = preflight.spec.distill.target_norm.path, preflight.models
     if models and path is not None and Path(path).exists() and any(teacher.norms for teacher in models.teachers):
         yield from file_problems(path, models.teachers, target_widths(models.infos))
@@ -84,14 +84,14 @@ def step_hooks(preflight: Preflight) -> Iterator[Problem]:
 
 
 def placement(preflight: Preflight) -> Iterator[Problem]:
-    """See that this machine or the cluster can run the workers and the teachers."""
+    """Check that this machine or the cluster can run the workers and the teachers."""
     spec = preflight.spec
     preflight.on_ray = uses_ray(spec)
     preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
     gpus = preflight.resources.gpus > 0
     if spec.train.precision is Precision.fp16 and not gpus:
         hint = "Take bf16, which a CPU without bf16 units emulates, or fp32."
-        yield Problem("fp16 trains on a GPU, and there is none here", "train.precision", hint)
+        yield Problem("fp16 needs a GPU, and there is none", "train.precision", hint)
     preflight.warnings += padding_notes(spec)
     if preflight.on_ray and preflight.models is not None:
         outer = [teacher for teacher in preflight.models.teachers if not teacher.inside]
@@ -100,7 +100,7 @@ def placement(preflight: Preflight) -> Iterator[Problem]:
 
 
 def padding_notes(spec: Spec) -> Iterator[str]:
-    """Numbers of workers at which some would get padding instead of micro-batches."""
+    """Yield a warning about numbers of workers with which some get padding instead of micro-batches."""
     micro_batches = spec.global_batch_size // spec.dataset.batch_size
     fewest, most = spec.worker_bounds
     padded = [size for size in range(fewest, min(most, micro_batches) + 1) if micro_batches % size]
@@ -115,7 +115,7 @@ def padding_notes(spec: Spec) -> Iterator[str]:
 
 
 def evaluation(preflight: Preflight) -> Iterator[Problem]:
-    """Look for what the metrics need; for the run itself only where an evaluation follows it."""
+    """Check the inputs of the metrics; for a run only if an evaluation follows it."""
     spec, follows = preflight.spec, "evaluate" in preflight.spec.distill.then and is_taught(preflight.task)
     if preflight.held_out is None or (preflight.level < Level.plan and not follows):
         return
@@ -127,19 +127,19 @@ def evaluation(preflight: Preflight) -> Iterator[Problem]:
 
 
 def pruning(preflight: Preflight) -> Iterator[Problem]:
-    """Rehearse the task ``prune`` where the spec has a section for it; a run does not need it."""
+    """Check task ``prune`` without executing it, if the spec has such a section."""
     spec = preflight.spec
     if preflight.models is None or spec.prune == PruneConfig():
         return
     problems, architecture = list(prune_problems(spec)), preflight.models.architecture
     yield from problems
     small = architecture.quantized is not None or architecture.low_rank or architecture.sparsity is not None
-    if not problems and not small:  # a student that comes smaller already is trained on, not pruned
+    if not problems and not small:  # a student that is compressed already is not pruned
         dry_run(architecture, spec.prune)
 
 
 def checkpoints(preflight: Preflight) -> Iterator[Problem]:
-    """Look at the checkpoints that the run would go on from, and at the places of their copies."""
+    """Check the checkpoints that the run would resume from, and the folders of their copies."""
     spec = preflight.spec
     yield from unreachable(spec, preflight.task)
     preflight.checkpoints = survey(preflight.folder)

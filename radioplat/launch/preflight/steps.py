@@ -1,4 +1,4 @@
-"""The one list of steps before a start: a run is refused by what they find, and `plan` prints it."""
+"""The list of preflight steps: a run raises the problems that they find, and `plan` prints them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
 
 
 def take_steps(preflight: Preflight) -> Preflight:
-    """Take the steps of ``preflight.level``, in order; problems are collected, not raised."""
+    """Run the steps of ``preflight.level``, in order; problems are collected, not raised."""
     for level, step in STEPS:
         if level <= preflight.level and not preflight.ended:
             preflight.take(step)
@@ -49,14 +49,14 @@ def take_steps(preflight: Preflight) -> Preflight:
 
 
 def prepare(spec: Spec, task: str, folder: Path) -> tuple[Run, RunData]:
-    """Design a run without starting it: check the spec, index the shards, fix order and length.
+    """Design a run without starting it: check the spec, index the shards, determine order and length.
 
     Args:
         task: ``distill`` or ``train``.
         folder: the task's results folder.
 
     Raises:
-        RadioplatError: with every problem that is found without looking at devices and weights.
+        RadioplatError: with all problems, except those of devices and weights.
     """
     preflight = take_steps(Preflight(spec, task, folder, Level.data))
     preflight.refuse()

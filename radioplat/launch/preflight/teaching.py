@@ -1,4 +1,4 @@
-"""Facts for `plan`: who teaches what and when, at which sizes, to which targets, and where."""
+"""Facts for `plan` about teachers: partitions, stages, sizes, targets and devices."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def partitions(preflight: Preflight) -> None:
     parts = Partitions.of(config, spec.train.seed, total)
     lines = [
         f"{count}{f' at {part.img_size} px' if part.img_size else ''} "
-        f"seen by {', '.join(n for n in names if n in who) or 'none of them'}"
-        for count, who, part in zip(parts.counts, parts.teachers, config, strict=True)
+        f"seen by {', '.join(n for n in names if n in teachers) or 'none of them'}"
+        for count, teachers, part in zip(parts.counts, parts.teachers, config, strict=True)
     ]
-    everywhere = [name for name in names if not any(name in who for who in parts.teachers)]
+    everywhere = [name for name in names if not any(name in teachers for teachers in parts.teachers)]
     lines += [f"all seen by {', '.join(everywhere)}"] if everywhere else []
     preflight.facts["partitions"] = f"of the {total} micro-batches of a step {'; '.join(lines)}"
 
@@ -75,7 +75,7 @@ def targets(preflight: Preflight) -> None:
 
 
 def unshifted_views(preflight: Preflight) -> None:
-    """Warn of views that the spec shifts, and that have no room for it."""
+    """Warn of shifted views that have no room for a shift."""
     equivariance = Equivariance.of(preflight.spec.dataset.train_dataset)
     if preflight.models is None or equivariance is Equivariance.full:
         return
@@ -89,7 +89,7 @@ def unshifted_views(preflight: Preflight) -> None:
 
 
 def scheme(preflight: Preflight) -> None:
-    """Print the scheme; warn where it is not what its name promises."""
+    """Print the scheme; warn of settings that contradict its name."""
     spec, models = preflight.spec, preflight.models
     scheme, mesa = spec.distill.scheme, spec.distill.mesa
     if models is None:
@@ -117,7 +117,7 @@ def scheme(preflight: Preflight) -> None:
         where = "distill.teacher"
         if any(teacher.view != AVERAGE for teacher in models.teachers):
             where += "[].view: the student's average sees what the student sees"
-        warning = f"{where}: nothing from outside teaches the student, so it can only agree with itself"
+        warning = f"{where}: the student's average is the only teacher, so the student can only agree with itself"
         preflight.warnings.append(warning)
 
 
@@ -127,7 +127,7 @@ def backbone_parameters(models: Models) -> int:
 
 
 def unusual_inputs(preflight: Preflight) -> None:
-    """Warn of teachers that see images otherwise than they were trained."""
+    """Warn of teachers with other inputs than they were trained on."""
     if (models := preflight.models) is None:
         return
     for teacher in models.teachers:
@@ -137,7 +137,7 @@ def unusual_inputs(preflight: Preflight) -> None:
 
 
 def devices(preflight: Preflight) -> None:
-    """Print where the run computes and decodes, and how many samples the feature cache has room for."""
+    """Print the devices for training and decoding, and the capacity of the feature cache in samples."""
     spec, resources = preflight.spec, preflight.resources
     if preflight.models is None or resources is None:
         return
@@ -154,7 +154,7 @@ def devices(preflight: Preflight) -> None:
 
 
 def _cached_numbers(models: Models) -> list[int]:
-    """Numbers that the cache keeps of a sample, by teacher."""
+    """Return the numbers per sample in the cache, by teacher."""
     numbers = []
     for teacher in models.teachers:
         if teacher.inside or not teacher.service.cache or teacher.mosaic > 1:

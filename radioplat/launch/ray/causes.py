@@ -59,7 +59,7 @@ def is_planned(error: BaseException | None) -> bool:
 
 
 def has_died(error: BaseException | None) -> bool:
-    """Return whether the error itself reports the end of a worker's process."""
+    """Return True if the error reports the end of a worker's process."""
     return any(_is_death(failure) for _, failure in failures(error))
 
 
@@ -72,6 +72,6 @@ def _text(failure: BaseException) -> str:
 
 
 def _line(failure: BaseException) -> str:
-    """Type and message, as one line."""
+    """Format type and message as one line."""
     text = " ".join(str(failure).split())
     return f"{type(failure).__name__}: {text[:_LONG]}"

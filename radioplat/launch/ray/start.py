@@ -39,7 +39,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         fewest, most = spec.worker_bounds
         if not gpus:
             count = f"{most}" if fewest == most else f"{fewest} to {most}"
-            say(f"this cluster has no GPU: the run takes {count} CPU worker(s)")
+            say(f"this cluster has no GPU: the run has {count} CPU worker(s)")
         outside_workers = teachers_and_decoding(spec, run.frozen_teachers, gpus)
         trainer = ElasticTrainer(
             train_function,

@@ -10,7 +10,8 @@ from radioplat.exporting.engines.record import read_record, state_of
 from radioplat.tasks.compress.compress import CompressReport
 from radioplat.tasks.compress.record import Entry
 from radioplat.tasks.evaluate.side_by_side import ModelRow, models_table
-from radioplat.tracking.report.page import Table, show_cell, write_report
+from radioplat.tracking.report.page import write_report
+from radioplat.tracking.table import Table
 
 
 def tables_of(report: CompressReport) -> list[Table]:
@@ -36,8 +37,7 @@ def show(report: CompressReport) -> None:
     """Print the tables, and write ``report.html``."""
     tables = tables_of(report)
     for table in tables:
-        rows = [[show_cell(cell) for cell in row] for row in table.rows]
-        terminal.show_table(table.title, list(table.columns), rows, table.note)
+        table.show()
     page = write_report(Path(report.folder) / "report.html", title="Compression", tables=tables)
     terminal.say(f"student: {report.student}")
     terminal.say(f"report: {page}")

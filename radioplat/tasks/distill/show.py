@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from radioplat.common import terminal
 from radioplat.launch.driver import RunResult
-from radioplat.tracking.report.page import show_cell
 
 
 def show(result: RunResult) -> None:
     """Print the costs of the teachers, the checkpoint, and the results of the tasks in ``distill.then``."""
     tables = [result.teacher_costs.table()] if result.teacher_costs is not None else []
     for table in tables + (result.account.tables() if result.account else []):
-        rows = [[show_cell(cell) for cell in row] for row in table.rows]
-        terminal.show_table(table.title, list(table.columns), rows)
+        table.show(with_note=False)
     terminal.say(f"{result.checkpoint} at step {result.global_step}")
     for name, outcome in result.then.items():
         terminal.say(f"{name}: {getattr(outcome, 'report', None) or outcome.path}")

@@ -15,8 +15,9 @@ from radioplat.evaluation.detection.measure import DetectionResult
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
-from radioplat.tracking.report.page import Table, write_report
+from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
+from radioplat.tracking.table import Table
 from radioplat.tracking.task_log import log_task
 
 

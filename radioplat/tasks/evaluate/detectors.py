@@ -24,8 +24,9 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.side_by_side import kernel_notes, record_evaluations, set_differences
-from radioplat.tracking.report.page import Table, write_report
+from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
+from radioplat.tracking.table import Table
 from radioplat.tracking.task_log import log_task
 
 

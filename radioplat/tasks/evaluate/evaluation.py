@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from radioplat.tracking.report.page import Table
+from radioplat.tracking.table import Table
 
 
 class Evaluation(Protocol):

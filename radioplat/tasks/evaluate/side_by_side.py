@@ -11,7 +11,7 @@ from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.models.checkpoints import ListedModel
 from radioplat.evaluation.models.engine import EngineModel
-from radioplat.tracking.report.page import Table, show_cell
+from radioplat.tracking.table import Table, show_cell
 
 
 class Row(Protocol):

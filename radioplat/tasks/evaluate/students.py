@@ -37,10 +37,10 @@ from radioplat.tasks.evaluate.side_by_side import (
     side_by_side,
 )
 from radioplat.tasks.evaluate.summary import write_summary
-from radioplat.tracking.report.page import Table
 from radioplat.tracking.results import TaskFolder, write_atomic
+from radioplat.tracking.table import Table
 from radioplat.tracking.task_log import log_task
-from radioplat.tracking.weights_and_biases.task import tell_task
+from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _evaluate(
     shown = [(f"pca/{i}" if i else "pca", png) for i, (_, png) in enumerate(pictures)]
     # The figures and pictures of a student belong to the run that trained it.
     figures = result.figures()
-    tell_task(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
+    log_task_to_wandb(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
     return result
 
 

@@ -13,7 +13,7 @@ from radioplat.tasks.shared.find_checkpoint import task_folder
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import tell_task
+from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
 
 
 def gen_trt_engine(spec: Spec) -> EngineReport:
@@ -25,7 +25,7 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
     folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
     report = log_task(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
     made = Product(report.path, "engine", [Path(spec.gen_trt_engine.onnx_file or onnx_file(spec))])
-    tell_task(spec, folder.path, "gen_trt_engine", figures=_engine_kpi(report), made=made)
+    log_task_to_wandb(spec, folder.path, "gen_trt_engine", figures=_engine_kpi(report), made=made)
     return report
 
 

@@ -23,7 +23,7 @@ from radioplat.tasks.shared.find_checkpoint import find_checkpoint, task_folder
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
+from radioplat.tracking.weights_and_biases.task import kind_of, log_task_to_wandb
 
 
 def export(spec: Spec) -> OnnxReport | WeightsReport:
@@ -40,7 +40,7 @@ def export(spec: Spec) -> OnnxReport | WeightsReport:
     report = log_task(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
     of = find_checkpoint(spec, spec.export.checkpoint, "export.checkpoint").resolve()
     made = Product(report.path, kind_of(report.path), [of])
-    tell_task(spec, folder.path, "export", figures=_export_kpi(report), made=made)
+    log_task_to_wandb(spec, folder.path, "export", figures=_export_kpi(report), made=made)
     return report
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from radioplat.common import terminal
 from radioplat.tasks.inspect.diagnose import Diagnosis
-from radioplat.tracking.report.page import show_cell
 
 
 def show(diagnosis: Diagnosis) -> None:
@@ -15,4 +14,4 @@ def show(diagnosis: Diagnosis) -> None:
     if diagnosis.advice:
         terminal.say(f"What to do: {diagnosis.advice}")
     for table in diagnosis.account.tables() if diagnosis.account else []:
-        terminal.show_table(table.title, list(table.columns), [[show_cell(cell) for cell in row] for row in table.rows])
+        table.show(with_note=False)

@@ -19,7 +19,7 @@ from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import tell_task
+from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
 
 MODEL, START, REPORT = "model_low_rank", "model_decomposed", "low_rank.json"
 
@@ -56,7 +56,7 @@ def low_rank(
     folder = TaskFolder(spec.results_dir, "low_rank", spec.low_rank.results_dir)
     report = log_task(folder, "low_rank", to_yaml(spec), lambda: _low_rank(spec, folder.path, say), _kpi)
     made = Product(report.path, "checkpoint", [report.checkpoint])
-    tell_task(spec, folder.path, "low_rank", figures=_kpi(report), made=made)
+    log_task_to_wandb(spec, folder.path, "low_rank", figures=_kpi(report), made=made)
     return report
 
 

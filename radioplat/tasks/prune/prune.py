@@ -25,7 +25,7 @@ from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import tell_task
+from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def prune(
     folder = TaskFolder(spec.results_dir, "prune", spec.prune.results_dir)
     report = log_task(folder, "prune", to_yaml(spec), lambda: _prune(spec, folder.path, say), _kpi)
     made = Product(report.path, "checkpoint", [report.checkpoint])
-    tell_task(spec, folder.path, "prune", figures=_kpi(report), made=made)
+    log_task_to_wandb(spec, folder.path, "prune", figures=_kpi(report), made=made)
     return report
 
 

@@ -21,7 +21,7 @@ from radioplat.tasks.shared.model_folder import write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import kind_of, tell_task
+from radioplat.tracking.weights_and_biases.task import kind_of, log_task_to_wandb
 
 
 def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:
@@ -29,7 +29,7 @@ def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     run = BACKENDS[spec.quantize.backend]
     report = log_task(folder, "quantize", to_yaml(spec), lambda: run(spec, folder), _kpi)
     made = Product(report.path, kind_of(report.path), [report.checkpoint])
-    tell_task(spec, folder.path, "quantize", figures=_kpi(report), made=made)
+    log_task_to_wandb(spec, folder.path, "quantize", figures=_kpi(report), made=made)
     return report
 
 

@@ -9,8 +9,9 @@ from radioplat.evaluation.pictures.pca import pca_panel
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.teachers.check_result import CheckResult
-from radioplat.tracking.report.page import Table, write_report
+from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.table import Table
 
 
 def write(spec: Spec, result: CheckResult) -> Path:

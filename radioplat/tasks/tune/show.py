@@ -11,8 +11,9 @@ from radioplat.tasks.tune.pareto import choose, draw, front
 from radioplat.tasks.tune.record import State, TrialRecord
 from radioplat.tasks.tune.sweep import full_spec
 from radioplat.tasks.tune.tune import TuneReport
-from radioplat.tracking.report.page import Table, show_cell, write_report
+from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import write_atomic
+from radioplat.tracking.table import Table
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.session import WandbRun
 
@@ -24,8 +25,7 @@ def show(report: TuneReport) -> None:
     home, plan = report.plan.home, report.plan
     tables = tables_of(report)
     for table in tables:
-        rows = [[show_cell(cell) for cell in row] for row in table.rows]
-        terminal.show_table(table.title, list(table.columns), rows, table.note)
+        table.show()
     best = choose(report.trials, plan.space.modes)
     if best is None:
         terminal.say("no trial has come to its end yet")

@@ -68,7 +68,7 @@ def write_last_words(task_folder: Path, attempt: int, rank: int, cause: str, det
 def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
     """Read why the ranks of ``attempt`` ended, the earliest first.
 
-    A rank with stacks but without a reason was ended by the timer of ``faulthandler``, as none of its threads could run.
+    A rank with stacks but no reason was ended by the timer of ``faulthandler``, as none of its threads could run.
     """
     records, folder = [], attempt_folder(task_folder, attempt)
     for path in folder.glob("last_words_*.json"):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from radioplat.tracking.status import read_status
 
@@ -106,6 +105,6 @@ def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, heig
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """Return the mean of each value with up to ``window`` values on either side, fewer at the ends."""
-    sums, places = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
-    first, last = np.maximum(0, places - window), np.minimum(len(values), places + window + 1)
-    return ((sums[last] - sums[first]) / (last - first)).tolist()
+    sums = [0.0, *itertools.accumulate(values)]
+    spans = ((max(0, i - window), min(len(values), i + window + 1)) for i in range(len(values)))
+    return [(sums[last] - sums[first]) / (last - first) for first, last in spans]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import datetime
-
 import os
 from collections.abc import Mapping, Sequence
-
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from radioplat.common.redact import redact, redact_yaml
 from radioplat.tracking.report.curves import Curve, draw_curves, group_curves
 from radioplat.tracking.results import write_atomic
 from radioplat.tracking.table import Table, show_cell
-
 
 
 def write_report(
@@ -83,7 +80,6 @@ def write_page(
         **values,
     )
     return write_atomic(path, page)
-
 
 
 def _is_numeric(value: Any) -> bool:

@@ -51,9 +51,7 @@ def files_of(states: States) -> dict[str, tuple[dict[str, torch.Tensor], dict[st
     return files
 
 
-def read_states(
-    folder: Path, state: RunState, moments: Mapping[str, torch.Tensor], hooks: Collection[str]
-) -> States:
+def read_states(folder: Path, state: RunState, moments: Mapping[str, torch.Tensor], hooks: Collection[str]) -> States:
     """The states of ``hooks`` in the checkpoint at ``folder``, which an earlier version may have written.
 
     Args:

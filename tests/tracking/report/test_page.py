@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from radioplat.tracking.report.page import Table, show_cell, write_report
+from radioplat.tracking.report.page import write_report
+from radioplat.tracking.table import Table, show_cell
 
 
 class Page(HTMLParser):

@@ -96,7 +96,7 @@ def test_without_a_key_or_a_server_this_part_is_kept_offline(tmp_path, monkeypat
         run.log(1, {"loss": 1.0})
     assert history(run_files(tmp_path)[0])[0]["loss"] == 1.0
     printed = capfd.readouterr()
-    assert printed.err.count("wandb: cannot start a run online, so this part of it is kept offline") == 1
+    assert printed.err.count("wandb: cannot start a run online, so this part of it is stored offline") == 1
     assert KEY not in printed.out + printed.err
     assert run.id == (tmp_path / "wandb_run_id").read_text().strip()  # what a later start goes on with
 
