@@ -20,7 +20,7 @@ from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.compress import OnFail, Stage
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.definition import Inputs, Product
-from radioplat.tasks.compress.derive import check_chain, depends_on, fingerprint, place, stage_spec
+from radioplat.tasks.compress.derive import check_chain, depends_on, fingerprint, hashed_fields, place, stage_spec
 from radioplat.tasks.compress.groups import Group, Step, compress_problems, groups_of
 from radioplat.tasks.compress.outcome import student_outcome
 from radioplat.tasks.compress.record import Entry, Record
@@ -96,7 +96,7 @@ class _Chain:
         self._record, self._metric = Record(folder / RECORD), gate_metric(spec)
         own = spec.compress.gates.metric
         self._measuring = measuring_spec(spec, [own] if own else [])
-        self._measured_on = fingerprint(depends_on(self._measuring, Stage.evaluate))
+        self._measured_on = fingerprint(hashed_fields(self._measuring, Stage.evaluate))
         self._reference: Entry | None = None
 
     def run(self, groups: list[Group]) -> CompressReport:
@@ -167,7 +167,7 @@ class _Chain:
         derived = stage_spec(self._spec, step, changes)
         fields = depends_on(derived, step.stage)
         parents = fingerprint(*(state.hashes.get(product, "") for product in definition.reads))
-        spec_hash = fingerprint(step.stage.value, fields, parents)
+        spec_hash = fingerprint(step.stage.value, hashed_fields(derived, step.stage), parents)
         entry = self._entry(name, step.stage.value, spec_hash, changes, fields)
         folder = TaskFolder(self._folder, name)
         folder.write_experiment(fields)

@@ -77,6 +77,25 @@ def depends_on(spec: Spec, stage: Stage) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
+def hashed_fields(spec: Spec, stage: Stage) -> str:
+    """Return, as YAML, the fields of :func:`depends_on` that differ from their defaults.
+
+    Without the defaults, because a field that a later version adds must not start finished stages again.
+    """
+    tree, defaults = (OmegaConf.to_container(OmegaConf.create(depends_on(s, stage))) for s in (spec, Spec()))
+    return OmegaConf.to_yaml(OmegaConf.create(_without_defaults(tree, defaults)))
+
+
+def _without_defaults(tree: Any, defaults: Any) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for name, value in tree.items():
+        default = defaults.get(name)
+        if value != default:
+            both = isinstance(value, dict) and isinstance(default, dict)
+            changed[name] = _without_defaults(value, default) if both else value
+    return changed
+
+
 def fingerprint(*parts: str) -> str:
     """Return a hash of texts, in order."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
