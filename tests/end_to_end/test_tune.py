@@ -123,6 +123,11 @@ def test_what_the_sweep_leaves(gone_on, killed):
     assert check(best) == [] and best.train.max_steps is None
     assert best.train.optim.lr in (1e-3, 3e-3)
     assert "trial_0001" in (home / "report.html").read_text() and (home / "pareto.png").stat().st_size > 5000
+
+
+@pytest.mark.proof
+def test_the_best_spec_runs(gone_on, killed):
+    home = killed / "tune"
     assert main(["distill", "-e", str(home / "best.yaml")]) == 0
     assert read_status(killed / "best" / "distill" / "status.json")[-1]["status"] == "SUCCESS"
 

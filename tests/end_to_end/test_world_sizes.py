@@ -11,6 +11,7 @@ import time
 import pytest
 import ray
 import safetensors.torch
+import torch
 from ray.util.state import list_actors
 
 import radioplat
@@ -291,5 +292,7 @@ def test_teachers_inside_the_module_say_the_same_on_two_workers(
     terms = {"loss/peer/peer_logits"} if scheme == "online" else {"loss/mean/spatial", "loss/deep/binding_0"}
     for mine, theirs in zip(*([e for e in t.events if isinstance(e, StepEvent)] for t in (both, alone)), strict=True):
         for name in terms | ({"loss/mesa"} if scheme == "self" and mine.step > 1 else set()) | {"loss"}:
-            assert mine.metrics[name] == pytest.approx(theirs.metrics[name], rel=1e-3), (mine.step, name)
+            # Binding CS is 1 - cosine of nearly parallel vectors: in fp32 exact to the spacing of numbers at 1.
+            noise = 2 * torch.finfo(torch.float32).eps
+            assert mine.metrics[name] == pytest.approx(theirs.metrics[name], rel=1e-3, abs=noise), (mine.step, name)
     assert verified_state(both.result.checkpoint).world_size == 2

@@ -30,10 +30,11 @@ def insert_pairs(model: ModelProto, stored: bool = True) -> list[Range]:
     """
     graph = Graph(model)
     uses: dict[str, int] = {}
-    made = []
-    for mark in marks(model):
+    made, every = [], marks(model)
+    inputs = {mark.layer: mark.format for mark in every if mark.module.endswith(".input_quantizer")}
+    for mark in every:
         uses[mark.module] = uses.get(mark.module, 0) + 1
-        made.append(_Pair(graph, mark, stored, uses[mark.module]))
+        made.append(_Pair(graph, mark, stored, uses[mark.module], inputs.get(mark.layer)))
     by_mark = {id(pair.mark.node): pair for pair in made}
     gone = {id(pair.transpose) for pair in made if pair.transpose is not None}
     nodes: list[NodeProto] = []
@@ -68,6 +69,7 @@ class _Pair:
     Args:
         use: how often its quantizer had been called by then: a layer that several layers share has a pair for each,
             and every name is there once.
+        inputs: the format of the layer's inputs; None where they are not quantized.
 
     Attributes:
         nodes, tensors: to be added.
@@ -75,7 +77,7 @@ class _Pair:
         range: its scale.
     """
 
-    def __init__(self, graph: Graph, mark: Mark, stored: bool, use: int) -> None:
+    def __init__(self, graph: Graph, mark: Mark, stored: bool, use: int, inputs: NumberFormat | None) -> None:
         self.mark, self.transpose = mark, None
         self._again = "" if use == 1 else f".{use}"
         self.nodes: list[NodeProto] = []
@@ -98,8 +100,10 @@ class _Pair:
             return
         takers = graph.takers(self._output)
         if row.name not in ACTIVATIONS and any(taker.op_type in CONVOLUTIONS for taker in takers):
-            # No engine has convolutions of weights in another format than their inputs: the same numbers, a byte each.
-            kind = getattr(TensorProto, DATA_TYPES[engine_type(row.name)].onnx_type)
+            # No engine has convolutions of weights in another format than their inputs: the same numbers, a byte each
+            # (fp8 holds every whole number up to 16).
+            row_of_inputs = inputs.row if inputs is not None else DATA_TYPES[engine_type(row.name)]
+            kind = getattr(TensorProto, row_of_inputs.onnx_type)
         if len(takers) == 1 and takers[0].op_type == "Transpose" and weight.ndim == 2:
             # Turned here, where it costs nothing.
             self.transpose, self._output = takers[0], takers[0].output[0]

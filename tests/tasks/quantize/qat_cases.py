@@ -31,7 +31,7 @@ PLAIN = StudentArchitecture(
     img_size=16,
     heads=(HeadArchitecture("t", summary_dim=12, spatial_dim=10, hidden=16),),
 )
-FP32 = [zero.Case("fp32", stage) for stage in range(4)]
+FP32 = [zero.Case("fp32", stage) for stage in (0, 3)]  # 1 and 2 are among the others; all: training/engine
 BF16 = [zero.Case("bf16", stage) for stage in (1, 3)]
 LAMB = [zero.Case("fp32", 3, optimizer="lamb")]
 AWAY = [zero.Case("fp32", 2, offload=True)]
