@@ -9,7 +9,9 @@ from radioplat.common.terminal import note
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``radioplat nodes watch``."""
-    parser.add_argument("--cloud", choices=("auto", "aws", "gcp"), default="auto", help="default: detected")
+    from radioplat.cluster.preemption.metadata import CLOUDS
+
+    parser.add_argument("--cloud", choices=("auto", *CLOUDS), default="auto", help="default: detected")
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="time between two requests (5)")
     parser.add_argument(
         "--process", type=int, metavar="PID", help="send SIGTERM to this run instead of draining Ray's node"
