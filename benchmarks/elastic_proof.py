@@ -25,8 +25,8 @@ import torch
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
+from benchmarks.ledger_rows import effective, read_consumed
 from clusters.local import LocalCluster
-from radioplat.data.ledger.ledger import effective, read_consumed
 from radioplat.tracking.attempts.attempts import AttemptEvent, Attempts
 from radioplat.tracking.follow import CheckpointEvent, StepEvent
 from radioplat.training.accounting.prove import prove_run

@@ -147,7 +147,7 @@ def judge(plan: Plan) -> dict[str, float]:
     Raises:
         RuntimeError: the ledger is not the order, a checkpoint is not whole, or a status line is missing.
     """
-    from radioplat.data.ledger.ledger import read_consumed
+    from benchmarks.ledger_rows import read_consumed
     from radioplat.tracking.status import read_status
     from radioplat.training.checkpoints.checkpoint import newest
 

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.array_source import ArraySource
 from radioplat.data.batch import Batch, View
 from radioplat.data.ledger.ledger import Ledger
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
-from radioplat.data.order.order import ArraySource, SampleOrder
+from radioplat.data.order.order import SampleOrder
 from radioplat.teachers.serving.client import Pending
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher
 from radioplat.tracking.status import StatusLog

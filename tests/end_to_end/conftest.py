@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 import radioplat
-from radioplat.data.ledger.ledger import effective, read_consumed
+from benchmarks.ledger_rows import effective, read_consumed
 from radioplat.launch.driver import RunResult
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.quickstart.weights import teacher_weights

@@ -15,8 +15,9 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from benchmarks.ledger_rows import read_consumed
 from radioplat.cli import main as cli
-from radioplat.data.ledger.ledger import read_consumed, read_rejected
+from radioplat.data.ledger.ledger import read_rejected
 from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
 from radioplat.errors import DataError, RadioplatError, SpecError, TrainingError, WeightsError
 from radioplat.models.backbones.timm_backbone import TimmBackbone

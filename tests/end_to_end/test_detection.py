@@ -10,9 +10,9 @@ import yaml
 
 import radioplat
 from benchmarks.composites import CLASSES, write_set
+from benchmarks.ledger_rows import effective, read_consumed
 from radioplat.cli import main as cli
 from radioplat.data.detection.split import read_split
-from radioplat.data.ledger.ledger import effective, read_consumed
 from radioplat.design.detector import detector_architecture, take_decoder
 from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError, WeightsError

@@ -14,8 +14,8 @@ from forked import Forked, run_script
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
 from benchmarks.elastic_proof import beaten_run, compare, quiet_run, random_schedule
+from benchmarks.ledger_rows import read_consumed
 from clusters.local import LocalCluster
-from radioplat.data.ledger.ledger import read_consumed
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.lease import LeaseTaken
 from radioplat.training.accounting.prove import prove_run

@@ -16,8 +16,8 @@ from forked import Forked, run_script
 
 import radioplat
 from benchmarks.elastic_inputs import losses_of, make_inputs, tiny_spec
+from benchmarks.ledger_rows import read_consumed
 from radioplat.cluster.preemption.training_locks import training_workers
-from radioplat.data.ledger.ledger import read_consumed
 from radioplat.tasks.inspect.diagnose import diagnose
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.status import read_status

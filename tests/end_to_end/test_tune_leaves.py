@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.ledger_rows import read_consumed
 from clusters.local import LocalCluster
-from radioplat.data.ledger.ledger import read_consumed
 from radioplat.tasks.tune.record import State, read_trials
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.status import read_status

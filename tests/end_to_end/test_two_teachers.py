@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from radioplat.data.ledger.ledger import read_consumed
+from benchmarks.ledger_rows import read_consumed
 from radioplat.data.loading.run_data import RunData
 from radioplat.models.student.student import Student, StudentArchitecture, build_backbone
 from radioplat.spec.loading.load import load_spec

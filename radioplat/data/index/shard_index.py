@@ -20,13 +20,12 @@ from radioplat.data.index.columns import Column
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, remove_notes, write_table
 from radioplat.data.index.rows import IndexRows
 from radioplat.data.scan.scan import canonical
-from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
+from radioplat.data.scan.shard import FAULT_SCHEMA
 from radioplat.data.storage.files import FileState
 from radioplat.errors import DataError
 
 VERSION = "2"
 
-SAMPLE_SCHEMA = pa.schema([("source", pa.int32()), ("shard", pa.int32()), *SCAN_SCHEMA, ("label", pa.int64())])
 SHARD_SCHEMA = pa.schema([("source", pa.int32()), *NOTE_SCHEMA])
 
 
@@ -110,14 +109,6 @@ class ShardIndex:
         """Path of each shard: absolute, or ``s3://...``, ``gs://...``."""
         roots, names = self.shards["root"].to_pylist(), self.shards["name"].to_pylist()
         return [f"{root}/{name}" for root, name in zip(roots, names, strict=True)]
-
-    @property
-    def samples(self) -> pa.Table:
-        """The whole index as one table of ``SAMPLE_SCHEMA``, in memory; for a small index."""
-        tables = [table for _, table in self.rows.blocks([*SCAN_SCHEMA.names, "label"])]
-        table = pa.concat_tables([SAMPLE_SCHEMA.empty_table().drop_columns(["source", "shard"]), *tables])
-        table = table.add_column(0, "shard", pa.array(np.asarray(self.shard)))
-        return table.add_column(0, "source", pa.array(np.asarray(self.source))).cast(SAMPLE_SCHEMA).combine_chunks()
 
     def shards_of(self, source: int) -> range:
         """Return the rows of :attr:`shards` that belong to ``source``; its samples are consecutive too."""

@@ -139,33 +139,9 @@ def _rejects(columns: list) -> pa.Table:
     return pa.table(arrays, schema=REJECTS_SCHEMA)
 
 
-def read_consumed(directory: str | Path) -> pa.Table:
-    """Read the rows of all workers, sorted by attempt, step and position, including replayed steps."""
-    order = [(name, "ascending") for name in ("attempt", "step", "position")]
-    return _read(directory, "consumed", CONSUMED_SCHEMA).sort_by(order)
-
-
 def read_rejected(directory: str | Path) -> pa.Table:
     """Read all samples that proved unusable at run time."""
-    return _read(directory, "rejected", REJECTED_SCHEMA)
-
-
-def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | None = None) -> pa.Table:
-    """Select the rows of the steps that led to the final checkpoint; see :func:`lineage`.
-
-    Args:
-        consumed: of :func:`read_consumed`.
-        final_step: the last step, counted from 0; default: the last one of ``attempt``.
-        attempt: the one that wrote the checkpoint; default: the last.
-    """
-    steps, attempts = consumed["step"].to_numpy(), consumed["attempt"].to_numpy()
-    spans = {
-        a: (int(steps[attempts == a].min()), int(steps[attempts == a].max())) for a in np.unique(attempts).tolist()
-    }
-    keep = np.zeros(len(consumed), bool)
-    for number, start, stop in lineage(spans, None if final_step is None else final_step + 1, attempt):
-        keep |= (attempts == number) & (steps >= start) & (steps < stop)
-    return consumed.filter(pa.array(keep))
+    return read_rows(directory, "rejected", REJECTED_SCHEMA)
 
 
 def lineage(
@@ -197,7 +173,8 @@ def lineage(
     return parts[::-1]
 
 
-def _read(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:
+def read_rows(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:
+    """Read the rows of all files of one kind, ``consumed`` or ``rejected``."""
     files = sorted(Path(directory).glob(f"{kind}-a*.parquet"))
     return pa.concat_tables([pq.read_table(f, schema=schema) for f in files]) if files else schema.empty_table()
 

@@ -55,17 +55,16 @@ def group_curves(curves: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
     return ({"loss": total} if total else {}) | teachers | other
 
 
-def draw_curves(title: str, lines: Mapping[str, Curve], width: float = 5.6, height: float = 3.2) -> bytes:
+def draw_curves(title: str, lines: Mapping[str, Curve]) -> bytes:
     """Draw a chart as PNG; a loss with many values is drawn with its running mean.
 
     Args:
         title: shown above the axes; a title that begins with ``loss`` marks a chart of losses.
         lines: curves by label; up to 8 colours, then they repeat.
-        width, height: inches, at 144 dots an inch.
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
-    figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
+    figure = Figure(figsize=(5.6, 3.2), dpi=144, layout="constrained")
     axes = figure.add_subplot()
     is_loss = title.startswith("loss")  # only losses are smoothed and drawn on a logarithmic scale
     for i, (label, curve) in enumerate(lines.items()):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from index_samples import samples
 
 from radioplat.data.index.build import ShardIndex, build_index
 from radioplat.data.scan import scan as scan_module
@@ -47,7 +48,7 @@ def build(root, into="index", **kw) -> ShardIndex:
 
 def test_rows_are_in_order_of_source_shard_offset(corpus):
     index = build(corpus)
-    assert index.samples["key"].to_pylist() == ["s0-0", "s0-1", "s1-0", "s1-1", "s1-2", "t-0", "t-1"]
+    assert samples(index)["key"].to_pylist() == ["s0-0", "s0-1", "s1-0", "s1-1", "s1-2", "t-0", "t-1"]
     assert index.source.tolist() == [0, 0, 0, 0, 0, 1, 1] and index.shard.tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert index.width.tolist() == [40, 41, 40, 41, 42, 40, 41] and index.width.dtype == np.int32
     assert index.offset.dtype == np.int64 and index.key(5) == "t-0"
@@ -55,22 +56,22 @@ def test_rows_are_in_order_of_source_shard_offset(corpus):
 
 def test_saved_and_loaded_equal(corpus):
     built = build(corpus)
-    built_samples = built.samples
+    built_samples = samples(built)
     built.save(corpus / "copy")
     again = pickle.loads(pickle.dumps(built))
     for index in (ShardIndex.load(corpus / "index"), ShardIndex.load(corpus / "copy"), again):
-        assert index.samples.equals(built.samples) and index.shards.equals(built.shards)
+        assert samples(index).equals(samples(built)) and index.shards.equals(built.shards)
         assert index.classes == built.classes and index.fingerprint() == built.fingerprint()
     (part,) = (corpus / "copy").glob("part-*")
     assert sorted(p.name for p in (corpus / "copy").iterdir()) == [
         "classes.json", "faults.parquet", part.name, "shards.parquet",
     ]  # fmt: skip
     shutil.rmtree(corpus / "index")  # the copy stands by itself
-    assert ShardIndex.load(corpus / "copy").samples.equals(built_samples)
+    assert samples(ShardIndex.load(corpus / "copy")).equals(built_samples)
 
 
 def test_only_what_changed_is_scanned_again(corpus, write_tar, photo):
-    first = build(corpus).samples
+    first = samples(build(corpus))
     scanned: list[str] = []
 
     def again(root):
@@ -80,18 +81,18 @@ def test_only_what_changed_is_scanned_again(corpus, write_tar, photo):
 
         return build(root, scan=scan)
 
-    assert again(corpus).samples.equals(first) and scanned == []
+    assert samples(again(corpus)).equals(first) and scanned == []
     write_tar(corpus / "a" / "s1.tar", [("new.jpg", photo(50, 50))])
     write_tar(corpus / "a" / "s2.tar", [("newer.jpg", photo(60, 50)), ("bad.jpg", b"text")])
     second = again(corpus)
     assert sorted(scanned) == ["s1.tar", "s2.tar"]
-    assert second.samples["key"].to_pylist() == ["s0-0", "s0-1", "new", "newer", "t-0", "t-1"]
+    assert samples(second)["key"].to_pylist() == ["s0-0", "s0-1", "new", "newer", "t-0", "t-1"]
     assert second.label.tolist() == [0, 1, -1, -1, 0, 1]
     third = again(corpus)
     assert third.faults.equals(second.faults) and third.faults["reason"].to_pylist() == ["not_an_image"]
-    third_samples = third.samples
+    third_samples = samples(third)
     shutil.rmtree(corpus / "index")
-    assert again(corpus).samples.equals(third_samples)
+    assert samples(again(corpus)).equals(third_samples)
 
 
 def test_names_are_numbered_over_the_train_split(corpus, write_tar, photo):
@@ -114,7 +115,7 @@ def test_an_images_folder_is_labelled_by_parent(tmp_path, photo):
     images = SplitConfig(images_dir=str(tmp_path / "images"))
     for _ in range(2):  # scanned, then known
         index = build_index(images, "d", tmp_path / "index", max_pixels=LIMIT)
-        assert index.samples["key"].to_pylist() == ["cat/2", "dog/1", "top"]
+        assert samples(index)["key"].to_pylist() == ["cat/2", "dog/1", "top"]
         assert index.label.tolist() == [0, 1, -1] and index.classes == ["cat", "dog"]
         assert index.offset.tolist() == [0, 0, 0]
         assert index.faults["reason"].to_pylist() == ["not_an_image"]
@@ -155,7 +156,7 @@ def test_a_source_without_a_usable_image_is_an_error(tmp_path, write_tar, photo,
 
 def test_a_torn_or_foreign_index_is_noticed_and_rebuilt(corpus):
     first = build(corpus)
-    samples = first.samples
+    before = samples(first)
     first.save(corpus / "other")
     shutil.copy(corpus / "other/faults.parquet", corpus / "index/faults.parquet")
     with pytest.raises(DataError, match="different builds"):
@@ -163,11 +164,11 @@ def test_a_torn_or_foreign_index_is_noticed_and_rebuilt(corpus):
     (corpus / "index/shards.parquet").write_bytes(b"garbage")
     with pytest.raises(DataError, match="no usable index"):
         ShardIndex.load(corpus / "index")
-    assert build(corpus).samples.equals(samples)
+    assert samples(build(corpus)).equals(before)
     next((corpus / "index").glob("part-*.parquet")).unlink()
     with pytest.raises(DataError, match="no usable index"):
         ShardIndex.load(corpus / "index")
-    assert build(corpus).samples.equals(samples)
+    assert samples(build(corpus)).equals(before)
     with pytest.raises(DataError):
         ShardIndex.load(corpus / "nowhere")
 
@@ -242,7 +243,7 @@ def test_a_killed_scan_goes_on_where_it_was(tmp_path, write_tar, photo):
     )
     assert scanned == ["03.tar", "09.tar", "10.tar", "11.tar"] and seen == [(9, 12), (10, 12), (11, 12), (12, 12)]
     whole = build_index(only, "d", tmp_path / "whole", max_pixels=LIMIT)
-    assert index.samples.equals(whole.samples) and index.faults.equals(whole.faults) and len(index.faults) == 11
+    assert samples(index).equals(samples(whole)) and index.faults.equals(whole.faults) and len(index.faults) == 11
     left = {path.suffix for path in (tmp_path / "index").glob("part-*")}
     assert left == {".parquet"}  # the notes of the scan are gone
 
@@ -263,7 +264,7 @@ def test_processes_make_the_same_index(corpus, monkeypatch):
     monkeypatch.setattr(scan_module, "LITTLE_BYTES", 0)
     here = build(corpus)
     there = build(corpus, "processes", scan=lambda batches: scan_in_processes(batches, 2))
-    assert there.samples.equals(here.samples) and there.fingerprint() == here.fingerprint()
+    assert samples(there).equals(samples(here)) and there.fingerprint() == here.fingerprint()
 
 
 @given(data=st.data())
@@ -280,7 +281,7 @@ def test_columns_are_read_as_arrays_are(data, corpus):
         assert np.array_equal(column == whole[0], whole == whole[0]) and column.tolist() == whole.tolist()
     with pytest.raises(IndexError):
         index.width[7]
-    assert [index.key(row) for row in range(7)] == index.samples["key"].to_pylist()
+    assert [index.key(row) for row in range(7)] == samples(index)["key"].to_pylist()
 
 
 def test_a_part_that_is_lost_later_is_named(corpus):

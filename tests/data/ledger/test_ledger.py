@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.ledger_rows import read_consumed
 from radioplat.data.batch import Batch, View
 from radioplat.data.index.build import build_index
 from radioplat.data.index.filters import REASONS, reject_codes
-from radioplat.data.ledger.ledger import Ledger, lineage, read_consumed, write_rejects
+from radioplat.data.ledger.ledger import Ledger, lineage, write_rejects
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource
 
 

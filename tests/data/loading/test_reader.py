@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from index_samples import samples
 
 from radioplat.data.images.decode import decode_rgb
 from radioplat.data.index.build import build_index
@@ -80,7 +81,7 @@ def test_a_micro_batch_follows_the_order(index):
 
 
 def test_an_unreadable_sample_keeps_its_place(index):
-    row = index.samples["key"].to_pylist().index("cut")
+    row = samples(index)["key"].to_pylist().index("cut")
     micro_batch, place = divmod(len(index) - 1 - row, 4)
     batch = reader(index).read(micro_batch)
     assert batch.weight.tolist() == [0.0 if i == place else 1.0 for i in range(4)]

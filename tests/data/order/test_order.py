@@ -8,8 +8,9 @@ from calls import count_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.array_source import ArraySource
 from radioplat.data.order.mixture import Mixture, integer_shares
-from radioplat.data.order.order import ArraySource, SampleOrder
+from radioplat.data.order.order import SampleOrder
 from radioplat.errors import DataError, SpecError
 
 

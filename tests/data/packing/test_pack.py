@@ -112,7 +112,7 @@ def test_the_index_reads_what_was_packed(packed, tmp_path):
     split = SplitConfig(tar_data_sources=[TarSource(str(packed.folder / "train"))])
     index = build_index(split, "d", tmp_path, max_pixels=10**9)
     assert len(index) == packed.images["train"] and not len(index.faults)
-    assert set(index.label.tolist()) == {0, 1, 2} and all(index.samples["hash"].to_pylist())
+    assert set(index.label.tolist()) == {0, 1, 2} and all(index.texts(list(range(len(index))), "hash"))
 
 
 def test_packing_again_changes_nothing_and_elsewhere_gives_the_same_bytes(packed, folder, tmp_path):

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import ray
+from index_samples import samples
 
 from radioplat.data.index.build import build_index
 from radioplat.data.scan import scan as scan_module
@@ -43,7 +44,7 @@ def test_the_index_is_the_one_made_here(corpus, tmp_path, monkeypatch):
     there = build_index(
         split, "d", tmp_path / "there", max_pixels=10**9, scan=scan_on_ray, progress=lambda *done: seen.append(done)
     )
-    assert there.samples.equals(here.samples) and there.fingerprint() == here.fingerprint()
+    assert samples(there).equals(samples(here)) and there.fingerprint() == here.fingerprint()
     assert there.faults.equals(here.faults) and there.faults["reason"].to_pylist() == ["truncated_tar"]
     assert seen[-1] == (SHARDS + 3, SHARDS + 3) and len(seen) == SHARDS + 1  # streamed, a result a batch
     assert ray.data.DataContext.get_current().target_max_block_size == before

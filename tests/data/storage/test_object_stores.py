@@ -12,11 +12,12 @@ from botocore.config import Config
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from benchmarks.array_source import ArraySource
 from radioplat.data.index.build import build_index
 from radioplat.data.index.survey import survey
 from radioplat.data.loading.fetch import Fetcher
 from radioplat.data.loading.reader import MicroBatchReader
-from radioplat.data.order.order import ArraySource, SampleOrder
+from radioplat.data.order.order import SampleOrder
 from radioplat.data.storage import outage, retry
 from radioplat.data.storage.files import RangeFile, list_files, read_range, stat_file
 from radioplat.data.views.render import ViewSpec

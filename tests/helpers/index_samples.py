@@ -1,0 +1,17 @@
+"""A whole shard index as one table in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from radioplat.data.index.shard_index import ShardIndex
+from radioplat.data.scan.shard import SCAN_SCHEMA
+
+
+def samples(index: ShardIndex) -> pa.Table:
+    """All columns of ``SCAN_SCHEMA``, the labels, and source and shard of each row."""
+    columns = [*SCAN_SCHEMA.names, "label"]
+    tables = [table for _, table in index.rows.blocks(columns)] or [index.rows.read(0, 0, columns)]
+    table = pa.concat_tables(tables).append_column("shard", pa.array(np.asarray(index.shard)))
+    return table.append_column("source", pa.array(np.asarray(index.source))).combine_chunks()
