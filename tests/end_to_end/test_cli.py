@@ -170,15 +170,16 @@ def test_the_installed_commands():
     """`radioplat` and TAO's `radio` stand beside the interpreter."""
     folder = Path(sys.executable).parent
     assert (folder / "radioplat").exists()
-    command = [folder / "radio", "distill", "-e", "/nowhere.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "/nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run([folder / "radio", "distill", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Distil a student" in done.stdout
 
 
 def test_radio_is_an_alias(spec_file, capfd):
     assert cli.radio(["distill", "-e", str(spec_file), "train.max_steps=1"]) == 0
     out, err = capfd.readouterr()
     assert "at step 1" in out and "starts fresh" in err
+    assert cli.radio(["distill", "-e", "/nowhere.yaml"]) == 1
+    assert "/nowhere.yaml" in capfd.readouterr().err
 
 
 def test_import_is_light():

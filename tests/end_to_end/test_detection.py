@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from radioplat.models.detectors.checkpoint import load_detector
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.results import TaskFolder
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")
@@ -60,6 +63,14 @@ def spec(sets, tmp_path):
     }
 
 
+def broken_off(run, results: Path) -> None:
+    """Copy a run of two epochs into ``results`` as if it had died after the first."""
+    copy = results / run.folder.name
+    shutil.copytree(run.folder, copy, symlinks=True)
+    shutil.rmtree(copy / "model_epoch_002")
+    TaskFolder(results, copy.name).point_latest("model_epoch_001")
+
+
 def test_a_detector_is_trained_resumed_and_evaluated(spec, tmp_path):
     whole = radioplat.train(spec)
     assert whole.global_step == 4
@@ -68,7 +79,7 @@ def test_a_detector_is_trained_resumed_and_evaluated(spec, tmp_path):
     detector = load_detector(whole.checkpoint)
     assert detector.architecture.class_names == CLASSES and not detector.training
     halted = {**spec, "results_dir": str(tmp_path / "halted")}
-    radioplat.train(halted, ["train.max_steps=2"])
+    broken_off(whole, tmp_path / "halted")
     again = radioplat.train(halted)
     assert again.resumed_from == 2
     # Batches, weights and averages go on as if nothing had been.
@@ -114,7 +125,7 @@ def test_a_detector_is_distilled_and_resumed(spec, teacher, tmp_path):
     steps = [r["kpi"] for r in map(json.loads, open(whole.folder / "status.json")) if "loss" in r.get("kpi", {})]
     assert len(steps) == 4 and all(f"loss/teacher/binding_{i}" in steps[0] for i in range(4))
     halted = {**spec, "results_dir": str(tmp_path / "halted")}
-    radioplat.distill(halted, ["train.max_steps=2"])
+    broken_off(whole, tmp_path / "halted")
     again = radioplat.distill(halted)
     assert again.resumed_from == 2
     a, b = (load_detector(r.checkpoint, ema=False).state_dict() for r in (whole, again))
