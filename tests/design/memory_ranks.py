@@ -1,14 +1,10 @@
-"""What an engine holds at each ZeRO stage, measured in a process of its own: this file as a script is one worker.
-
-``python memory_ranks.py OUT CASES``, with torch's variables of a process group; CASES is JSON, OUT gets a number each.
-"""
+"""What an engine holds at each ZeRO stage, measured in a process of its own, which :func:`work` is."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -83,9 +79,11 @@ def _live() -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes() > 4096}
 
 
-if __name__ == "__main__":
+def work(out: Path, cases: list[tuple[str, int, str, bool]]) -> None:
+    """One worker, with torch's variables of a process group; ``out`` gets a list of numbers, one a case."""
     torch.set_num_threads(1)
     deepspeed_compat.init_distributed("gloo")
-    found = [measure(tuple(case)) for case in json.loads(sys.argv[2])]
+    gc.freeze()
+    found = [measure(case) for case in cases]
     if os.environ["RANK"] == "0":
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        out.write_text(json.dumps(found))

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import load, run_ranks
 
 from radioplat.design.memory import parameter_bytes
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.train import TrainConfig
 
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("memory_ranks", HERE / "memory_ranks.py")
-ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ranks)
+ranks = load(Path(__file__).with_name("memory_ranks.py"))
 
 
 def named(cases):
@@ -36,22 +29,7 @@ ALONE = [("fp32", 0, "adamw", True), ("fp32", 1, "sgd", False), ("fp32", 3, "ada
 def measured(folder: Path, world: int, cases: list[tuple]) -> dict[tuple, float]:
     """Bytes a parameter on the first of ``world`` workers, by case."""
     out = folder / "found.json"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(world)}
-    root = str(HERE.parents[1])
-    workers = [
-        subprocess.Popen(
-            [sys.executable, HERE / "memory_ranks.py", out, json.dumps(cases)],
-            env=os.environ | where | {"PYTHONPATH": root, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(world)
-    ]
-    try:
-        assert [worker.wait(timeout=280) for worker in workers] == [0] * world
-    finally:
-        for worker in workers:
-            worker.kill()
+    run_ranks(ranks.work, out, cases, world=world, seconds=280)
     return dict(zip(cases, json.loads(out.read_text()), strict=True))
 
 
