@@ -1,11 +1,11 @@
-"""A Ray cluster of several nodes on one machine, to see what a run does when nodes come and go.
+"""A Ray cluster of several nodes on one machine, to test runs while nodes join and leave.
 
     python clusters/local.py --nodes 2          # then, in another terminal: radioplat distill ... cluster.mode=ray
 
-A node here is a raylet with one place for a training worker (the custom resource ``radioplat_worker``); the head has
-CPUs for teachers and decoding and no such place. Commands are read from stdin: ``list``, ``add``, ``kill N`` (its
-raylet, with -9), ``drain N SECONDS`` (a notice, and after so many seconds the end), ``worker N`` (one training worker
-of it, with -9), ``quit``.
+A node is a raylet for one training worker (custom resource ``radioplat_worker``); the head has CPUs for teachers and
+decoding and runs no training workers. Commands are read from stdin: ``list``, ``add``, ``kill N`` (its raylet, with
+SIGKILL), ``drain N SECONDS`` (a notice, and a kill after so many seconds), ``worker N`` (kill one of its training
+workers), ``quit``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 WORKER_RESOURCE = "radioplat_worker"
-# How soon the head notices a raylet that is gone: after five looks, a second apart, instead of three. A real cluster's
-# head takes the same from RAY_health_check_period_ms and its kin in its environment, before `ray start --head`.
+# The head notices a lost raylet after five health checks, a second apart. The head of a real cluster reads the same
+# settings from RAY_health_check_period_ms etc. in its environment, set before `ray start --head`.
 HEALTH = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
@@ -35,13 +35,13 @@ HEALTH = {
 
 
 class LocalCluster:
-    """The cluster, as a context manager. Nodes are numbered as they were added.
+    """Context manager of a cluster; nodes are numbered in the order in which they were added.
 
     Args:
-        nodes: raylets beside the head's.
+        nodes: raylets in addition to the head's.
         head_cpus, node_cpus: logical CPUs.
-        places: training workers that a node may hold.
-        gpus: logical GPUs of a node, for who asks for some and uses none.
+        places: training workers that a node may run.
+        gpus: logical GPUs of a node, for runs that request GPUs without using them.
         dashboard: without one, Ray Train's clean-up actor warns every second.
     """
 
@@ -57,7 +57,7 @@ class LocalCluster:
         self._node_cpus, self._places, self._gpus = node_cpus, places, gpus
         self._before = dict(os.environ)
         os.environ.setdefault("RAY_worker_niceness", "0")
-        # Ray's own hooks at exit go with signal handlers, which no other thread could set when it adds a node.
+        # Ray's exit hooks install signal handlers, which would fail when another thread adds a node.
         atexit.register(self.close)
         self._cluster = Cluster(
             initialize_head=True,
@@ -70,11 +70,11 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """For ``RAY_ADDRESS`` or ``cluster.address``."""
+        """Address for ``RAY_ADDRESS`` or ``cluster.address``."""
         return self._cluster.address
 
     def add(self) -> int:
-        """Start a node; returns its number."""
+        """Start a node; return its number."""
         number = max(self.nodes, default=0) + 1
         self.nodes[number] = self._cluster.add_node(
             num_cpus=self._node_cpus, num_gpus=self._gpus, resources={WORKER_RESOURCE: float(self._places)}
@@ -82,7 +82,7 @@ class LocalCluster:
         return number
 
     def kill(self, number: int) -> int:
-        """Kill a node's raylet with -9, and all that it started; returns the raylet's process number."""
+        """Kill a node's raylet and its child processes with SIGKILL; return the raylet's process id."""
         node = self.nodes.pop(number)
         raylet = node.all_processes["raylet"][0].process.pid
         for process in [raylet, *_descendants(raylet)]:
@@ -91,7 +91,7 @@ class LocalCluster:
         return raylet
 
     def drain(self, number: int, seconds: float, then_kill: bool = True) -> None:
-        """Give notice that a node goes in so many seconds, as a spot instance's cloud does, and then end it."""
+        """Drain a node with a notice of so many seconds, as for a spot instance, and then kill it."""
         from ray.core.generated import autoscaler_pb2
 
         reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
@@ -106,18 +106,18 @@ class LocalCluster:
             timer.start()
 
     def workers(self, number: int) -> list[int]:
-        """Process numbers of the training workers on a node."""
+        """Return the process ids of the training workers on a node."""
         raylet = self.nodes[number].all_processes["raylet"][0].process.pid
         return [p for p in _descendants(raylet) if b"RayTrainWorker" in _command(p)]
 
     def kill_worker(self, number: int) -> int:
-        """Kill one training worker of a node with -9; returns its process number."""
+        """Kill one training worker of a node with SIGKILL; return its process id."""
         process = self.workers(number)[0]
         _kill(process)
         return process
 
     def close(self) -> None:
-        """End every process of it."""
+        """End all processes of the cluster."""
         atexit.unregister(self.close)
         if ray.is_initialized():
             ray.shutdown()
@@ -134,23 +134,23 @@ class LocalCluster:
 
 
 def main() -> None:
-    """Start one and read commands."""
+    """Start a cluster and read commands."""
     parser = argparse.ArgumentParser(description="A Ray cluster of several nodes on this machine.")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--places", type=int, default=1, help="training workers a node")
-    given = parser.parse_args()
-    with LocalCluster(given.nodes, places=given.places, dashboard=True) as cluster:
+    args = parser.parse_args()
+    with LocalCluster(args.nodes, places=args.places, dashboard=True) as cluster:
         print(f"RAY_ADDRESS={cluster.address}; list, add, kill N, drain N SECONDS, worker N, quit", flush=True)
         for line in sys.stdin:
             try:
-                if _obey(cluster, *line.split()):
+                if _execute(cluster, *line.split()):
                     break
             except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
                 print(f"not done: {error!r}", flush=True)
 
 
-def _obey(cluster: LocalCluster, command: str = "list", *arguments: str) -> bool:
-    """Do what a line says; True to end."""
+def _execute(cluster: LocalCluster, command: str = "list", *arguments: str) -> bool:
+    """Execute a command; return True for ``quit``."""
     numbers = [int(a) for a in arguments]
     if command == "add":
         print(f"node {cluster.add()}", flush=True)
@@ -169,7 +169,7 @@ def _obey(cluster: LocalCluster, command: str = "list", *arguments: str) -> bool
 
 
 def _descendants(parent: int) -> list[int]:
-    """Every process below ``parent``."""
+    """Return the process ids of all descendants of ``parent``."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -177,12 +177,12 @@ def _descendants(parent: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(above, []).append(int(path.name))
-    found, look = [], [parent]
-    while look:
-        below = parents.get(look.pop(), [])
-        found += below
-        look += below
-    return found
+    descendants, pending = [], [parent]
+    while pending:
+        children = parents.get(pending.pop(), [])
+        descendants += children
+        pending += children
+    return descendants
 
 
 def _command(process: int) -> bytes:

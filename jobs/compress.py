@@ -1,6 +1,6 @@
-"""Compress a student: what `ray job submit -- python jobs/compress.py -e spec.yaml key=value` runs.
+"""Compress a student as a Ray job: `ray job submit -- python jobs/compress.py -e spec.yaml key=value`.
 
-The stages are `compress.stages`; the same job, submitted again, goes on where it was.
+The stages are `compress.stages`; the same job, submitted again, resumes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from radioplat.cli import main as cli
 
 
 def main(arguments: list[str]) -> int:
-    """As `radioplat compress`; returns the exit status."""
+    """Run `radioplat compress`; return the exit status."""
     return cli.main(["compress", *arguments])
 
 

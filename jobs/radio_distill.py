@@ -1,6 +1,6 @@
-"""Distil a student: what `ray job submit -- python jobs/radio_distill.py -e spec.yaml key=value` runs.
+"""Distil a student as a Ray job: `ray job submit -- python jobs/radio_distill.py -e spec.yaml key=value`.
 
-Without -e it runs specs/quickstart.yaml, and packs that spec's corpora and weights first where they are missing.
+Without -e it runs specs/quickstart.yaml, and creates that spec's data and weights first if they are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from radioplat.quickstart import defaults
 
 
 def main(arguments: list[str]) -> int:
-    """As `radioplat distill`; returns the exit status."""
+    """Run `radioplat distill`; return the exit status."""
     if not any(argument.startswith(("-e", "--experiment_spec", "-h", "--help")) for argument in arguments):
         status = cli.guarded(lambda: defaults.ensure_inputs(arguments))
         if status:

@@ -1,6 +1,6 @@
-"""Try many values of a spec: what `ray job submit -- python jobs/sweep.py -e spec.yaml --space SPACE key=value` runs.
+"""Tune a spec as a Ray job: `ray job submit -- python jobs/sweep.py -e spec.yaml --space SPACE key=value`.
 
-SPACE is a search space file (tune_spaces/ has some); the same job, submitted again, goes on where it was.
+SPACE is a search space file (tune_spaces/ has some); the same job, submitted again, resumes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from radioplat.cli import main as cli
 
 
 def main(arguments: list[str]) -> int:
-    """As `radioplat tune`; returns the exit status."""
+    """Run `radioplat tune`; return the exit status."""
     return cli.main(["tune", *arguments])
 
 

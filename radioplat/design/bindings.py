@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from radioplat.errors import Problem, SpecError
-from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.capture import as_features, captured, require_modules
 from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
@@ -28,17 +28,11 @@ def with_projections(
         return architecture
     with on_meta():
         backbone = build_backbone(architecture)
-    problems = []
-    for _, binding in bound:
-        try:
-            find_module(backbone.target, binding.student_module, f"{binding.where}.student_module_name")
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(*problems)
+    require_modules(backbone.target, {f"{b.where}.student_module_name": b.student_module for _, b in bound})
     size = architecture.img_size
     with captured(backbone.target, sorted({b.student_module for _, b in bound})) as outputs:
         probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
+    problems = []
     grid = size // backbone.stride, size // backbone.stride
     projections: dict[str, list[tuple[str, int, int]]] = {}
     for teacher, binding in bound:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from radioplat.errors import Problem, SpecError
 from radioplat.models.backbones.radio_vit import RadioViT
-from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.capture import as_features, captured, require_modules
 from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.models.student.student import StudentArchitecture, build_backbone
@@ -38,14 +38,10 @@ def describe_inside(
     architecture = replace(architecture, num_class_tokens=max(architecture.num_class_tokens, len(teachers)))
     with on_meta():
         backbone = build_backbone(architecture)
+    require_modules(
+        backbone.target, {f"{b.where}.teacher_module_name": b.teacher_module for t in own for b in t.bindings}
+    )
     problems = []
-    for bound in (b for t in own for b in t.bindings):
-        try:
-            find_module(backbone.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(*problems)
     with captured(backbone.target, sorted({b.teacher_module for t in own for b in t.bindings})) as outputs:
         features = probe(backbone, size, frozenset({"summary", "spatial"}), "dataset.img_size")
     assert features.spatial is not None and features.summary is not None  # both were requested

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from radioplat.common.listing import first_few
 from radioplat.data.loading.run_data import RunData
 from radioplat.errors import Problem
 from radioplat.models.student.student import classes_differ
@@ -49,7 +50,7 @@ def label_problems(
         else:
             yield Problem("no image has a label", "dataset.train_dataset", _LABELS)
     if highest >= num_classes:
-        listed = f": {_few(names)}" if names else ""
+        listed = f": {first_few(names, 6)}" if names else ""
         message = f"{num_classes} classes, and the images have {highest + 1}{listed}"
         yield Problem(message, "dataset.num_classes", f"Take {highest + 1}.")
     for teacher in scored:
@@ -99,7 +100,7 @@ def _mixed_labels(data: RunData) -> str | None:
         if len(numbers := pc.filter(given, unmatched)):
             first = numbers[0].as_py()
             is_ = f"class {first} is {names[first]!r}" if first < len(names) else f"there is a class {first}"
-            return f"some labels are numbers and others names ({_few(names)}), and it is unknown whether {is_}"
+            return f"some labels are numbers and others names ({first_few(names, 6)}), and it is unknown whether {is_}"
     return None
 
 
@@ -121,7 +122,3 @@ def _scores_and_labels(
 def _weights_or_backbone(teacher: ResolvedTeacher) -> str:
     given = teacher.weights and not teacher.ensemble
     return f"{teacher.where}.pretrained_teacher_model_path" if given else f"{teacher.where}.model.backbone"
-
-
-def _few(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

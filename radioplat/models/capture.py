@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.errors import SpecError
+from radioplat.errors import Problem, SpecError
 
 
 @contextlib.contextmanager
@@ -35,17 +35,23 @@ def captured(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, torch
             hook.remove()
 
 
-def find_module(model: nn.Module, name: str, where: str) -> nn.Module:
-    """Return the module called ``name``.
+def require_modules(model: nn.Module, names: Mapping[str, str]) -> None:
+    """Check that ``model`` has modules.
+
+    Args:
+        model: the model.
+        names: of the modules, by the spec field that names each.
 
     Raises:
-        SpecError: there is none; the hint lists the nearest names.
+        SpecError: with a problem for each that is missing; the hint lists the nearest names.
     """
-    names = [known for known, _ in model.named_modules() if known]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
-        raise SpecError(f"the model has no module {name!r}", where=where, hint=f"Nearest: {', '.join(near)}.")
-    return model.get_submodule(name)
+    known, problems = [name for name, _ in model.named_modules() if name], []
+    for where, name in names.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3, 0.4) or known[:3]
+            problems.append(Problem(f"the model has no module {name!r}", where, f"Nearest: {', '.join(near)}."))
+    if problems:
+        raise SpecError(*problems)
 
 
 def as_features(output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

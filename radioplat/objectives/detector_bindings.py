@@ -22,7 +22,7 @@ from radioplat.losses.terms.queries import (
     select_queries,
 )
 from radioplat.losses.weighting.iou_mask import object_mask
-from radioplat.models.capture import captured, find_module
+from radioplat.models.capture import captured, require_modules
 from radioplat.models.detectors.base import Detector
 from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -119,14 +119,9 @@ def binding_widths(
     Raises:
         SpecError: one problem for each binding that names no module, or unlike outputs.
     """
+    bindings = [bound for teacher in teachers for bound in teacher.bindings]
+    require_modules(detector, {f"{bound.where}.student_module_name": bound.student_module for bound in bindings})
     problems: list[Problem] = []
-    for bound in (b for teacher in teachers for b in teacher.bindings):
-        try:
-            find_module(detector, bound.student_module, f"{bound.where}.student_module_name")
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(*problems)
     training = detector.training
     with captured(detector, student_modules(teachers)) as outputs, torch.no_grad():
         detector.eval().outputs(torch.zeros(1, 3, size, size, dtype=torch.uint8))

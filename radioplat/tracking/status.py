@@ -88,7 +88,6 @@ class StatusLog:
         seconds_per_step: float,
         steps_per_epoch: int,
         kpi: Mapping[str, Any] | None = None,
-        message: str = "",
     ) -> None:
         """Append a RUNNING line with ``epoch, max_epoch, step, max_step, time_per_epoch, time_per_step, eta``.
 
@@ -100,7 +99,7 @@ class StatusLog:
         """
         left = max(max_step - step, 0)
         self.write(
-            message or f"step {step} of {max_step}",
+            f"step {step} of {max_step}",
             kpi=kpi,
             epoch=epoch,
             max_epoch=max_epoch,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from radioplat.errors import SpecError
-from radioplat.models.capture import as_features, captured, find_module
+from radioplat.models.capture import as_features, captured, require_modules
 
 
 class Model(nn.Module):
@@ -49,10 +49,12 @@ def test_no_hook_is_left_by_a_forward_that_fails():
 
 
 def test_a_name_that_is_not_there_is_told_with_its_nearest():
-    assert find_module(model := Model(), "body.2", "here") is model.body[2]
+    require_modules(model := Model(), {"here": "body.2", "there": "pair"})
+    field = "distill.bindings[0].student_module_name"
     with pytest.raises(SpecError, match=r"no module 'bdy.2'") as caught:
-        find_module(model, "bdy.2", "distill.bindings[0].student_module_name")
-    assert "body.2" in str(caught.value) and "distill.bindings[0].student_module_name" in str(caught.value)
+        require_modules(model, {"here": "body.2", field: "bdy.2", "there": "pears"})
+    assert [problem.where for problem in caught.value.problems] == [field, "there"]
+    assert "body.2" in caught.value.problems[0].hint
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from radioplat.spec.loading.load import load_spec
     [
         ({"resources": {"radioplat_teacher": 1}}, ""),
         ({"resources": {"GPU": 1}}, "num_gpus"),
-        ({"resources": {"radioplat_teacher": 1}, "placement": "inline"}, "where they are"),
+        ({"resources": {"radioplat_teacher": 1}, "placement": "inline"}, "inside the workers"),
     ],
 )
 def test_what_is_refused(service, found):

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from radioplat.cluster.doctor.finding import Finding, fail, ok, warn
+from radioplat.common.listing import first_few
 
 _NAMED = 5
 
@@ -49,7 +50,7 @@ def requirements(lines: list[str]) -> Finding:
         elif not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
-        return fail("libraries", _listed(wrong), "pip install -c constraints.txt . in this environment.")
+        return fail("libraries", first_few(wrong, _NAMED), "pip install -c constraints.txt . in this environment.")
     return ok("libraries", "all that radioplat needs")
 
 
@@ -66,7 +67,7 @@ def pins(text: str) -> Finding:
             other.append(f"{name} {version} instead of {pinned.strip()}")
     if other:
         hint = "pip install -c constraints.txt . installs the tested ones."
-        return warn("tested versions", f"{len(other)} differ: {_listed(other)}", hint)
+        return warn("tested versions", f"{len(other)} differ: {first_few(other, _NAMED)}", hint)
     return ok("tested versions", "as in constraints.txt")
 
 
@@ -85,8 +86,3 @@ def constraints_file() -> Path | None:
         if path.is_file() and re.search(r"^ray==", path.read_text(), re.MULTILINE):
             return path
     return None
-
-
-def _listed(items: list[str]) -> str:
-    more = len(items) - _NAMED
-    return ", ".join(items[:_NAMED]) + (f" and {more} more" if more > 0 else "")

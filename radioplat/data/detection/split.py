@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radioplat.common.listing import first_few
 from radioplat.data.detection.coco import read_coco
 from radioplat.data.detection.images import DetectionSet
 from radioplat.data.detection.shards import read_detection_shards
@@ -27,7 +28,7 @@ def read_split(split: SplitConfig, classes: Sequence[str], where: str) -> Detect
             raise DataError("boxes are needed", where=f"{where}.coco", hint="Name the COCO-format JSON file.")
         dataset = read_coco(split.coco, split.images_dir, f"{where}.coco")
         if classes and tuple(classes) != dataset.classes:
-            message = f"its classes are {_few(dataset.classes)}, not {_few(classes)}"
+            message = f"its classes are {first_few(dataset.classes, 5)}, not {first_few(classes, 5)}"
             raise DataError(message, where=f"{where}.coco", hint="They must be the same, in the same order.")
     for i, source in enumerate(split.tar_data_sources):
         names = classes or (dataset.classes if dataset else ())
@@ -43,7 +44,3 @@ def read_split(split: SplitConfig, classes: Sequence[str], where: str) -> Detect
     if dataset is None:
         raise DataError("no data is given", where=where, hint="Set images_dir and coco, or tar_data_sources.")
     return dataset
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

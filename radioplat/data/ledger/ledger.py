@@ -53,22 +53,18 @@ class Ledger:
         self._rows = 0
         self._written: dict[str, int] = {}  # number of the last file, by kind
 
-    def record(self, step: int, batch: Batch, rank: int | None = None) -> None:
-        """Record a batch that reached backward; samples of weight 0 are also recorded as rejected. Padding is ignored.
+    def record(self, step: int, batch: Batch) -> None:
+        """Record a batch that reached backward at global step ``step``, and its samples of weight 0 as rejected.
 
-        Args:
-            step: global step.
-            batch: the batch.
-            rank: whose batch it is; default: this writer's.
+        Padding is ignored.
         """
         if batch.micro_batch < 0:
             return
-        rank = self._rank if rank is None else rank
-        self.consumed(step, rank, batch.position, batch.sample_id, batch.checksums)
+        self.consumed(step, self._rank, batch.position, batch.sample_id, batch.checksums)
         bad = np.flatnonzero(batch.weight == 0)
         if len(bad):
             reasons = [batch.faults.get(int(i), "") for i in batch.sample_id[bad]]
-            self.rejected(step, rank, batch.position[bad], batch.sample_id[bad], reasons)
+            self.rejected(step, self._rank, batch.position[bad], batch.sample_id[bad], reasons)
 
     def consumed(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, checksum: np.ndarray) -> None:
         """Record samples that reached backward at global step ``step``; all arrays ``[B]``."""

@@ -9,11 +9,13 @@ import numpy as np
 
 from radioplat.common.cpu_threads import decode_threads
 from radioplat.data.index.build import build_index
+from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.loading.split_images import Images
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import DataError
+from radioplat.spec.schema.dataset import DatasetConfig, SplitConfig
 from radioplat.spec.schema.root import Spec
 
 
@@ -32,20 +34,7 @@ def sample_images(
     split = getattr(dataset, f"{name}_dataset")
     index_dir = Path(dataset.index_dir or Path(spec.results_dir) / "index") / name
     index = build_index(split, where, index_dir, max_pixels=dataset.max_pixels)
-    rows = random_subset(RunData.create(index, split, dataset.max_pixels).kept(), count, split.seed)
-    views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-    reader = MicroBatchReader(
-        index,
-        None,
-        views,
-        None,
-        split.seed,
-        16,
-        dataset.max_pixels,
-        whole=whole,
-        storage_timeout_s=dataset.storage_timeout_s,
-    )
-    batches = list(Images(rows, reader, 16, decode_threads(dataset.workers)).batches())
+    batches = list(evaluation_images(dataset, split, index, sizes, 16, count, whole).batches())
     valid = [batch.weight > 0 for batch in batches]
     if not any(v.any() for v in valid):
         hint = "Give a folder or shards of JPEG, PNG or WebP images."
@@ -54,6 +43,35 @@ def sample_images(
         size: np.concatenate([b.views[str(size)].pixels[v] for b, v in zip(batches, valid, strict=True)])
         for size in sizes
     }
+
+
+def evaluation_images(
+    dataset: DatasetConfig,
+    split: SplitConfig,
+    index: ShardIndex,
+    sizes: set[int],
+    batch: int,
+    limit: int | None,
+    whole: bool = False,
+) -> Images:
+    """Return a random subset of the images of ``split`` that pass its filters, in evaluation views.
+
+    Args:
+        dataset: spec section, for limits and threads.
+        split: one split of it.
+        index: of the split.
+        sizes: pixels a side of the views, which are named by them.
+        batch: images of a batch.
+        limit: maximum number of images; None: all.
+        whole: the whole image, stretched, as for detectors; else the centre crop.
+    """
+    rows = random_subset(RunData.create(index, split, dataset.max_pixels).kept(), limit, split.seed)
+    views = [ViewSpec(str(size), size) for size in sorted(sizes)]
+    reader = MicroBatchReader(
+        index, None, views, None, split.seed, batch, dataset.max_pixels,
+        whole=whole, storage_timeout_s=dataset.storage_timeout_s,
+    )  # fmt: skip
+    return Images(rows, reader, batch, decode_threads(dataset.workers))
 
 
 def random_subset(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from radioplat.common.cpu_threads import decode_threads
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.reader import MicroBatchReader
-from radioplat.data.loading.run_data import RunData
-from radioplat.data.loading.sample_images import random_subset
+from radioplat.data.loading.sample_images import evaluation_images
 from radioplat.data.loading.split_images import Images
-from radioplat.data.views.render import ViewSpec
 from radioplat.spec.schema.root import Spec
 
 
@@ -35,24 +31,5 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
             split, f"dataset.{name}_dataset", index_dir / name, max_pixels=dataset.max_pixels, classes=classes
         )
         classes = index.classes or list(names) if classes is None else classes
-        rows = RunData.create(index, split, dataset.max_pixels).kept()
-        views = [ViewSpec(str(size), size) for size in sorted(sizes)]
-        reader = MicroBatchReader(
-            index,
-            None,
-            views,
-            None,
-            split.seed,
-            batch,
-            dataset.max_pixels,
-            storage_timeout_s=dataset.storage_timeout_s,
-        )
-        splits.append(
-            Images(
-                random_subset(rows, spec.evaluate.max_images, split.seed),
-                reader,
-                batch,
-                decode_threads(dataset.workers),
-            )
-        )
+        splits.append(evaluation_images(dataset, split, index, sizes, batch, spec.evaluate.max_images))
     return splits[0], splits[1], classes or []

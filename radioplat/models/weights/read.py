@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from radioplat.common.listing import first_few
 from radioplat.errors import WeightsError
 
 _PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # of backbones in larger models
@@ -190,7 +191,7 @@ def fit(
     shapes = [f"{k} is {list(tensors[k].shape)} there and {list(v.shape)} here" for k, v in own.items() if k in unlike]
     if missing or extra or shapes:
         misfits = (("missing", missing), ("left over", extra), ("shapes", shapes))
-        parts = [f"{kind}: {_few(names)}" for kind, names in misfits if names]
+        parts = [f"{kind}: {first_few(names, 3)}" for kind, names in misfits if names]
         raise WeightsError(
             f"{path} does not fit the architecture ({'; '.join(parts)})",
             where=where,
@@ -216,12 +217,8 @@ def _under_prefix(
     usual = [prefix for prefix in _PREFIXES if prefix in most]
     if len(most) > 1 and not usual:
         hint = "Save the one that is meant in a file of its own."
-        raise WeightsError(f"{path} holds the backbone more than once: {_few(most)}", where=where, hint=hint)
+        raise WeightsError(f"{path} holds the backbone more than once: {first_few(most, 3)}", where=where, hint=hint)
     if not most:
         return tensors
     prefix = (usual or most)[0]
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _few(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.errors import SpecError, WeightsError
-from radioplat.models.capture import captured, find_module
+from radioplat.models.capture import captured, require_modules
 from radioplat.models.features import Features
 from radioplat.models.modifiers.fold_batchnorm import fold_batch_norm
 from radioplat.models.on_meta import on_meta
@@ -82,8 +82,7 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
         raise SpecError("this teacher has no classifier", where=where, hint="Take summary or spatial.")
     # Measured, not computed from the stride: some models round up, some round down.
     device = "meta" if type(model).structure_without_weights else "cpu"
-    for bound in teacher.bindings:
-        find_module(model.target, bound.teacher_module, f"{bound.where}.teacher_module_name")
+    require_modules(model.target, {f"{b.where}.teacher_module_name": b.teacher_module for b in teacher.bindings})
     with captured(model.target, teacher.modules) as outputs:
         wanted = BOTH | (teacher.wanted & {"logits"})
         features = probe(model, teacher.input_size, wanted, f"{teacher.where}.input_size", device)

@@ -69,7 +69,7 @@ class Attempts:
         events = self.read()
         return events[-1] if events and events[-1].event == "start" else None
 
-    def start(self, attempt: int, world_size: int, from_step: int, detail: str = "") -> AttemptEvent | None:
+    def start(self, attempt: int, world_size: int, from_step: int) -> AttemptEvent | None:
         """Record that an attempt begins.
 
         Returns:
@@ -77,7 +77,7 @@ class Attempts:
         """
         self.end("unknown", "nothing was heard of its end")
         before = self.read()
-        event = AttemptEvent(attempt, time.time(), world_size, from_step, "start", "", detail[:_DETAIL])
+        event = AttemptEvent(attempt, time.time(), world_size, from_step, "start")
         append_line(self.path, asdict(event))
         return before[-1] if before else None
 
