@@ -146,7 +146,7 @@ def settled(run: Run) -> Goodput | None:
         return None
     totals.price = run_price(run, totals, TeacherCosts.read(run.folder))
     with contextlib.suppress(RadioplatError, OSError):
-        proof = prove_run(run.folder)
+        proof = prove_run(run.folder, run.spec.dataset)
         totals.lost, totals.replayed = proof.missing, proof.replayed
     with contextlib.suppress(OSError):
         totals.write(run.folder)

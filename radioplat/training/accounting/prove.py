@@ -8,6 +8,7 @@ from radioplat.data.ledger.proof import Proof, prove
 from radioplat.data.loading.run_data import RunData, differing_fields
 from radioplat.errors import DataError
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.training.checkpoints.checkpoint import newest
 
 
@@ -29,8 +30,11 @@ def prove_results(results: str | Path) -> dict[Path, Proof]:
     return {folder: prove_run(folder) for folder in folders}
 
 
-def prove_run(folder: Path) -> Proof:
+def prove_run(folder: Path, dataset: DatasetConfig | None = None) -> Proof:
     """Prove the run of one task folder, up to its newest whole checkpoint.
+
+    Args:
+        dataset: of the run's spec; None to read it from ``experiment.yaml``.
 
     Raises:
         DataError: it has no whole checkpoint, or its copy of the index makes another order than the checkpoint's.
@@ -39,7 +43,7 @@ def prove_run(folder: Path) -> Proof:
     if checkpoint is None:
         raise DataError("there is no whole checkpoint, so nothing led to one", where=str(folder))
     path, state = checkpoint
-    dataset = load_spec(folder / "experiment.yaml").dataset
+    dataset = dataset or load_spec(folder / "experiment.yaml").dataset
     data = RunData.load(folder / "data", dataset.train_dataset)
     global_batch = int(state.order_fields["global_batch"])
     differing = differing_fields(state.order_fields, data.order_fields(global_batch, dataset.max_pixels))
