@@ -136,7 +136,7 @@ def test_the_command_that_proves_it(quiet_run, capfd):
     for place in (quiet_run.folder, quiet_run.folder.parent):
         assert cli.main(["ledger", str(place)]) == 0
         out, _ = capfd.readouterr()
-        for words in ("expected", "48", "missing", "replayed", "48 expected samples was seen exactly once"):
+        for words in ("expected", "48", "missing", "replayed", "48 expected samples were seen exactly once"):
             assert words in out, words
 
 

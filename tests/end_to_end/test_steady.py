@@ -192,8 +192,8 @@ def test_a_killed_run_is_told_from_one_that_lives(make_spec, tmp_path):
     pulse = attempt_folder(folder, 1) / "pulse_0.json"
     os.utime(pulse, (time.time() - 600, time.time() - 600))  # the test does not wait for ten minutes
     found = diagnose(folder)
-    assert "ended without a word 10 minutes ago" in found.cause and "Run the command again" in found.advice
-    assert any("last whole checkpoint" in line for line in found.evidence)
+    assert "ended without a message 10 minutes ago" in found.cause and "Run the command again" in found.advice
+    assert any("last complete checkpoint" in line for line in found.evidence)
 
 
 def test_diagnose_names_term_and_samples_of_a_loss_that_was_not_finite(make_spec, distil, tmp_path):
@@ -230,4 +230,4 @@ def test_a_resumed_runs_account_goes_on(quiet_run, make_spec, distil, tmp_path):
 
 def test_folders_without_a_run_are_refused(tmp_path, capsys):
     assert cli.main(["diagnose", str(tmp_path)]) == 1
-    assert "no run has begun here" in capsys.readouterr().err
+    assert "no run has started here" in capsys.readouterr().err

@@ -93,7 +93,7 @@ def gone_on(killed, cluster):
 
 def test_nothing_is_computed_again(gone_on, killed):
     report, before, lines = gone_on
-    assert any("1 of 2 trials are done; 1 go on" in line for line in lines)
+    assert any("1 of 2 trials are done; 1 continue" in line for line in lines)
     first, second = report.trials
     assert first == before[0] and [r.starts for r in report.trials] == [1, 2]
     assert all(record.state is State.done for record in report.trials)
@@ -155,5 +155,5 @@ def test_a_run_per_trial_in_the_group_of_the_sweep(gone_on, killed):
 
 
 def test_another_space_is_refused(gone_on, killed):
-    with pytest.raises(Exception, match="2 trials lie there of another parameters"):
+    with pytest.raises(Exception, match="its 2 trials have another parameters"):
         tune(killed / "spec.yaml", (), space(STEPS, parameters={LR: [1e-3]}))

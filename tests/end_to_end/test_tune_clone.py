@@ -6,7 +6,7 @@ import pytest
 
 from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.sweep import make_plan, trial_spec
-from radioplat.tasks.tune.trial import _pointer, _take_over
+from radioplat.tasks.tune.trial import _clone, _pointer
 from radioplat.tracking.status import read_status
 
 LR, TEACHER = "train.optim.lr", "distill.teacher[0].loss_lambda"
@@ -39,7 +39,7 @@ def test_weights_are_those_of_the_other_trial(make_spec, distil, tmp_path):
 
     good.step = 3
     (handed_over,) = (home / good.name / "distill").glob("model_epoch_*_step_00003")
-    _take_over(bad, {LR: 1e-3}, _pointer(good, handed_over))
+    _clone(bad, {LR: 1e-3}, _pointer(good, handed_over))
     assert bad.clones == [[1, 3]] and bad.values == {LR: 1e-3}
     trail = distil(trial_spec(plan, bad))
     taken = losses(home / bad.name / "clone_1")
@@ -49,13 +49,13 @@ def test_weights_are_those_of_the_other_trial(make_spec, distil, tmp_path):
     assert f"goes on from {handed_over}" in " ".join(trail.lines)
 
     heavy = TrialRecord(2, {LR: 3e-3, TEACHER: 1.0})
-    _take_over(heavy, {LR: 3e-3, TEACHER: 2.0}, _pointer(good, handed_over))
+    _clone(heavy, {LR: 3e-3, TEACHER: 2.0}, _pointer(good, handed_over))
     distil(trial_spec(plan, heavy))
     weighed = losses(home / heavy.name / "clone_1")
     assert min(weighed) == 4 and weighed[4] == pytest.approx(2 * theirs[4], rel=1e-5)  # the same terms, twice as dear
 
-    _take_over(bad, {LR: 2e-3}, _pointer(good, handed_over))  # Ray says the same again after a failure
+    _clone(bad, {LR: 2e-3}, _pointer(good, handed_over))  # Ray says the same again after a failure
     assert bad.clones == [[1, 3]] and bad.values == {LR: 1e-3}
     bad.step = 6
-    _take_over(bad, {LR: 2e-3}, _pointer(bad, handed_over))  # or names its own
+    _clone(bad, {LR: 2e-3}, _pointer(bad, handed_over))  # or names its own
     assert bad.clones == [[1, 3]]

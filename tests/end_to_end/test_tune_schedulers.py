@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from radioplat.spec.loading.load import load_spec
-from radioplat.tasks.tune.draw import drawn
+from radioplat.tasks.tune.draw import draw_values
 from radioplat.tasks.tune.record import State
 from radioplat.tasks.tune.space import load_space
 from radioplat.tasks.tune.tune import tune
@@ -63,7 +63,7 @@ def test_pbt_clones_weights(base, cluster, tmp_path):
     wanted = space(240, **said)
     for seed in range(100):
         wanted["search"]["seed"] = seed
-        lrs = [drawn(load_space(wanted), n, lambda path: None)[LR] for n in range(2)]
+        lrs = [draw_values(load_space(wanted), n, lambda path: None)[LR] for n in range(2)]
         if lrs == [1e-8, 3e-3]:
             break
     report = tune(base | {"results_dir": str(tmp_path)}, ("feature_cache.dir=null",), wanted)

@@ -58,8 +58,7 @@ class OnnxReport:
         max_abs_error, max_relative_error: of the fp32 graph on onnxruntime against torch.
         precision_error: relative error of the graph rounded to ``data_type`` against torch in fp32; None for fp32.
         quantized: formats, scales and the linter's findings; None for a student in floats.
-        beside: what the task wrote beside the file (:class:`~radioplat.tasks.export.side_files.Beside`); None outside
-            of it.
+        side_files: the task's :class:`~radioplat.tasks.export.side_files.SideFiles`; None outside of the task.
         notes: what differs from what was asked, a sentence each.
     """
 
@@ -73,7 +72,7 @@ class OnnxReport:
     max_relative_error: float = 0.0
     precision_error: float | None = None
     quantized: QuantizedReport | None = None
-    beside: Any = None
+    side_files: Any = None
     notes: list[str] = field(default_factory=list)
 
 

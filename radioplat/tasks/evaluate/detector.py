@@ -27,7 +27,7 @@ class DetectorReport:
 
     Attributes:
         report: path of ``report.html``.
-        faults: what was left out of the annotations.
+        faults: annotations that were left out.
     """
 
     checkpoint: Path
@@ -71,31 +71,31 @@ class DetectorReport:
 
 
 def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
-    """Task ``evaluate`` where the checkpoint is a detector."""
+    """Run task ``evaluate`` for the checkpoint of a detector."""
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def action() -> DetectorReport:
-        """Measure and write down."""
+        """Measure and write the files."""
         result, faults = measure_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
-        made = DetectorReport(checkpoint, result, folder.report_path, faults)
-        _write(spec, folder, made)
-        return made
+        report = DetectorReport(checkpoint, result, folder.report_path, faults)
+        _write(spec, folder, report)
+        return report
 
     return log_task(folder, "evaluate", to_yaml(spec), action, DetectorReport.figures)
 
 
-def _write(spec: Spec, folder: TaskFolder, made: DetectorReport) -> None:
-    checkpoint, result = made.checkpoint, made.result
-    notes = [f"{checkpoint}", f"annotations: {made.faults}", f"unreadable images: {made.unreadable}"]
+def _write(spec: Spec, folder: TaskFolder, report: DetectorReport) -> None:
+    checkpoint, result = report.checkpoint, report.result
+    notes = [f"{checkpoint}", f"annotations: {report.faults}", f"unreadable images: {report.unreadable}"]
     coco = dataclasses.asdict(result.coco)
     content = {"checkpoint": checkpoint.name, "classes": result.classes, "images": result.images, "coco": coco}
-    content |= {"voc": result.voc, "unreadable": result.unreadable, "faults": made.faults}
+    content |= {"voc": result.voc, "unreadable": result.unreadable, "faults": report.faults}
     write_atomic(folder.path / "results.json", json.dumps(content, indent=1))
     write_report(
         folder.report_path,
         title=f"radioplat: detector {checkpoint.name}",
-        tables=made.tables(),
+        tables=report.tables(),
         spec_yaml=to_yaml(spec),
         notes=notes,
     )

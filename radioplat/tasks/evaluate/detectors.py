@@ -1,4 +1,4 @@
-"""The task ``evaluate`` where ``evaluate.models`` are detectors: mAP and boxes of each on the same images."""
+"""The task ``evaluate`` for detectors in ``evaluate.models``: mAP and boxes of each on the same images."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class DetectorRow:
 
     Attributes:
         kind, bytes, size: see :class:`radioplat.evaluation.models.detectors.DetectorModel`.
-        result: None where it did not run here.
+        result: None if it did not run on this machine.
         right, spurious, missed: correct and wrong boxes, and objects without a box, at the report's ``threshold``.
         difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
         state: of an engine: :func:`radioplat.exporting.engines.record.state_of`, evaluated now; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type.
-        absent: why it did not run.
+        absent: the reason why it did not run.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DetectorRow:
         return self.result.kpi() if self.result else {}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the boxes."""
+        """Return everything but the boxes, for ``results.json``."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "result"}
         if self.result is None:
             return own
@@ -88,8 +88,8 @@ class DetectorsReport:
         threshold: the score at which the first model's boxes have the highest F1; boxes of all models with at least
             this score are counted and drawn.
         report: path of ``report.html``.
-        faults: what was left out of the annotations.
-        absent: what could not be written down and why.
+        faults: annotations that were left out.
+        absent: engine records that could not be written, with reasons.
     """
 
     models: list[DetectorRow]
@@ -163,14 +163,13 @@ class DetectorsReport:
 
 
 def evaluate_detectors(spec: Spec) -> DetectorsReport:
-    """Task ``evaluate`` where ``evaluate.models`` are detectors.
+    """Run task ``evaluate`` for the detectors in ``evaluate.models``.
 
     Raises:
-        SpecError: a model is none, cannot be read, or knows other classes than the images.
+        SpecError: a model is not a detector, cannot be read, or has other classes than the images.
         DataError: the split cannot be read.
     """
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
-
     return log_task(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, folder), DetectorsReport.figures)
 
 
@@ -196,9 +195,9 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
     set_differences(rows)
     absent = record_evaluations(models, rows)
     images = next(each.images for each in results if each)
-    made = DetectorsReport(rows, split.classes, images, threshold, folder.report_path, str(split.faults), absent)
-    _write(spec, folder, made)
-    return made
+    report = DetectorsReport(rows, split.classes, images, threshold, folder.report_path, str(split.faults), absent)
+    _write(spec, folder, report)
+    return report
 
 
 def _row(
@@ -213,24 +212,29 @@ def _row(
     return row
 
 
-def _write(spec: Spec, folder: TaskFolder, made: DetectorsReport) -> None:
-    content = {"classes": made.classes, "images": made.images, "threshold": made.threshold, "faults": made.faults}
-    content |= {"models": [row.as_json() for row in made.models], "absent": made.notes()[1:]}
+def _write(spec: Spec, folder: TaskFolder, report: DetectorsReport) -> None:
+    content = {
+        "classes": report.classes,
+        "images": report.images,
+        "threshold": report.threshold,
+        "faults": report.faults,
+    }
+    content |= {"models": [row.as_json() for row in report.models], "absent": report.notes()[1:]}
     write_atomic(folder.path / "results.json", json.dumps(content, indent=1))
-    ran = {row.name: row.result for row in made.models if row.result}
+    ran = {row.name: row.result for row in report.models if row.result}
     first = next(iter(ran.values()))
     count = min(spec.evaluate.pictures, len(first.pictures))
     pictures = []
     if count:
         detections = {name: result.detections[:count] for name, result in ran.items()}
-        png = boxes_panel(first.pictures[:count], detections, made.classes, made.threshold, spec.dataset.max_pixels)
-        caption = f"Boxes with a score of at least {made.threshold:.3g}: blue the truth, green right, red spurious"
+        png = boxes_panel(first.pictures[:count], detections, report.classes, report.threshold, spec.dataset.max_pixels)
+        caption = f"Boxes with a score of at least {report.threshold:.3g}: blue annotated, green right, red spurious"
         pictures = [(caption, png)]
     write_report(
         folder.report_path,
         title="radioplat: detectors side by side",
-        tables=made.tables(),
+        tables=report.tables(),
         pictures=pictures,
         spec_yaml=to_yaml(spec),
-        notes=made.notes(),
+        notes=report.notes(),
     )

@@ -19,7 +19,7 @@ from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 Result = EvaluateResult | DetectorReport | DetectorsReport
 Progress = Callable[[int, int], None] | None
 
-# How a checkpoint, and how evaluate.models are evaluated; of mixed models the first kind decides which are refused.
+# Functions that evaluate a checkpoint, and evaluate.models, by kind; of mixed kinds all but the first are refused.
 _CHECKPOINT: dict[ModelKind | None, Callable[[Spec, Path, Progress], Result]] = {
     ModelKind.detector: lambda spec, checkpoint, progress: evaluate_detector(spec, checkpoint),
     ModelKind.student: evaluate_students,
@@ -31,12 +31,12 @@ _MODELS: dict[ModelKind | None, Callable[[Spec, Progress], Result]] = {
 
 
 def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Progress = None) -> Result:
-    """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student or detector there is.
+    """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student or detector.
 
-    Images of ``dataset.train_dataset`` are the bank of kNN and what decoders and linear probes are fitted on.
+    Images of ``dataset.train_dataset`` are the bank of kNN, and decoders and linear probes are fitted on them.
 
     Args:
-        progress: called with (batches done, batches in all).
+        progress: called with (batches done, number of batches).
 
     Raises:
         RadioplatError: no checkpoint, no held-out images, or weights that cannot be read.
@@ -51,7 +51,7 @@ def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), pr
         return _CHECKPOINT.get(kind_of(path), evaluate_students)(spec, path, progress)
     kinds = [kind_of(model.path) for model in spec.evaluate.models]
     kind = next((each for each in _MODELS if each in kinds), ModelKind.student)
-    hint = "Evaluate detectors and students apart."
+    hint = "Evaluate detectors and students separately."
     problems = [
         Problem(
             f"{model.path} is a {other}, and others of evaluate.models are {kind}s", f"evaluate.models[{i}].path", hint

@@ -1,4 +1,4 @@
-"""The interface of what ``evaluate`` returns, whatever kind of model was evaluated."""
+"""Interface of the results of ``evaluate``, for all kinds of models."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Evaluation(Protocol):
         ...
 
     def notes(self) -> Sequence[str]:
-        """Return lines below the tables: what was left out and why."""
+        """Return lines below the tables: omissions and their reasons."""
         ...
 
     def figures(self) -> dict[str, float]:
-        """Return what ``status.json`` records, by name."""
+        """Return the values for ``status.json``, by name."""
         ...
 
     def objectives(self) -> dict[str, float | None]:
@@ -38,5 +38,5 @@ class Evaluation(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Return what the record of ``compress`` contains of it: JSON."""
+        """Return the values for the record of ``compress``, as JSON."""
         ...

@@ -1,4 +1,4 @@
-"""Metrics of a student for gates and objectives: the task ``evaluate`` without what they do not need."""
+"""Metrics of a student for gates and objectives: the task ``evaluate`` without other metrics."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from radioplat.tasks.evaluate.evaluation import Evaluation
 
 
 def gate_metric(spec: Spec) -> str:
-    """Return the name of ``compress.gates.metric``; where it is unset fidelity, and of a detector mAP."""
-    metric = spec.compress.gates.metric or training_task(spec).gate_metric
-    return metric.short_name
+    """Return the name of ``compress.gates.metric``; by default fidelity, for detectors mAP."""
+    return (spec.compress.gates.metric or training_task(spec).gate_metric).short_name
 
 
 def measuring_spec(spec: Spec, metrics: Sequence[MetricName] = ()) -> Spec:
-    """Derive the spec for :func:`measure`: images of ``dataset.val_dataset``, whatever other splits there are.
+    """Derive the spec for :func:`measure`: images of ``dataset.val_dataset``, even if there is a test split.
 
     Args:
-        metrics: that will be looked at; a user's own are measured.
+        metrics: metrics that are needed; users' own ones among them are measured.
     """
     derived = copy.deepcopy(spec)
     derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")

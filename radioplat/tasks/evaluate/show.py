@@ -1,4 +1,4 @@
-"""An evaluation in the terminal."""
+"""Terminal output of ``evaluate``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from radioplat.tasks.evaluate.evaluation import Evaluation
 
 
 def show(result: Evaluation) -> None:
-    """Print the tables and notes, and where the report is."""
+    """Print the tables, the notes and the path of the report."""
     for table in result.tables():
         table.show()
     for line in result.notes():

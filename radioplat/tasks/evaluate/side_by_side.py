@@ -1,4 +1,4 @@
-"""Several models as the rows of one table: what each is, what it costs, and how far it is from the first."""
+"""Several models as rows of one table: kind, costs, metrics, and differences from the first model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row(Protocol):
         ...
 
     def figures(self) -> dict[str, float]:
-        """Return what was measured, by name."""
+        """Return the measured values, by name."""
         ...
 
 
@@ -36,7 +36,7 @@ class WithEngine(Protocol):
 
     @property
     def engine(self) -> EngineModel | None:
-        """None for what is no engine."""
+        """The engine; None for other models."""
         ...
 
 
@@ -46,13 +46,13 @@ class ModelRow:
 
     Attributes:
         kind, bytes: see :class:`radioplat.evaluation.models.checkpoints.ListedModel`.
-        size: pixels a side of its input; None where it did not run.
-        params, macs: of a checkpoint's backbone, and one image.
-        measured: by the ``row`` of a metric its figure, or several by name; see :meth:`Findings.of_model`.
+        size: side of its input in pixels; None if it did not run.
+        params, macs: of a checkpoint's backbone, for one image.
+        measured: results by the ``row`` of a metric, a number or several by name; see :meth:`Findings.of_model`.
         difference: from the first model that ran, by the names of :meth:`figures`, times 100 (percentage points).
         state: of an engine: :func:`radioplat.exporting.engines.record.state_of`, evaluated now; empty for others.
-        kernels: of an engine: its convolution and GEMM kernels by data type; empty where unknown.
-        absent: what cannot be measured and why.
+        kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
+        absent: metrics that cannot be measured, with reasons.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ModelRow:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ModelRow:
-        """Read what :meth:`as_json` returned."""
+        """Read the result of :meth:`as_json`."""
         own = {f.name for f in fields(cls)}
         measured = {name: value for name, value in row.items() if name not in own}
         return cls(**{name: value for name, value in row.items() if name in own}, measured=measured)
@@ -81,7 +81,7 @@ class ModelRow:
         return self.size is not None
 
     def figures(self) -> dict[str, float]:
-        """Return what was measured, by name: ``knn``, ``fidelity/<teacher>/<kind>``."""
+        """Return the measured values by name: ``knn``, ``fidelity/<teacher>/<kind>``."""
         figures: dict[str, float] = {}
         for name, value in self.measured.items():
             parts = {f"{name}/{part}": v for part, v in value.items()} if isinstance(value, dict) else {name: value}
@@ -117,7 +117,7 @@ def side_by_side(models: Sequence[ListedModel], findings: Findings) -> list[Mode
 
 
 def set_differences(rows: Sequence[Row]) -> None:
-    """Write into each row how its figures differ from those of the first model that ran."""
+    """Set the ``difference`` of each row from the first model that ran."""
     ran = [row for row in rows if row.ran]
     for row in ran[1:]:
         before = ran[0].figures()
@@ -132,7 +132,7 @@ def record_evaluations(models: Sequence[WithEngine], rows: Sequence[Row]) -> lis
             try:
                 model.engine.remember(row.figures())
             except EngineError as error:
-                lines.append(f"{row.name}: its record does not say that it was evaluated: {error}")
+                lines.append(f"{row.name}: the evaluation cannot be written to its record: {error}")
     return lines
 
 
@@ -154,9 +154,9 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         [list(cells) for cells in zip(*columns.values(), strict=True)],
         title="Models side by side",
         note="In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
-        "the mean centered cosine of the head to it (times 100 in brackets). Similarity: the same of the backbone's "
-        "summary / map to the first model's. MB: on disk; a checkpoint holds fp32 in whatever precision it is "
-        "evaluated. params, MACs: of the backbone.",
+        "the mean centered cosine of the head to it (times 100 in brackets). Similarity: the same between the "
+        "backbone's summary / map and the first model's. MB: on disk; a checkpoint is stored in fp32. "
+        "params, MACs: of the backbone.",
     )
 
 
@@ -173,5 +173,5 @@ def kernel_notes(row: Row) -> list[str]:
 
 
 def model_notes(rows: Sequence[ModelRow]) -> list[str]:
-    """Return which kernels engines have, and why cells are empty, a line each."""
+    """Return lines about the kernels of engines and the reasons for empty cells."""
     return [line for row in rows for line in (*kernel_notes(row), *(f"{row.name}: {why}" for why in row.absent))]

@@ -1,4 +1,4 @@
-"""The task ``evaluate`` for students: a trained one beside its teachers and its untrained self, or several models."""
+"""The task ``evaluate`` for a student, compared with its teachers and its untrained version, or for several models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,17 @@ class EvaluateResult:
 
     @property
     def knn(self) -> dict[str, KnnResult]:
-        """By model; empty without labels."""
+        """Results of kNN by model; empty without labels."""
         return self.findings.of_metric(Knn)
 
     @property
     def fidelity(self) -> dict[str, dict[str, dict[str, FidelityResult]]]:
-        """By student, teacher and kind (``summary``, ``spatial``)."""
+        """Fidelity by student, teacher and kind (``summary``, ``spatial``)."""
         return self.findings.of_metric(Fidelity)
 
     @property
     def accuracy(self) -> float | None:
-        """Top-1 of the student's own classifier; None without one, and for several models."""
+        """Top-1 accuracy of the student's own classifier; None without one, and for several models."""
         accuracy = self.findings.of_metric(Accuracy).get(TRAINED)
         return accuracy and accuracy.top1
 
@@ -106,21 +107,17 @@ class EvaluateResult:
 def evaluate_students(
     spec: Spec, checkpoint: Path | None = None, progress: Callable[[int, int], None] | None = None
 ) -> EvaluateResult:
-    """Evaluate the student of ``checkpoint``, or ``evaluate.models`` where it is None.
+    """Evaluate the student of ``checkpoint``, or ``evaluate.models`` if it is None.
 
     Args:
-        progress: called with (batches done, batches in all).
+        progress: called with (batches done, number of batches).
 
     Raises:
         SpecError: a metric cannot be measured, or a model cannot be opened.
         RadioplatError: a metric's result cannot be computed.
     """
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
-
-    def action() -> EvaluateResult:
-        """Measure and write the files."""
-        return _evaluate(spec, checkpoint, folder, progress)
-
+    action = partial(_evaluate, spec, checkpoint, folder, progress)
     return log_task(folder, "evaluate", to_yaml(spec), action, EvaluateResult.figures)
 
 
@@ -135,7 +132,7 @@ def _evaluate(
     named = next((each.class_names for each in architectures if each.class_names), ())
     bank, queries, classes = open_images(spec, sizes, named)
     train, val = bank.reader.index, queries.reader.index
-    # Before the teachers' weights are loaded, and anything is encoded.
+    # Checked before the teachers' weights are loaded and images are encoded.
     inputs = Inputs(next(iter(architectures), None), train, val, opened.models if opened.listed else {})
     if problems := missing(spec, inputs):
         raise SpecError(*problems)
@@ -168,13 +165,13 @@ def _evaluate(
 
 
 def _processes(spec: Spec, checkpoint: Path | None) -> contextlib.AbstractContextManager[Processes | None]:
-    """Start the processes that encode for this one; None where one is enough."""
+    """Start further processes that encode images; None for a single process."""
     count = spec.evaluate.num_gpus
     return contextlib.closing(Processes(spec, checkpoint, count)) if count > 1 else contextlib.nullcontext()
 
 
 def _as_json(result: EvaluateResult, use_ema: bool | None) -> dict[str, Any]:
-    """Return ``results.json``: everything that was measured."""
+    """Return the content of ``results.json``."""
     evaluated = result.facts()
     if not result.models:
         averaged = has_average(result.checkpoint) and use_ema is not False

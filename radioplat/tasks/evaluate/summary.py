@@ -35,7 +35,7 @@ def write_summary(
     """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path, and its pictures.
 
     Args:
-        checkpoint: what was evaluated; None where ``models`` were.
+        checkpoint: the evaluated student; None for ``models``.
     """
     notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
     if checkpoint is None:
@@ -52,8 +52,8 @@ def write_summary(
         panel = pca_panel(sample.images, *_columns(sample))
         (folder.path / "pictures.png").write_bytes(panel)
         caption = (
-            "Spatial features by their three main components. A student's head is shown along the axes of its teacher, "
-            "stretched to its own contrast."
+            "Spatial features by three principal components. A student's head is shown in its teacher's components, "
+            "scaled to its own contrast."
         )
         pictures = [(caption, panel), *_over_resolutions(sample)]
     pictures += findings.pictures
@@ -67,7 +67,7 @@ def write_summary(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
         tables=[*findings.tables(), *costs],
-        # These are of the whole run up to a step: the tables have the last ones.
+        # Totals of the run: the tables have their last values.
         curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
         pictures=pictures,
         spec_yaml=to_yaml(spec),
@@ -77,25 +77,25 @@ def write_summary(
 
 
 def _of_models(sample: SampleMaps | None, names: Sequence[str]) -> list[Picture]:
-    """Draw the map of each model, along the axes of the first where its features have that width."""
+    """Draw the map of each model, in the components of the first model if its features have the same width."""
     maps = {name: sample.maps[name] for name in names if name in sample.maps} if sample is not None else {}
     if sample is None or not maps:
         return []
     first = next(iter(maps))
     same = {name: first for name, value in maps.items() if value.shape[-1] == maps[first].shape[-1]}
-    caption = "Spatial features of the backbones by three main components: the first model's, where widths agree."
+    caption = "Spatial features of the backbones by three principal components: the first model's, if widths are equal."
     return [(caption, pca_panel(sample.images, maps, same, stretch=False))]
 
 
 def _over_resolutions(sample: SampleMaps) -> list[Picture]:
-    """Draw the student at each resolution: its own map, and its map for each teacher beside that teacher's."""
+    """Draw the student at each resolution: its own map, and its map for each teacher next to that teacher's."""
     students = sorted((n for n in sample.maps if n == _STUDENT or size_of(n)), key=lambda n: size_of(n) or 0)
     if len(students) < 2:
         return []
     own = {name: sample.maps[name] for name in students}
     caption = (
-        "The student's own features at each resolution, all along the axes and in the span of its usual one: a student "
-        "that switches changes colour."
+        "The student's own features at each resolution, in components and range of its usual one: a mode switch shows "
+        "as a change of colour."
     )
     pictures = [(caption, pca_panel(sample.images, own, dict.fromkeys(students, _STUDENT), stretch=False))]
     for teacher in (t for t in sample.maps if f"{_STUDENT}/{t}" in sample.maps):

@@ -1,4 +1,4 @@
-"""The task ``gen_trt_engine``: an engine from an ONNX file."""
+"""The task ``gen_trt_engine``: build an engine from an ONNX file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
 
 
 def gen_trt_engine(spec: Spec) -> EngineReport:
-    """Task ``gen_trt_engine``: ``gen_trt_engine.onnx_file``, by default what ``export`` wrote, as an engine.
+    """Build an engine from ``gen_trt_engine.onnx_file``, by default the file of ``export``.
 
     Raises:
-        EngineError: there is no ONNX file yet, it does not fit the spec, or TensorRT gives a reason.
+        EngineError: there is no ONNX file, it does not fit the spec, or TensorRT refuses it.
     """
     folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
     report = log_task(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
@@ -34,25 +34,24 @@ def _engine_kpi(report: EngineReport) -> dict[str, float]:
 
 
 def _gen_trt_engine(spec: Spec) -> EngineReport:
-    asked = spec.gen_trt_engine
-    check_channels(asked.input_channel, "gen_trt_engine")
-    config = asked.tensorrt
-    if asked.batch_size > 0:
-        one = asked.batch_size
-        config = dataclasses.replace(config, min_batch_size=one, opt_batch_size=one, max_batch_size=one)
+    section = spec.gen_trt_engine
+    check_channels(section.input_channel, "gen_trt_engine")
+    config, size = section.tensorrt, section.batch_size
+    if size > 0:
+        config = dataclasses.replace(config, min_batch_size=size, opt_batch_size=size, max_batch_size=size)
     return build_engine(
-        asked.onnx_file or onnx_file(spec),
+        section.onnx_file or onnx_file(spec),
         engine_file(spec),
         config,
-        backend=asked.backend,
-        height=asked.input_height,
-        width=asked.input_width,
-        timing_cache=asked.timing_cache,
-        gpu_id=asked.gpu_id,
-        verbose=asked.verbose,
+        backend=section.backend,
+        height=section.input_height,
+        width=section.input_width,
+        timing_cache=section.timing_cache,
+        gpu_id=section.gpu_id,
+        verbose=section.verbose,
     )
 
 
 def engine_file(spec: Spec) -> Path:
-    """Where task ``gen_trt_engine`` writes."""
+    """Return the path of the engine that task ``gen_trt_engine`` writes."""
     return Path(spec.gen_trt_engine.trt_engine or task_folder(spec, "gen_trt_engine") / "student.engine")

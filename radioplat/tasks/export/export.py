@@ -1,4 +1,4 @@
-"""The task ``export``: a trained student or detector as an ONNX file or as weights in another layout."""
+"""The task ``export``: write a trained student or detector as an ONNX file or as weights in another layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.side_files import find_needs, write_beside
+from radioplat.tasks.export.side_files import find_needs, write_side_files
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint, task_folder
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
@@ -27,19 +27,19 @@ from radioplat.tracking.weights_and_biases.task import kind_of, log_task_to_wand
 
 
 def export(spec: Spec) -> OnnxReport | WeightsReport:
-    """Task ``export``: the trained student or detector of ``export.checkpoint`` as ``export.format`` says.
+    """Export the trained student or detector of ``export.checkpoint`` in ``export.format``.
 
     Raises:
         SpecError: fields of ``export`` contradict each other.
-        EngineError: there is no checkpoint yet, or the student cannot be exported as asked.
+        EngineError: there is no checkpoint, or the student cannot be exported with these settings.
         WeightsError: the checkpoint cannot be read.
     """
     if problems := list(export_problems(spec)):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)
     report = log_task(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
-    of = find_checkpoint(spec, spec.export.checkpoint, "export.checkpoint").resolve()
-    made = Product(report.path, kind_of(report.path), [of])
+    checkpoint = find_checkpoint(spec, spec.export.checkpoint, "export.checkpoint").resolve()
+    made = Product(report.path, kind_of(report.path), [checkpoint])
     log_task_to_wandb(spec, folder.path, "export", figures=_export_kpi(report), made=made)
     return report
 
@@ -56,11 +56,11 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         if problems := list(detector_export_problems(config, height or side, width or side, model.stride)):
             raise SpecError(*problems)
     if config.format is not ExportFormat.onnx:
-        size, adaptors = model.img_size, config.adaptors
-        path = weights_file(spec)
-        return export_weights(model, config.format, path, height=height or size, width=width or size, adaptors=adaptors)
+        size = model.img_size
+        path = Path(config.output or task_folder(spec, "export") / NAMES[config.format])
+        return export_weights(model, config.format, path, height or size, width or size, config.adaptors)
     needs = find_needs(spec, model, onnx_file(spec))
-    # As in TAO: the weights that QAT trained without its scales, which cover too few tensors for DLA.
+    # As in TAO: with force_ptq, weights trained by QAT without its scales, which cover too few tensors for DLA.
     with in_float(model) if config.force_ptq else contextlib.nullcontext():
         report = export_onnx(
             model,
@@ -77,7 +77,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             float_path=needs.floats,
             verbose=config.verbose,
         )
-    return dataclasses.replace(report, beside=write_beside(spec, model, report, needs))
+    return dataclasses.replace(report, side_files=write_side_files(spec, model, report, needs))
 
 
 def _float_type(spec: Spec) -> str:
@@ -91,15 +91,10 @@ def _export_kpi(report: OnnxReport | WeightsReport) -> dict[str, float]:
 
 
 def onnx_file(spec: Spec) -> Path:
-    """Where task ``export`` writes format ``onnx``."""
+    """Return the path of the file that task ``export`` writes in format ``onnx``."""
     return Path(spec.export.onnx_file or task_folder(spec, "export") / "student.onnx")
-
-
-def weights_file(spec: Spec) -> Path:
-    """Where task ``export`` writes weights; for format ``hf`` a folder."""
-    return Path(spec.export.output or task_folder(spec, "export") / NAMES[spec.export.format])
 
 
 def check_channels(channels: int, section: str) -> None:
     if channels != 3:
-        raise EngineError(f"a student takes 3 channels, not {channels}", where=f"{section}.input_channel")
+        raise EngineError(f"a student has 3 input channels, not {channels}", where=f"{section}.input_channel")

@@ -1,4 +1,4 @@
-"""Exports and engines in the terminal."""
+"""Terminal output of ``export`` and ``gen_trt_engine``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from radioplat.exporting.onnx.export import OnnxReport
 from radioplat.exporting.weights.export import WeightsReport
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.tasks.export.show_lint import show as show_lint
-from radioplat.tasks.export.side_files import Beside
+from radioplat.tasks.export.side_files import SideFiles
+
+MOST = 8  # names in a line
 
 
 def show_export(report: OnnxReport | WeightsReport) -> None:
-    """Print what was exported, and for weights the line that opens them."""
+    """Print the exported file, its outputs and its difference from torch; for weights also the code that opens them."""
     if isinstance(report, OnnxReport):
-        return show_onnx(report)
+        return _show_onnx(report)
     terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.format.value}, fp32)")
     heads = ", ".join(report.adaptors) or "none"
     terminal.say(f"heads: {heads}; read back, its features differ by {report.max_abs_error:.2e}")
@@ -25,8 +27,7 @@ def show_export(report: OnnxReport | WeightsReport) -> None:
     terminal.say(f"open it with: {report.load}")
 
 
-def show_onnx(report: OnnxReport) -> None:
-    """Print what was exported."""
+def _show_onnx(report: OnnxReport) -> None:
     terminal.say(f"{report.path} ({terminal.size(report.bytes)}, opset {report.opset}, {report.data_type})")
     terminal.say(f"outputs: {', '.join(report.outputs)}; largest difference from torch {report.max_abs_error:.2e}")
     for line in report.notes:
@@ -37,14 +38,14 @@ def show_onnx(report: OnnxReport) -> None:
         show_lint(report.quantized.lint)
         for finding in report.quantized.lint.errors:
             terminal.say(f"lint: {finding.node}: {finding.message} [{finding.rule}]")
-    if report.beside:
-        _show_beside(report.beside)
+    if report.side_files:
+        _show_side_files(report.side_files)
 
 
-def _show_beside(beside: Beside) -> None:
-    for path, what in beside.files.items():
-        terminal.say(f"{path}: {what}")
-    if cpu := beside.cpu:
+def _show_side_files(side_files: SideFiles) -> None:
+    for path, description in side_files.files.items():
+        terminal.say(f"{path}: {description}")
+    if cpu := side_files.cpu:
         terminal.say(
             f"CPU INT8, {cpu.method}: {cpu.quantized} of {cpu.layers} layers; mean cosine with fp32 {cpu.cosine:.5f} "
             f"on {cpu.images} images; {terminal.size(cpu.bytes)} for {terminal.size(cpu.fp32_bytes)}; an image here "
@@ -53,7 +54,7 @@ def _show_beside(beside: Beside) -> None:
 
 
 def show_engine(report: EngineReport) -> None:
-    """Print what was written, whether it ran, and how much of it is quantized."""
+    """Print the engine, whether it ran, and how much of it is quantized."""
     terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.data_type})")
     smallest, best, largest = report.batch
     lines = {
@@ -72,18 +73,18 @@ def show_engine(report: EngineReport) -> None:
 
 
 def _executed(report: EngineReport) -> str:
-    found = report.execution
+    execution = report.execution
     if not report.executed:
-        return f"never: {found['reason']}"
-    error = found.get("max_relative_error")
-    gap = f"differs from the ONNX file by {error:.1e} of the largest value" if error is not None else found["reason"]
-    return f"yes, on {found['device']}: {gap}"
+        return f"never: {execution['reason']}"
+    error = execution.get("max_relative_error")
+    gap = execution["reason"] if error is None else f"differs from the ONNX file by {error:.1e} of the largest value"
+    return f"yes, on {execution['device']}: {gap}"
 
 
 def _kernel_lines(report: EngineReport) -> dict[str, str]:
     covered, wanted = report.coverage, report.data_type
     share = covered.share(wanted)
-    text = "the builder does not tell"
+    text = "not reported by the builder"
     if share is not None:
         rest = [f"{count} in {name}" for name, count in (covered.kernels or {}).items() if name != wanted]
         text = ", ".join([f"{share[0]} of {share[1]} convolution/GEMM in {wanted}", *rest])
@@ -95,12 +96,12 @@ def _kernel_lines(report: EngineReport) -> dict[str, str]:
         if covered.not_quantized:
             lines["not quantized"] = _few(covered.not_quantized)
         if covered.in_float_kernels:
-            lines["yet in floats"] = _few(covered.in_float_kernels)
+            lines["in floats"] = _few(covered.in_float_kernels)
         if covered.unseen:
-            lines["in unknown"] = f"{_few(covered.unseen)}: no kernel names them"
+            lines["in unknown"] = f"{_few(covered.unseen)}: in no kernel's name"
     return lines
 
 
-def _few(names: list[str], most: int = 8) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more, all in the engine's .json" if more > 0 else "")
+def _few(names: list[str]) -> str:
+    more = len(names) - MOST
+    return ", ".join(names[:MOST]) + (f" and {more} more, all in the engine's .json" if more > 0 else "")

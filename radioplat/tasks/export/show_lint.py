@@ -1,4 +1,4 @@
-"""``radioplat lint`` in the terminal."""
+"""The command ``radioplat lint``: options and terminal output."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from radioplat.exporting.qdq.lint import LintReport, lint
 
 @dataclass
 class LintOptions:
-    """What ``radioplat lint`` takes as key=value.
+    """Options of ``radioplat lint``, as key=value.
 
     Attributes:
         allow: patterns of node names of layers that may be in floats.
-        out: a JSON file to write what was found to.
+        out: path of a JSON file for the findings.
     """
 
     allow: list[str] = field(default_factory=list)
@@ -30,11 +30,11 @@ class LintOptions:
 
 
 def lint_and_show(file: str, overrides: Sequence[str]) -> None:
-    """Lint ``file``, print what was found, and write it where ``out`` says.
+    """Lint ``file``, print the findings, and write them to ``out``.
 
     Raises:
-        SpecError: no such option.
-        EngineError: no ONNX; or, one problem a finding, the graph has Q/DQ that are misplaced or missing.
+        SpecError: an option is unknown.
+        EngineError: the file is not ONNX, or Q/DQ are misplaced or missing (one problem for each finding).
     """
     options = _options(overrides)
     report = lint(file, options.allow)

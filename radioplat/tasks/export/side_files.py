@@ -1,4 +1,4 @@
-"""What the task ``export`` writes beside its ONNX file: caches, ranges of every tensor, INT8 for CPUs, a bundle."""
+"""Files that the task ``export`` writes with its ONNX file: cache, ranges of all tensors, INT8 for CPUs, a bundle."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _INT8 = {"int8"}
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What was written beside an ONNX file.
+class SideFiles:
+    """Files written with an ONNX file.
 
     Attributes:
-        files: each with what it is.
-        cpu: the file for CPUs.
+        files: description by path.
+        cpu: report of the file for CPUs.
     """
 
     files: dict[Path, str] = field(default_factory=dict)
@@ -40,11 +40,11 @@ class Beside:
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be there before the ONNX file is written.
+    """Requirements of the side files, found before the ONNX file is written.
 
     Attributes:
-        floats: where the graph without Q/DQ goes that a cache names the tensors of; None where none is needed.
-        batches: calibration images, float32 ``[B, 3, H, W]`` in [0, 1]; none where none are needed.
+        floats: path for the graph without Q/DQ, whose tensor names a cache uses; None if not needed.
+        batches: calibration images, float32 ``[B, 3, H, W]`` in [0, 1]; empty if not needed.
     """
 
     floats: Path | None = None
@@ -52,10 +52,10 @@ class Needs:
 
 
 def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
-    """Look for all that section ``export`` asks for and that may be missing, before anything is traced.
+    """Check and load everything that the side files of section ``export`` need, before tracing.
 
     Raises:
-        EngineError: scales are asked for that the student cannot give.
+        EngineError: a side file needs scales that the student does not have.
         DataError: there are no calibration images, or they are of one colour.
     """
     floats = _float_file(spec, student, onnx_file)
@@ -64,70 +64,70 @@ def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
 
 
 def _float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
-    asked, quantized = spec.export, student.architecture.quantized is not None
-    if quantized and asked.cpu:
-        hint = "Give the checkpoint that was quantized: onnxruntime places its own scales."
+    config, quantized = spec.export, student.architecture.quantized is not None
+    if quantized and config.cpu:
+        hint = "Use the checkpoint from before quantization: onnxruntime computes its own scales."
         raise EngineError("the student is quantized already", where="export.cpu", hint=hint)
-    if not asked.wants_cache or asked.force_ptq:
+    if not config.wants_cache or config.force_ptq:
         return None
     if not quantized:
         hint = "Run `radioplat quantize` first, or set export.force_ptq=true."
         raise EngineError("the student has no scales to cache", where="export.calibration_cache", hint=hint)
     if others := {q.format.value for n, q in quantizers(student).items() if not n.endswith("weight_quantizer")} - _INT8:
         raise EngineError(
-            f"a cache holds INT8 scales, and this student is {', '.join(sorted(others))}",
+            f"a cache contains INT8 scales, and this student is {', '.join(sorted(others))}",
             where="export.calibration_cache",
-            hint="Leave it out: the Q/DQ file holds the scales.",
+            hint="Leave it out: the Q/DQ file contains the scales.",
         )
     return onnx_file.with_name(f"{onnx_file.stem}.float.onnx")
 
 
-def write_beside(spec: Spec, student: Student, report: OnnxReport, needs: Needs) -> Beside:
-    """Write what section ``export`` asks for beside the ONNX file of ``report``.
+def write_side_files(spec: Spec, student: Student, report: OnnxReport, needs: Needs) -> SideFiles:
+    """Write the files that section ``export`` requests with the ONNX file of ``report``.
 
     Raises:
         EngineError: something cannot be built or written.
     """
-    asked, files, cpu = spec.export, dict[Path, str](), None
+    config, files, cpu = spec.export, dict[Path, str](), None
     floats, batches = needs.floats, needs.batches
     ranges = list(report.quantized.ranges) if report.quantized else []
-    if asked.force_ptq:
+    if config.force_ptq:
         ranges, untyped = observe(report.path, batches)
-        said = f"{len(ranges)} ranges, one for every float tensor"
+        description = f"{len(ranges)} ranges, one for every float tensor"
         if untyped:
-            said += f"; not for {len(untyped)} whose type cannot be told: {', '.join(untyped)}"
-        files[write_ranges(ranges, report.path.with_name(FILE))] = said
+            description += f"; not for {len(untyped)} of unknown type: {', '.join(untyped)}"
+        files[write_ranges(ranges, report.path.with_name(FILE))] = description
     elif report.quantized:
         files[report.path.with_name(FILE)] = f"{len(ranges)} ranges"
     if floats is not None:
         files[floats] = "the graph without Q/DQ"
     cache = _cache(spec, report, ranges)
     if cache is not None:
-        files[cache] = f"calibration cache for TensorRT {asked.tensorrt_version}"
-    if asked.cpu is not None:
+        files[cache] = f"calibration cache for TensorRT {config.tensorrt_version}"
+    if config.cpu is not None:
         path = report.path.with_name(f"{report.path.stem}.cpu_int8.onnx")
-        cpu = quantize_for_cpu(report.path, path, asked.cpu, asked.cpu_target or CpuTarget.x86_vnni, batches)
+        cpu = quantize_for_cpu(report.path, path, config.cpu, config.cpu_target or CpuTarget.x86_vnni, batches)
         files[path] = "INT8 for onnxruntime on CPUs"
-    if asked.bundle:
-        folder = write_bundle(Path(asked.bundle), _bundled(spec, student, report, floats, cache, list(files)))
+    if config.bundle:
+        folder = write_bundle(Path(config.bundle), _bundled(spec, student, report, floats, cache, list(files)))
         files[folder] = "bundle"
-    return Beside(files, cpu)
+    return SideFiles(files, cpu)
 
 
 def calibration_batches(spec: Spec, size: tuple[int, int]) -> list[np.ndarray]:
-    """Whole images of the calibration split, else train's, as the graph takes them: float32 ``[B, 3, *size]``.
+    """Load whole images of the calibration split, else train's, in the graph's form: float32 ``[B, 3, *size]``.
 
-    A graph of one batch size gets the last batch filled up with its first images.
+    For a graph with a fixed batch size, the last batch is filled with the first images.
 
     Raises:
         DataError: there are no images, or they are of one colour.
     """
     split, side = calibration_split(spec), max(size)
     count = spec.quantize.calibration_batches * spec.dataset.batch_size
-    found = sample_images(spec, {side}, count, split)[side]
-    check_calibration_images([found], f"dataset.{split}_dataset")
+    squares = sample_images(spec, {side}, count, split)[side]
+    check_calibration_images([squares], f"dataset.{split}_dataset")
     top, left = ((side - edge) // 2 for edge in size)
-    images = found[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
+    images = squares[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
     step = spec.export.batch_size
     if step > 0:
         images = np.resize(images, (-(-len(images) // step) * step, *images.shape[1:]))
@@ -141,16 +141,16 @@ def _size(spec: Spec) -> tuple[int, int]:
 
 
 def _cache(spec: Spec, report: OnnxReport, ranges: list[Range]) -> Path | None:
-    """Written where it is asked for, or ``force_ptq`` is and the version has caches."""
-    asked = spec.export
-    version = parse_version(asked.tensorrt_version) if asked.tensorrt_version else None
-    implied = asked.force_ptq and version is not None and version[0] < FIRST_WITHOUT_CACHE
-    if not asked.wants_cache and not implied:
+    """Write the cache if it is requested, or if ``force_ptq`` is and the TensorRT version has caches."""
+    config = spec.export
+    version = parse_version(config.tensorrt_version) if config.tensorrt_version else None
+    implied = config.force_ptq and version is not None and version[0] < FIRST_WITHOUT_CACHE
+    if not config.wants_cache and not implied:
         return None
-    said = (asked.calibration_cache or "true").strip()
-    path = report.path.with_suffix(".cache") if said.lower() in ("true", "false") else Path(said)
+    name = (config.calibration_cache or "true").strip()
+    path = report.path.with_suffix(".cache") if name.lower() in ("true", "false") else Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_cache(activation_scales(ranges), str(asked.tensorrt_version), path)
+    return write_cache(activation_scales(ranges), str(config.tensorrt_version), path)
 
 
 def _bundled(

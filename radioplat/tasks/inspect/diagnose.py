@@ -1,4 +1,4 @@
-"""``radioplat diagnose RUN``: the first real cause of a run's end, from what it left behind."""
+"""``radioplat diagnose RUN``: find the cause of a run's end from the files in its folder."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from radioplat.tracking.attempts.logs import LastWords, attempt_folder, begun, c
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import survey
 
-_ALIVE_S = 120.0  # a status this fresh is of a live worker
-_TAIL = 65536  # bytes of a log that are looked through
-_NAMED = 3
-# What the ranks that outlive another one say: a consequence, never the cause.
+_ALIVE_S = 120.0  # a worker with a newer health status is alive
+_TAIL = 65536  # bytes of a log that are searched
+_EXAMPLES = 3
+# Messages of ranks after another one has failed: consequences, not causes.
 _SECONDARY = re.compile(
     r"connection (closed|reset|refused)|closed by peer|broken pipe|peer rank|socket timeout|"
     r"(Actor|Worker)\w*(Died|Crashed|Error)|actor died|NCCL.*(remote|system) error|heartbeat",
     re.IGNORECASE,
 )
-# Signs in a log, what they mean, and what to do; the first that is found counts.
+# Patterns in a log with meaning and advice; the first match counts.
 _SIGNS = (
-    (r"No space left on device", "a disk is full", "Make room where results_dir lies, or lower what is kept."),
+    (r"No space left on device", "a disk is full", "Free space on the disk of results_dir, or keep fewer checkpoints."),
     (r"Fatal Python error: (Segmentation fault|Aborted|Bus error)", "native code crashed", "The log shows where."),
     (r"CUDA error: [^\n]*|Xid|uncorrectable ECC", "a GPU failed", "Drain that node; run the command again."),
     (r"CUDA out of memory|out of memory|OutOfMemory|MemoryError", "memory ran out", "Lower dataset.batch_size."),
     (r"(?m)^Killed$|SIGKILL|signal 9", "the process was killed", "Look for the out-of-memory killer in dmesg."),
 )
 _ADVICE = {
-    "hang": "The stacks show where. If that is work that takes so long, raise train.hang_timeout_s.",
-    "oom": "A start after it halves what the model sees at once; a smaller dataset.batch_size is quicker.",
-    "node_lost": "Run the command again: it goes on from the last checkpoint.",
-    "worker_killed": "Look into the worker's log and the node's dmesg; run the command again to go on.",
-    "storage": "Mend the storage (its mount, network or credentials) and run the same command again to go on.",
-    "stopped": "Run the same command again: it goes on from the last checkpoint.",
-    "drained": "Run the command again: it goes on from the last checkpoint.",
-    "non_finite": "Lower train.optim.lr, or look at these samples; train.non_finite=skip_step goes on without them.",
+    "hang": "The stacks show where. If this work needs the time, raise train.hang_timeout_s.",
+    "oom": "The next start splits micro-batches into halves; a smaller dataset.batch_size is faster.",
+    "node_lost": "Run the command again: it continues from the last checkpoint.",
+    "worker_killed": "Look at the worker's log and the node's dmesg; run the command again to continue.",
+    "storage": "Repair the storage (its mount, network or credentials) and run the same command again to continue.",
+    "stopped": "Run the same command again: it continues from the last checkpoint.",
+    "drained": "Run the command again: it continues from the last checkpoint.",
+    "non_finite": "Lower train.optim.lr, or check these samples; train.non_finite=skip_step continues without them.",
 }
 
 
@@ -54,9 +54,9 @@ class Diagnosis:
 
     Attributes:
         cause: one line.
-        evidence: lines that show it.
-        advice: what to do; empty where nothing is to be done.
-        account: where its time went, if it wrote that down.
+        evidence: lines that support it.
+        advice: next steps; empty if none are needed.
+        account: its goodput, if it recorded that.
     """
 
     cause: str
@@ -66,10 +66,10 @@ class Diagnosis:
 
 
 def diagnose(run: str | Path) -> Diagnosis:
-    """Judge the run in a results folder, or in one task's folder of it.
+    """Diagnose the run in a results folder, or in the folder of one task.
 
     Raises:
-        DataError: no run has begun there.
+        DataError: no run has started there.
     """
     folder = _task_folder(Path(run))
     lines = read_status(folder / "status.json")
@@ -77,18 +77,18 @@ def diagnose(run: str | Path) -> Diagnosis:
     lines = lines[starts[-1] :] if starts else lines
     attempt = begun(folder)
     status = lines[-1].get("status", "") if lines else ""
-    result = _judge(folder, lines, attempt, status)
+    result = _diagnose(folder, lines, attempt, status)
     result.account = goodput(folder)
     result.evidence += _facts(folder, lines, attempt)
     return result
 
 
-def _judge(folder: Path, lines: list[dict], attempt: int, status: str) -> Diagnosis:
+def _diagnose(folder: Path, lines: list[dict], attempt: int, status: str) -> Diagnosis:
     if status == "SUCCESS":
         return Diagnosis(f"no failure: {lines[-1]['message']}")
     failure = next((line["message"] for line in reversed(lines) if line.get("status") == "FAILURE"), "")
-    # A named error of the run itself says what is wrong; what Ray says of a lost group does not.
-    words = list(_first_real(last_words(folder, attempt)))
+    # Errors of the run itself name the cause; Ray's messages about a lost worker group do not.
+    words = _real_causes(last_words(folder, attempt))
     cause, detail = cause_of(folder, attempt) if attempt else ("", "")
     if words and words[0].cause == "hang" or cause == "hang":
         return _hang(folder, attempt, words[0] if words else None, detail)
@@ -114,7 +114,7 @@ def _hang(folder: Path, attempt: int, words: LastWords | None, detail: str) -> D
     named = re.search(r"\brank (\d+)", detail)
     rank = int(named[1]) if named else words.rank if words else 0
     place = _place(attempt_folder(folder, attempt) / f"stacks_{rank}.txt")
-    at = f"; it stands at {place}" if place else ""
+    at = f"; it is at {place}" if place else ""
     return Diagnosis(
         f"attempt {attempt}: rank {rank} hung: {_one_line(detail)}{at}",
         [f"stacks: {path}" for path in sorted(attempt_folder(folder, attempt).glob("stacks_*.txt"))],
@@ -123,7 +123,7 @@ def _hang(folder: Path, attempt: int, words: LastWords | None, detail: str) -> D
 
 
 def _place(stacks: Path) -> str:
-    """Where the training thread is: its innermost frame of this package, and the innermost of all."""
+    """Return the position of the training thread: its innermost frame in this package, and its innermost frame."""
     try:
         text = stacks.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -131,22 +131,22 @@ def _place(stacks: Path) -> str:
     frame = re.compile(r'File "([^"]+)", line (\d+) in (.+)')
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", text):
         frames = frame.findall(thread)
-        # Deepest first. The thread that trains is the one that this loop is in.
-        if any(path.endswith("distill/worker.py") for path, _, _ in frames):
-            ours = next(((p, n, f) for p, n, f in frames if "radioplat" in p), frames[0])
-            places = [f"{'/'.join(Path(p).parts[-3:])}:{n} in {f}" for p, n, f in dict.fromkeys([ours, frames[0]])]
+        # Innermost first. The training thread has a frame in worker.py.
+        if any(path.endswith("training/loop/worker.py") for path, _, _ in frames):
+            own = next(((p, n, f) for p, n, f in frames if "radioplat" in p), frames[0])
+            places = [f"{'/'.join(Path(p).parts[-3:])}:{n} in {f}" for p, n, f in dict.fromkeys([own, frames[0]])]
             return ", below it ".join(places)
     return ""
 
 
 def _not_finite(folder: Path, failure: str) -> Diagnosis:
-    """With the samples of the last step that had a term that was not finite."""
+    """Return the diagnosis with the samples of the last step whose loss was not finite."""
     evidence = []
     rows = [row for row in read_rejected(folder / "ledger").to_pylist() if row["reason"].startswith("non_finite")]
     if rows:
         last = [row for row in rows if row["step"] == rows[-1]["step"]]
         evidence = [f"step {last[0]['step']}: {len(last)} samples in micro-batches with {last[0]['reason']}"]
-        evidence += [f"sample {row['id']}{_name(folder, row['id'])}" for row in last[:_NAMED]]
+        evidence += [f"sample {row['id']}{_name(folder, row['id'])}" for row in last[:_EXAMPLES]]
     return Diagnosis(_one_line(failure), evidence, _advice("non_finite"))
 
 
@@ -160,28 +160,28 @@ def _name(folder: Path, row: int) -> str:
 
 
 def _silent(folder: Path, attempt: int) -> Diagnosis:
-    """Nobody said anything: it goes on, or was ended from outside."""
-    pulses = list(attempt_folder(folder, attempt).glob("pulse_*.json"))
-    age = min((time.time() - path.stat().st_mtime for path in pulses), default=None)
+    """Return the diagnosis without any message: the run is alive, or was killed from outside."""
+    statuses = attempt_folder(folder, attempt).glob("pulse_*.json")
+    age = min((time.time() - path.stat().st_mtime for path in statuses), default=None)
     if age is None:
-        return Diagnosis("it ended before a worker began, and said nothing", advice="Run the command again.")
+        return Diagnosis("it ended before a worker started, without a message", advice="Run the command again.")
     if age < _ALIVE_S:
         return Diagnosis(f"no failure: its workers were alive {age:.0f} s ago")
     return Diagnosis(
-        f"attempt {attempt}: the whole run ended without a word {age / 60:.0f} minutes ago: killed from outside, or "
+        f"attempt {attempt}: the run ended without a message {age / 60:.0f} minutes ago: killed from outside, or "
         "its machine was lost",
-        advice="Run the command again: it goes on from the last checkpoint.",
+        advice="Run the command again: it continues from the last checkpoint.",
     )
 
 
-def _first_real(words: list[LastWords]) -> Iterator[LastWords]:
-    """Those that are no mere consequence of another rank's end, hangs and lack of memory first."""
+def _real_causes(words: list[LastWords]) -> list[LastWords]:
+    """Return the messages that are not consequences of another rank's end, hangs and lack of memory first."""
     real = [w for w in words if not _SECONDARY.search(w.detail)] or words
-    yield from sorted(real, key=lambda w: (w.cause not in ("hang", "oom"), w.time))
+    return sorted(real, key=lambda w: (w.cause not in ("hang", "oom"), w.time))
 
 
 def _signs(folder: Path, attempt: int) -> Iterator[str]:
-    """Known signs in the logs of an attempt: meaning, and the place in the log."""
+    """Yield meaning, match and advice of known patterns in the logs of an attempt."""
     for path in sorted(attempt_folder(folder, attempt).glob("*.log")):
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL))
@@ -193,16 +193,16 @@ def _signs(folder: Path, attempt: int) -> Iterator[str]:
 
 
 def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
-    """Step, checkpoint, earlier attempts, warnings and logs."""
+    """Return lines about step, checkpoint, earlier attempts, warnings and logs."""
     facts = []
     step = next((line["step"] for line in reversed(lines) if "max_step" in line), None)
     if step is not None:
-        facts.append(f"it came to step {step}")
+        facts.append(f"it reached step {step}")
     result = survey(folder)
     facts.append(
-        f"last whole checkpoint: {result.newest[0].name}, step {result.step}"
+        f"last complete checkpoint: {result.newest[0].name}, step {result.step}"
         if result.newest
-        else "no checkpoint that can be read"
+        else "no readable checkpoint"
         if result.unreadable
         else "no checkpoint"
     )
@@ -213,7 +213,7 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
     if events := Attempts(folder).read():
         facts.append(f"workers: {events[-1].world_size}")
     warnings = [line["message"] for line in lines if line.get("verbosity") in ("WARNING", "ERROR")]
-    facts += [f"status.json: {_one_line(message)}" for message in warnings[-_NAMED:]]
+    facts += [f"status.json: {_one_line(message)}" for message in warnings[-_EXAMPLES:]]
     if attempt and (logs := attempt_folder(folder, attempt)).is_dir():
         facts.append(f"logs: {logs}")
     return facts
@@ -225,7 +225,7 @@ def _task_folder(run: Path) -> Path:
     result = [p.parent for p in run.glob("*/status.json") if (p.parent / "accounts.jsonl").exists()]
     if not result:
         hint = "Give the results_dir of a run, or its distill or train folder."
-        raise DataError("no run has begun here", where=str(run), hint=hint)
+        raise DataError("no run has started here", where=str(run), hint=hint)
     return max(result, key=lambda folder: (folder / "status.json").stat().st_mtime)
 
 

@@ -1,4 +1,4 @@
-"""``radioplat show data``: the first global batches of a run, as its workers will get them, on one page."""
+"""``radioplat show data``: an HTML page of the first global batches that a run's workers would get."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _COLOURS = ("#2563c9", "#d9622b", "#2a8f5b", "#8a4fbf", "#b8860b", "#c2375a", "#
 
 
 def show_data(spec: Spec, batches: int = 2) -> Path:
-    """Write ``results_dir/show/data.html`` with the first ``batches`` global batches of the run that ``spec`` asks for.
+    """Write ``results_dir/show/data.html`` with the first ``batches`` global batches of the run of ``spec``.
 
-    Order, views and faults come from the run's own code: what is shown is what would reach backward.
+    Order, views and faults are computed by the same code as in the run.
 
     Raises:
-        SpecError, DataError: as the run itself would, before it starts.
+        SpecError, DataError: as the run before it starts.
     """
     folder = TaskFolder(spec.results_dir, "show")
     return log_task(folder, "show", to_yaml(spec), lambda: _show(spec, folder.path, max(1, batches)))
@@ -60,11 +60,11 @@ def _show(spec: Spec, folder: Path, batches: int) -> Path:
         f"{batches} of {run.total_steps} global batches, {spec.global_batch_size} samples each in {run.micro_batches} "
         "micro-batches, before any worker starts",
         *(f"view {name}: {seen_by}" for name, seen_by in page.seen_by.items()),
-        "outlines on a source show where each view was cut; what a mask hides is tinted",
+        "outlines on a source show the area of each view; masked areas are tinted",
     ]
     if page.left_out:
-        notes.append(f"{page.left_out} more samples are not drawn; the page holds {MOST}")
-    title = f"What {run.task} learns from first"
+        notes.append(f"{page.left_out} more samples are not drawn; the page has at most {MOST}")
+    title = f"First batches of {run.task}"
     rejects = _rejects(data)
     template = "show_data.html.j2"
     return write_page(
@@ -87,18 +87,18 @@ class _Page:
         self._drawn = self.left_out = 0
         names = [view.name for view in run.views]
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-        who = {name: ["student"] if name == run.student_view else [] for name in names}
+        viewers = {name: ["student"] if name == run.student_view else [] for name in names}
         for teacher in run.teachers:
-            who[teacher.view].append(teacher.name)
+            viewers[teacher.view].append(teacher.name)
         if run.spec.distill.mesa.weight:
-            who[average_view(run.spec, run.spec.distill.mesa.view)].append("MESA")
-        self.seen_by = {name: ", ".join(models) for name, models in who.items()}
+            viewers[average_view(run.spec, run.spec.distill.mesa.view)].append("MESA")
+        self.seen_by = {name: ", ".join(models) for name, models in viewers.items()}
 
     def micro_batches(self, loaded: Iterator[Batch]) -> Iterator[dict[str, Any]]:
-        """The next global batch of ``loaded``."""
+        """Yield the drawn micro-batches of the next global batch of ``loaded``."""
         for number, batch in enumerate(islice(loaded, self._run.micro_batches)):
-            room = max(0, MOST - self._drawn)
-            samples = [self._sample(batch, i) for i in range(min(len(batch), room))]
+            count = min(len(batch), max(0, MOST - self._drawn))
+            samples = [self._sample(batch, i) for i in range(count)]
             self._drawn += len(samples)
             self.left_out += len(batch) - len(samples)
             if samples:
@@ -141,7 +141,7 @@ class _Page:
         }
 
     def _source(self, batch: Batch, i: int, row: int) -> bytes | None:
-        """The source with the outline of each view on it; None where it cannot be read."""
+        """Draw the source with the outline of each view; None if it cannot be read."""
         try:
             source = decode_rgb(self._fetch.bytes_of(row), max_pixels=self._run.spec.dataset.max_pixels)
         except BadSample:
@@ -157,14 +157,14 @@ class _Page:
 
 
 def outline(homography: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Where the corners of a view lie in its source: float64 ``[4, 2]``, x and y in source pixels, clockwise."""
+    """Return the corners of a view in its source: float64 ``[4, 2]``, x and y in source pixels, clockwise."""
     corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
     mapped = corners @ homography.astype(np.float64).T
     return mapped[:, :2] / mapped[:, 2:]
 
 
 def _rejects(data: RunData) -> list[tuple[str, int, str]]:
-    """Reason, count and a few names: what the filters rejected, and what the scan could not use."""
+    """Return reason, count and examples of samples rejected by filters or unusable in the scan."""
     index, rejects = data.index, []
     for reason, count in zip(*np.unique(data.reasons[data.reasons != ""].astype(str), return_counts=True), strict=True):
         rows = np.flatnonzero(data.reasons == reason)[:EXAMPLES]

@@ -1,4 +1,4 @@
-"""A diagnosis in the terminal."""
+"""Terminal output of ``diagnose``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from radioplat.tasks.inspect.diagnose import Diagnosis
 
 
 def show(diagnosis: Diagnosis) -> None:
-    """The cause in one line, then what shows it, what to do, and where the time went."""
+    """Print the cause, the evidence, the advice and the tables of goodput."""
     terminal.say(diagnosis.cause)
     for line in diagnosis.evidence:
         terminal.say(f"  {line}")

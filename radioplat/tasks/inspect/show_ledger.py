@@ -1,4 +1,4 @@
-"""``radioplat ledger`` in the terminal."""
+"""Terminal output of ``radioplat ledger``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show(proofs: dict[Path, Proof]) -> None:
         for finding in proof.examples:
             terminal.say(f"  {finding}")
         if proof.holds:
-            terminal.say(f"every one of the {proof.expected} expected samples was seen exactly once")
+            terminal.say(f"all {proof.expected} expected samples were seen exactly once")
     failed = [
         Problem(
             f"the ledger does not prove exactly-once: {proof.missing} missing, {proof.repeated} repeated, "
@@ -39,12 +39,12 @@ def show(proofs: dict[Path, Proof]) -> None:
 def _rows(proof: Proof) -> list[list[str]]:
     began = ", ".join(f"attempt {number}: steps {start} to {stop}" for number, start, stop in proof.attempts)
     rows = [
-        ["expected", str(proof.expected), "what the order has in these steps"],
+        ["expected", str(proof.expected), "samples of the order in these steps"],
         ["seen", str(proof.consumed), began],
-        ["missing", str(proof.missing), "expected, not seen at their place"],
+        ["missing", str(proof.missing), "expected, not seen at their position"],
         ["repeated", str(proof.repeated), "seen again"],
-        ["misplaced", str(proof.misplaced), "not what the order has at that place"],
-        ["replayed", str(proof.replayed), "of steps that were run again or left behind"],
+        ["misplaced", str(proof.misplaced), "different from the order at that position"],
+        ["replayed", str(proof.replayed), "of steps that were repeated or abandoned"],
     ]
     if proof.before:
         rows.append(["before", str(proof.before), f"of steps before {proof.first_step}, under another order"])

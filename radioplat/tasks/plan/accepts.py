@@ -1,8 +1,8 @@
-"""The tasks that accept a student as it is, and the reasons of others to refuse it; by its structure alone."""
+"""The tasks that accept a student, and the reasons of others to refuse it, by its architecture alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -26,7 +26,7 @@ class TaskLine:
     """One task: whether it accepts the student, with details or the reason.
 
     Attributes:
-        accepted: None where its structure alone does not tell.
+        accepted: None if the architecture alone does not decide.
     """
 
     task: str
@@ -34,18 +34,18 @@ class TaskLine:
     detail: str
 
 
-class _No(Exception):
-    """The reason of a refusal."""
+class _Refusal(Exception):
+    """The reason why a task refuses the student."""
 
 
 def accepted_tasks(architecture: StudentArchitecture) -> list[TaskLine]:
-    """A line a task, for a student of ``architecture`` at its own size; nothing is computed, no weights are read."""
+    """Return a line for each task, for a student of ``architecture``; nothing is computed and no weights are read."""
     student = build_on_meta(architecture)
-    ways: dict[str, Callable[[Student], str]] = {
+    checks: dict[str, Callable[[Student], str]] = {
         "classification": _classification,
         "kNN, linear probe": lambda _: "on its summary, frozen",
-        "segmentation": _segmentation,
-        "change": _change,
+        "segmentation": lambda s: f"a decoder on its frozen map of {_grid(s)} cells (evaluate.segmentation)",
+        "change": lambda s: f"a decoder on the difference of two maps of {_grid(s)} cells (evaluate.change)",
         "detection": _detection,
         "prune": _prune,
         "low_rank": _low_rank,
@@ -53,103 +53,92 @@ def accepted_tasks(architecture: StudentArchitecture) -> list[TaskLine]:
         **{f"export {form.value}": _format(form) for form in ExportFormat},
         "engine": _engine,
     }
-    return list(_lines(student, ways))
-
-
-def _lines(student: Student, ways: dict[str, Callable[[Student], str]]) -> Iterator[TaskLine]:
-    for task, way in ways.items():
+    lines = []
+    for task, check in checks.items():
         try:
-            yield TaskLine(task, None if way is _prune else True, way(student))
-        except _No as why:
-            yield TaskLine(task, False, str(why))
+            lines.append(TaskLine(task, None if check is _prune else True, check(student)))
+        except _Refusal as reason:
+            lines.append(TaskLine(task, False, str(reason)))
         except RadioplatError as error:
-            yield TaskLine(task, False, "; ".join(p.message for p in error.problems))
+            lines.append(TaskLine(task, False, "; ".join(p.message for p in error.problems)))
+    return lines
 
 
 def _classification(student: Student) -> str:
     if student.architecture.num_classes:
         return f"classifies {student.architecture.num_classes} classes by itself; `train` from its checkpoint"
-    build_on_meta(replace(student.architecture, num_classes=2))  # raises where it has no place for a classifier
+    build_on_meta(replace(student.architecture, num_classes=2))  # raises if it cannot have a classifier
     return "a classifier by `train` from its checkpoint, or with distill.alpha"
 
 
-def _segmentation(student: Student) -> str:
-    rows, columns = _grid(student)
-    return f"a decoder on its frozen map of {rows} x {columns} cells (evaluate.segmentation)"
-
-
-def _change(student: Student) -> str:
-    rows, columns = _grid(student)
-    return f"a decoder on the difference of two maps of {rows} x {columns} cells (evaluate.change)"
-
-
-def _grid(student: Student) -> tuple[int, int]:
+def _grid(student: Student) -> str:
     size = student.architecture.img_size
     spatial = probe(student.backbone, size, frozenset({"spatial"}), "dataset.img_size").spatial
     assert spatial is not None
     rows, columns = spatial.shape[1:3]
     if rows * columns == 1:
-        raise _No(f"of an image of {size} pixels its map is one cell, which tells no places apart")
-    return rows, columns
+        raise _Refusal(f"of an image of {size} pixels its map has only one cell")
+    return f"{rows} x {columns}"
 
 
 def _detection(student: Student) -> str:
     if student.architecture.quantized is not None:
-        raise _No("it is quantized: a detector is built on it before")
+        raise _Refusal("it is quantized; build the detector on the student from before")
     try:
         pyramid = Pyramid(student.backbone, _WHERE)
     except RadioplatError:
         raise
-    except Exception as error:  # models fail on a size by whatever their layers raise
+    except Exception as error:  # layers raise errors of any type for a wrong size
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise _No(f"its maps cannot be computed: {reason}") from None
+        raise _Refusal(f"its maps cannot be computed: {reason}") from None
     size, last = student.architecture.img_size, pyramid.strides[-1]
     if find_spec("transformers") is None:
-        raise _No("RT-DETR and DINO need transformers: pip install 'radioplat[hf]'")
+        raise _Refusal("RT-DETR and DINO need transformers: pip install 'radioplat[hf]'")
     detail = f"RT-DETR and DINO on maps of strides {', '.join(map(str, pyramid.strides))}"
     return detail if size % last == 0 else f"{detail}, of images whose sides are multiples of {last}"
 
 
 def _prune(student: Student) -> str:
     require_plain(student.architecture)
-    return "tried, on weights of its form, where the spec has a section prune"
+    return "checked with random weights if the spec has a section prune"
 
 
 def _low_rank(student: Student) -> str:
     if student.architecture.quantized is not None:
-        raise _No("a quantized student cannot be decomposed")
+        raise _Refusal("a quantized student cannot be decomposed")
     if not (count := sum(splittable(m) for m in student.backbone.modules())):
-        raise _No("it has no linear layer and no 1x1 convolution")
+        raise _Refusal("it has no linear layer and no 1x1 convolution")
     return f"{count} linear layers and 1x1 convolutions"
 
 
 def _quantize(student: Student) -> str:
     if student.architecture.quantized is not None:
-        raise _No("this student is quantized already; `distill` or `train` from its checkpoint trains it so")
+        raise _Refusal(
+            "this student is quantized already; `distill` or `train` from its checkpoint keeps its quantizers"
+        )
     if not (count := sum(isinstance(m, KINDS) and can_be_quantized(m) for m in student.backbone.modules())):
-        raise _No("none of its layers has a quantized form")
+        raise _Refusal("none of its layers has a quantized form")
     return f"{count} layers of the backbone"
 
 
 def _format(form: ExportFormat) -> Callable[[Student], str]:
     details = {
-        ExportFormat.onnx: "one file, its heads where export.adaptors names them",
+        ExportFormat.onnx: "one file, with the heads in export.adaptors",
         ExportFormat.radio: "torch.hub.load('NVlabs/RADIO', ...) reads it",
         ExportFormat.hf: "transformers.AutoModel reads it",
         ExportFormat.timm: "timm.create_model reads it",
         ExportFormat.safetensors: "one file",
     }
 
-    def way(student: Student) -> str:
-        """See :func:`radioplat.exporting.weights.export.format_problems`."""
+    def check(student: Student) -> str:
         if problems := format_problems(student, form, []):
-            raise _No("; ".join(problem.message for problem in problems))
+            raise _Refusal("; ".join(problem.message for problem in problems))
         return details[form]
 
-    return way
+    return check
 
 
 def _engine(student: Student) -> str:
     if problems := format_problems(student, ExportFormat.onnx, []):
-        raise _No("; ".join(problem.message for problem in problems))
+        raise _Refusal("; ".join(problem.message for problem in problems))
     return "from its ONNX file, by gen_trt_engine"

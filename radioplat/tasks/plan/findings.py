@@ -1,4 +1,4 @@
-"""Result of `plan`: problems, warnings, and a line for each model, source and fact."""
+"""Result of ``plan``: problems, warnings, and a line for each model, source and fact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radioplat.tasks.plan.accepts import TaskLine
 
 @dataclass(frozen=True)
 class ModelLine:
-    """One model: parameters, what its weights (and optimizer) take in bytes, where it runs."""
+    """One model: parameters, bytes of its weights (and optimizer), where it runs."""
 
     name: str
     role: str
@@ -22,7 +22,7 @@ class ModelLine:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One source: images indexed and kept, its share of the mixture and what that means in an epoch."""
+    """One source: images indexed and kept, its share of the mixture, and its samples in an epoch."""
 
     path: str
     images: int
@@ -34,12 +34,12 @@ class SourceLine:
 
 @dataclass
 class Plan:
-    """Result of `plan`.
+    """Result of ``plan``.
 
     Attributes:
-        problems: what must be mended; empty if the run can start.
-        warnings: what is odd but runs.
-        tasks: which take the student that will be trained.
+        problems: reasons why the run cannot start; empty if it can.
+        warnings: unusual settings that do not prevent a start.
+        tasks: tasks that accept or refuse the trained student.
     """
 
     problems: list[Problem] = field(default_factory=list)

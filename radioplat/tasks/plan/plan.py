@@ -1,4 +1,4 @@
-"""``radioplat plan``: every step before a start, taken without starting, and the models and sources in tables."""
+"""``radioplat plan``: take all steps before a start, without starting, and list models and sources."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
     """Take the steps before a start of ``spec``; problems are returned, not raised.
 
     Args:
-        task: ``distill``, ``train`` or, for the training of ``quantize.mode: qat``, ``quantize``; default: what the
-            spec is for.
+        task: ``distill``, ``train`` or, for the training of ``quantize.mode: qat``, ``quantize``; default: the task
+            that the spec describes.
     """
     chosen, why = (task, "") if task else next_task(spec)
     try:
@@ -60,13 +60,13 @@ def _source_lines(preflight: Preflight) -> Iterator[SourceLine]:
 
 
 def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
-    """The student and each teacher: parameters, memory, and the processes that run it."""
-    spec, models, there = preflight.spec, preflight.models, preflight.resources
-    if models is None or there is None:
+    """Yield a line for the student and each teacher: parameters, memory, and the processes that run it."""
+    spec, models, resources = preflight.spec, preflight.models, preflight.resources
+    if models is None or resources is None:
         return
     fewest, most = spec.worker_bounds
     count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    device, role, parameters = "GPU" if there.gpus else "CPU", "student and heads", models.student_parameters
+    device, role, parameters = "GPU" if resources.gpus else "CPU", "student and heads", models.student_parameters
     if preflight.detector is not None:
         role = "detector"
         parameters = sum(parameter.numel() for parameter in Detector(preflight.detector).parameters())
@@ -75,7 +75,7 @@ def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
         "student",
         role,
         parameters,
-        parameter_bytes(spec.train, fewest).of(parameters),  # with the fewest workers each holds the most
+        parameter_bytes(spec.train, fewest).of(parameters),  # fewest workers need the most memory each
         f"{count} {device} worker(s)" if preflight.on_ray else f"this process, {device}",
         f"{spec.train.precision.value}, ZeRO-{zero_stage(spec.train)}{on_host}, stride {models.student_stride}",
     )
@@ -83,15 +83,15 @@ def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
         if teacher.inside:
             yield _inner_teacher(spec, models, teacher)
         else:
-            yield _outer_teacher(models, teacher, there, preflight.on_ray)
+            yield _outer_teacher(models, teacher, resources, preflight.on_ray)
     if spec.distill.mesa.weight and not any(teacher.source is Source.ema for teacher in models.teachers):
         size = backbone_parameters(models)
         yield ModelLine("mesa", ROLES[Source.ema], size, size * _weight_bytes(spec), "inside each worker", "spatial")
 
 
-def _outer_teacher(models: Models, teacher: ResolvedTeacher, there: Resources, on_ray: bool) -> ModelLine:
+def _outer_teacher(models: Models, teacher: ResolvedTeacher, resources: Resources, on_ray: bool) -> ModelLine:
     info, service = models.infos[teacher.name], teacher.service
-    size = 2 if "16" in str(compute_dtype(service.precision, there.device)) else 4
+    size = 2 if "16" in str(compute_dtype(service.precision, resources.device)) else 4
     inline = not on_ray or service.placement.value == "inline"
     rows, columns = models.grids[teacher.name]
     detail = f"{'+'.join(sorted(teacher.wanted))} at {_pixels(teacher)} px, map {info.grid[0]}x{info.grid[1]} "
@@ -102,12 +102,12 @@ def _outer_teacher(models: Models, teacher: ResolvedTeacher, there: Resources, o
 
 
 def _inner_teacher(spec: Spec, models: Models, teacher: ResolvedTeacher) -> ModelLine:
-    """The line of a teacher inside the student's module; every worker has a copy of it."""
+    """Return the line of a teacher inside the student's module, of which every worker has a copy."""
     info = models.infos[teacher.name]
     size = info.parameters * _weight_bytes(spec)
     detail = "+".join(sorted(teacher.wanted))
     if teacher.source is Source.peer:
-        size = parameter_bytes(spec.train, spec.worker_bounds[0]).of(info.parameters)  # it trains as the student does
+        size = parameter_bytes(spec.train, spec.worker_bounds[0]).of(info.parameters)  # it is trained like the student
         detail += f" at {teacher.view_size} px, trains with the student; {info.needs}"
     elif teacher.source is Source.ema:
         detail += " of another crop" if teacher.view == AVERAGE else " of the student's view"
@@ -128,5 +128,5 @@ def _pixels(teacher: ResolvedTeacher) -> str:
     if teacher.mosaic > 1:
         return f"{teacher.input_size} ({teacher.mosaic} x {teacher.mosaic} of the student's images)"
     if teacher.upsample_factor > 1 and not teacher.sizes:
-        return f"{teacher.view_size} (the whole at {teacher.input_size}, and {teacher.upsample_factor**2} tiles)"
+        return f"{teacher.view_size} (the image at {teacher.input_size}, and {teacher.upsample_factor**2} tiles)"
     return ", ".join(f"{size} ({chance:.0%})" for size, chance in teacher.sizes) or str(teacher.input_size)

@@ -1,4 +1,4 @@
-"""Which run ``plan`` plans: the task, and the spec that the run of that task has."""
+"""The run that ``plan`` plans: its task and its spec."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ TASKS = (*COMMANDS, "quantize")
 
 
 def next_task(spec: Spec) -> tuple[str, str]:
-    """The task that a spec is for, and why where it is not a distillation: in words, with the way to another."""
+    """Return the task that a spec describes, and the reason if it is not a distillation."""
     if spec.quantize.mode is QuantizeMode.qat and _student(spec) is not None:
-        why = f"quantize.mode is qat, and {_student(spec)} is there to be quantized"
+        why = f"quantize.mode is qat, and there is a checkpoint, {_student(spec)}"
         return "quantize", f"quantize: {why}; --task distill plans the run before it"
     if not spec.distill.teacher and not training_task(spec).has_labels(spec):
-        return command_with(teachers=True), ""  # which reports that there are none
+        return command_with(teachers=True), ""  # reports the missing teachers
     command = command_of(spec)
     return command, "" if is_taught(command) else f"{command}: the spec has labels and no teachers"
 
 
 def trained_by(spec: Spec, task: str) -> tuple[Spec, str, Path, list[str]]:
-    """The spec of the run that ``task`` starts, the run's own task and folder, and notes on fields that it leaves out.
+    """Return the spec of the run that ``task`` starts, the run's task and folder, and notes on ignored fields.
 
-    That of ``quantize`` is the training of ``quantize.mode: qat``. It is planned from the quantized student where there
-    is one, else from the one to be quantized, which has the same layers.
+    The run of ``quantize`` is the training of ``quantize.mode: qat``. It is planned from the quantized student if there
+    is one, else from the student to quantize, which has the same layers.
 
     Raises:
-        SpecError: ``quantize`` trains nothing, or contradicts itself.
-        EngineError: there is no student that it could quantize.
+        SpecError: ``quantize`` has no training, or its fields contradict each other.
+        EngineError: there is no student to quantize.
     """
     if task != "quantize":
         return spec, task, task_folder(spec, task), []
@@ -43,7 +43,7 @@ def trained_by(spec: Spec, task: str) -> tuple[Spec, str, Path, list[str]]:
         raise SpecError(*problems)
     if spec.quantize.mode is not QuantizeMode.qat:
         hint = "Set it to qat to plan that training."
-        raise SpecError("quantizing after training starts no run", where="quantize.mode", hint=hint)
+        raise SpecError("post-training quantization starts no run", where="quantize.mode", hint=hint)
     quantized = task_folder(spec, "quantize") / MODEL
     start = quantized if quantized.exists() else _find(spec)
     folder = Path(spec.quantize.qat.results_dir or Path(spec.results_dir) / "qat")

@@ -1,4 +1,4 @@
-"""A plan in the terminal."""
+"""Terminal output of ``plan``."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def show(plan: Plan) -> None:
     if plan.tasks:
         words = {True: "yes", False: "no", None: "not tried"}
         rows = [[line.task, words[line.accepted], line.detail] for line in plan.tasks]
-        terminal.show_table("what takes the student", ["task", "", ""], rows)
+        terminal.show_table("tasks that accept the student", ["task", "", ""], rows)
     for name, fact in plan.facts.items():
         terminal.say(f"{name}: {fact}")
     for warning in plan.warnings:
         terminal.say(f"warning: {warning}")
     if plan.problems:
         raise SpecError(*plan.problems)
-    terminal.say("nothing stands in the way of this run")
+    terminal.say("this run can start")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.teachers.check_result import CheckResult, TeacherFindings
 from radioplat.teachers.base.teacher import FrozenTeacher, describe, spec_mismatches
 
-IMAGES, SHOWN = 200, 4
+IMAGES, SHOWN, BATCH = 200, 4, 8
 NORMS = {
     "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -29,9 +29,7 @@ KNOWN_SCALES = {"siglip": 1.84, "dinov2": 1.35, "sam": 5.47, "dfn": 0.029}
 _DEAD, _SURE = 1e-4, 3.0
 
 
-def check_teachers(
-    spec: str | Path | dict | Spec, overrides: Sequence[str] = (), progress: Callable[[str], None] | None = None
-) -> CheckResult:
+def check_teachers(spec: str | Path | dict | Spec, overrides: Sequence[str] = ()) -> CheckResult:
     """Run up to 200 training images through each teacher of ``spec``; write ``teachers_check/report.html``.
 
     Raises:
@@ -44,12 +42,7 @@ def check_teachers(
     if not teachers:
         raise SpecError("at least one teacher with weights is needed", where="distill.teacher")
     images = sample_images(spec, {t.view_size for t in teachers}, IMAGES)
-    findings = []
-    for teacher in teachers:
-        if progress:
-            progress(teacher.name)
-        findings.append(check_teacher(teacher, images[teacher.view_size]))
-    result = CheckResult(findings)
+    result = CheckResult([check_teacher(teacher, images[teacher.view_size]) for teacher in teachers])
     result.report = write(spec, result)
     return result
 
@@ -70,16 +63,16 @@ def check_teacher(teacher: ResolvedTeacher, images: np.ndarray) -> TeacherFindin
     return findings
 
 
-def _features(model: FrozenTeacher, images: np.ndarray, batch: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+def _features(model: FrozenTeacher, images: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     both = frozenset({"summary", "spatial"})
-    parts = [model(torch.tensor(images[i : i + batch]), both) for i in range(0, len(images), batch)]
+    parts = [model(torch.tensor(images[i : i + BATCH]), both) for i in range(0, len(images), BATCH)]
     return torch.cat([p.summary.float().cpu() for p in parts]), torch.cat([p.spatial.float().cpu() for p in parts])
 
 
 def _statistics(
     findings: TeacherFindings, teacher: ResolvedTeacher, summary: torch.Tensor, spatial: torch.Tensor
 ) -> None:
-    """Report dead channels, scale, and a summary or a map that is the same for every image."""
+    """Report dead channels, an unusual scale, and a summary or a map that is the same for every image."""
     if not (bool(torch.isfinite(summary).all()) and bool(torch.isfinite(spatial).all())):
         findings.flags.append("features are not finite; try teachers.<name>.precision: fp32")
         return

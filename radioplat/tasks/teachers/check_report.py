@@ -33,12 +33,12 @@ def write(spec: Spec, result: CheckResult) -> Path:
 
 def tables(result: CheckResult) -> list[Table]:
     """Return tables of flags, measures and normalisations."""
-    flags = [[t.name, flag] for t in result.teachers for flag in t.flags or ["nothing looks wrong"]]
+    flags = [[t.name, flag] for t in result.teachers for flag in t.flags or ["no problem found"]]
     facts = [[t.name, name, value] for t in result.teachers for name, value in t.facts.items()]
     norms = [[t.name, name, value] for t in result.teachers for name, value in t.agreement.items()]
-    rule = "How much nearer an image lies to its own mirror image than to the nearest other image; more is better."
+    rule = "Similarity of an image to its own mirror image minus that to the most similar other one; more is better."
     return [
-        Table(["teacher", "finding"], flags, title="What looks wrong"),
+        Table(["teacher", "finding"], flags, title="Problems"),
         Table(["teacher", "measure", "value"], facts, title="Features"),
         Table(["teacher", "normalisation", "agreement"], norms, title="Normalisation", note=rule),
     ]

@@ -22,11 +22,11 @@ from radioplat.spec.schema.root import Spec
 
 @dataclass(frozen=True)
 class Photographs:
-    """Images of one size.
+    """Images of one size, for training and evaluation.
 
     Attributes:
         training, held_out: disjoint if both come from one split.
-        seed: of the order of training images.
+        seed: for the order of training images.
     """
 
     training: Images
@@ -35,10 +35,10 @@ class Photographs:
     seed: int
 
     def steps(self, count: int, batch_size: int) -> Iterator[torch.Tensor]:
-        """``count`` batches, uint8 ``[B, 3, size, size]``: one seeded pass after the other.
+        """Yield ``count`` training batches, uint8 ``[B, 3, size, size]``, in passes of seeded order.
 
         Raises:
-            DataError: none of a batch can be decoded.
+            DataError: no image of a batch can be decoded.
         """
         rows, wanted = self.training.rows, count * batch_size
         passes = [
@@ -48,17 +48,17 @@ class Photographs:
         yield from self._pixels(Images(order, self.training.reader, batch_size, self.training.threads))
 
     def held_out_batches(self, batch_size: int) -> Iterator[torch.Tensor]:
-        """Return the held-out images, uint8 ``[B, 3, size, size]``."""
+        """Yield the held-out images, uint8 ``[B, 3, size, size]``."""
         yield from self._pixels(Images(self.held_out.rows, self.held_out.reader, batch_size, self.held_out.threads))
 
     def _pixels(self, images: Images) -> Iterator[torch.Tensor]:
         for batch in images.batches():
-            alive = batch.weight > 0
-            if not alive.any():
+            decoded = batch.weight > 0
+            if not decoded.any():
                 raise DataError(
-                    f"none of {len(alive)} images can be decoded", where="dataset", hint=_first(batch.faults)
+                    f"none of {len(decoded)} images can be decoded", where="dataset", hint=_first(batch.faults)
                 )
-            yield torch.from_numpy(np.ascontiguousarray(batch.views[str(self.size)].pixels[alive]))
+            yield torch.from_numpy(np.ascontiguousarray(batch.views[str(self.size)].pixels[decoded]))
 
 
 def open_photographs(spec: Spec, size: int, held_out: int, seed: int) -> Photographs:
@@ -77,7 +77,7 @@ def open_photographs(spec: Spec, size: int, held_out: int, seed: int) -> Photogr
         rows = np.setdiff1d(rows, held_out_rows)
     for chosen, name in ((rows, "train_dataset"), (held_out_rows, "val_dataset")):
         if not len(chosen):
-            raise DataError("there is no image here to use", where=f"dataset.{name}")
+            raise DataError("there are no usable images", where=f"dataset.{name}")
     threads = decode_threads(dataset.workers)
     return Photographs(Images(rows, reader, 1, threads), Images(held_out_rows, held_out_reader, 1, threads), size, seed)
 

@@ -1,4 +1,4 @@
-"""A trained upsampler in the terminal."""
+"""Terminal output of ``train_upsampler``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task ``train_upsampler``: FeatSharp for one teacher, in this process."""
+"""The task ``train_upsampler``: train FeatSharp for one teacher, in this process."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class UpsamplerResult:
 
     Attributes:
         path: ``upsampler.safetensors``.
-        before, after: errors on held-out images; in each the upsampler's and bilinear upsampling's.
-        held_out: how many images they are measured on.
+        before, after: errors of FeatSharp and of bilinear upsampling on held-out images.
+        held_out: number of held-out images.
     """
 
     teacher: str
@@ -54,7 +54,7 @@ def train_upsampler(
     The same spec gives the same upsampler. A rerun starts from the beginning and replaces earlier results.
 
     Args:
-        progress: called with (steps done, steps in all).
+        progress: called with (steps done, number of steps).
 
     Raises:
         RadioplatError: invalid fields, no images, or weights that cannot be read.
@@ -101,7 +101,7 @@ def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] 
 
 
 def _teacher(spec: Spec) -> tuple[ResolvedTeacher, int]:
-    """The teacher without the upsampler that its entry may name already, and the factor."""
+    """Return the teacher without the upsampler that its entry may have, and the factor."""
     config = spec.train_upsampler
     teachers = resolve_teachers(spec)
     i = next(i for i, t in enumerate(teachers) if config.teacher in (None, t.name))

@@ -1,13 +1,14 @@
-"""The training of an upsampler: what it makes of an image must agree with what the backbone says of its views.
+"""Training of an upsampler by consistency between the upsampled map of an image and the maps of its views.
 
-With s the upsampler, f the frozen backbone, x an image, t a small movement and d a blur that is learned beside s::
+With s the upsampler, f the frozen backbone, x an image, t a small transformation and d a blur learned together with s::
 
     L = mean over x and t of  |d(t(s(x))) - f(t(x))|^2 / D
 
-in the normalised, de-biased space of the features: 1 is about what a constant answer costs. It is the multi-view
-consistency of FeatUp (Fu et al., ICLR 2024), as in FeatSharp (Ranzinger et al., 2025), by its squared error alone.
+in the normalised, de-biased space of the features, where a constant output has an error of about 1. It is the
+multi-view consistency of FeatUp (Fu et al., ICLR 2024), as in FeatSharp (Ranzinger et al., 2025), with the squared
+error only.
 
-Bilinear upsampling, which both are compared with, is given a blur of its own, trained on the same views.
+Bilinear upsampling, the baseline, has its own blur, trained on the same views.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from radioplat.tasks.train_upsampler.views import draw_views, sample_views
 from radioplat.teachers.base.teacher import FrozenTeacher
 from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp
 
-_BLUR_LR = 100.0  # times the learning rate: the blur has a few dozen weights, which must move from -6 to 0 and above
+_BLUR_LR = 100.0  # relative to the learning rate: the blur has few weights, which must change from -6 to 0 and above
 
 
 @dataclass
 class Consistency:
-    """Mean squared error between moved maps and maps of moved images, in units of the features' variance."""
+    """Mean squared error between transformed maps and maps of transformed images, relative to the feature variance."""
 
     featsharp: float
     bilinear: float
 
 
 class UpsamplerTraining(nn.Module):
-    """The upsampler, both blurs, and the frozen teacher that they learn from (no part of the module's state).
+    """The upsampler, both blurs, and the frozen teacher (not part of the module's state).
 
     Args:
-        teacher: without an upsampler of its own.
+        teacher: without an upsampler.
         model: on the teacher's device.
-        seed: of the views.
+        seed: for the views.
     """
 
     def __init__(self, teacher: FrozenTeacher, model: FeatSharp, config: TrainUpsamplerConfig, seed: int) -> None:
@@ -54,7 +55,7 @@ class UpsamplerTraining(nn.Module):
         self.blur, self.bilinear_blur = (BlurDownsampler(model.config.factor).to(model.mean.device) for _ in range(2))
 
     def fit(self, images: torch.Tensor) -> None:
-        """Measure the features' mean and scale on uint8 ``[N, 3, H, W]``."""
+        """Compute the features' mean and scale on uint8 ``[N, 3, H, W]``."""
         size = self._config.batch_size
         self.model.fit(torch.cat([self._coarse(self._fine(part)) for part in images.split(size)]))
 
@@ -77,7 +78,7 @@ class UpsamplerTraining(nn.Module):
         return torch.stack(ours).mean(), torch.stack(theirs).mean()
 
     def train_on(self, batches: Iterable[torch.Tensor]) -> Iterator[tuple[int, float, float]]:
-        """Take a step for each batch; yields (steps taken, loss, bilinear's loss).
+        """Take a step for each batch; yield (steps taken, loss, loss of bilinear upsampling).
 
         Raises:
             TrainingError: the loss is not finite.

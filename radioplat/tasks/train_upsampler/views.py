@@ -1,7 +1,7 @@
-"""Small movements of an image, applied to its pixels and to its features.
+"""Small transformations of an image, applied to its pixels and to its features.
 
 For multi-view consistency after FeatUp (Fu et al., ICLR 2024): views are padded by reflection, shifted, enlarged and
-mirrored. A view never shows more than the image itself, so pixels are enlarged and never downsampled.
+mirrored. A view is never larger than the image, so pixels are enlarged and never downsampled.
 """
 
 from __future__ import annotations

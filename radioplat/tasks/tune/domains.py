@@ -1,4 +1,4 @@
-"""What values a field may take: ``{loguniform: [1e-5, 1e-3]}`` and its kin."""
+"""Domains of search: the possible values of a spec field, for example ``{loguniform: [1e-5, 1e-3]}``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Domain:
     Attributes:
         path: of the field in the spec.
         kind: one of :data:`KINDS`.
-        values: low and high, both of them possible (of quniform the step, too), or everything there is to choose from.
-        when: other fields and what they must be; where they are not, the field stays as the spec has it.
+        values: low and high, both inclusive (for quniform also the step), or the list of choices.
+        when: conditions, values of other fields; if one is not met, the field keeps the spec's value.
     """
 
     path: str
@@ -33,11 +33,11 @@ class Domain:
 
     @property
     def listed(self) -> bool:
-        """Whether the values are told one by one."""
+        """Whether ``values`` is a list of choices."""
         return self.kind in _LISTED
 
     def draw(self, rng: np.random.Generator) -> Any:
-        """One value, all of them equally likely (of loguniform their logarithms)."""
+        """Draw a value, uniformly; for loguniform, uniformly in the logarithm."""
         if self.listed:
             return self.values[int(rng.integers(len(self.values)))]
         low, high = self.values[:2]
@@ -51,27 +51,24 @@ class Domain:
         return float(rng.uniform(low, high))
 
     def applies(self, value_of: Any) -> bool:
-        """Whether the conditions are met; ``value_of(path)`` is the value that another field has."""
-        return all(
-            str(_plain(value_of(path))) in [str(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
-            for path, wanted in self.when.items()
-        )
+        """Return whether the conditions are met; ``value_of(path)`` returns the value of another field."""
+        for path, wanted in self.when.items():
+            value = value_of(path)
+            if str(getattr(value, "value", value)) not in map(str, wanted if isinstance(wanted, list) else [wanted]):
+                return False
+        return True
 
 
-def _plain(value: Any) -> Any:
-    return getattr(value, "value", value)  # of an enum
-
-
-def read_domain(path: str, said: Any) -> Domain | list[Problem]:
-    """A domain as the file says it, or what is wrong with it."""
+def read_domain(path: str, entry: Any) -> Domain | list[Problem]:
+    """Read the domain of field ``path`` from its entry in the search space file; return the problems if it is wrong."""
     where = f"parameters.{path}"
-    said = said if isinstance(said, dict) else {}
-    kinds = [key for key in said if key != "when"]
+    entry = entry if isinstance(entry, dict) else {}
+    kinds = [key for key in entry if key != "when"]
     if len(kinds) != 1 or kinds[0] not in KINDS:
-        found = f", not {', '.join(map(str, kinds))}" if kinds else ""
+        unknown = f", not {', '.join(map(str, kinds))}" if kinds else ""
         hint = "For example {loguniform: [1e-5, 1e-3]} or {choice: [a, b]}."
-        return [Problem(f"one of {', '.join(KINDS)} is needed{found}", where, hint)]
-    kind, values, when = kinds[0], said[kinds[0]], said.get("when") or {}
+        return [Problem(f"one of {', '.join(KINDS)} is needed{unknown}", where, hint)]
+    kind, values, when = kinds[0], entry[kinds[0]], entry.get("when") or {}
     if not isinstance(when, dict):
         return [Problem("a mapping of fields to values is expected here", f"{where}.when")]
     if not isinstance(values, list):
@@ -84,7 +81,7 @@ def _problems(domain: Domain, where: str) -> Iterator[Problem]:
     values = domain.values
     if domain.listed:
         if not values:
-            yield Problem("there is nothing to choose from", where)
+            yield Problem("the list is empty", where)
         return
     count = 3 if domain.kind == "quniform" else 2
     if len(values) != count or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):

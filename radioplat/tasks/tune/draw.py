@@ -1,4 +1,4 @@
-"""Values for trials: drawn by number and seed, out of a grid, or asked of Optuna."""
+"""Values of trials: drawn by number and seed, taken from a grid, or suggested by Optuna."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from radioplat.tasks.tune.domains import Domain
 from radioplat.tasks.tune.space import Algorithm, TuneSpace
 
-ValueOf = Callable[[str], Any]  # of a field in the spec that all trials have in common
+ValueOf = Callable[[str], Any]  # value of a field in the common spec of all trials
 
 
-def drawn(space: TuneSpace, number: int, value_of: ValueOf) -> dict[str, Any]:
-    """The values of trial ``number`` by path: a function of the space, its seed and the number alone."""
+def draw_values(space: TuneSpace, number: int, value_of: ValueOf) -> dict[str, Any]:
+    """Return the values of trial ``number`` by path; they depend only on the space, its seed and the number."""
     rng = np.random.Generator(np.random.Philox(key=space.search.seed, counter=[0, 0, 0, number]))
     if space.search.algorithm is Algorithm.grid:
         points = grid(space, value_of)
@@ -25,7 +25,7 @@ def drawn(space: TuneSpace, number: int, value_of: ValueOf) -> dict[str, Any]:
 
 
 def grid(space: TuneSpace, value_of: ValueOf) -> list[dict[str, Any]]:
-    """Every combination of the values that are listed, the last field fastest; conditions leave out what is moot."""
+    """Return all combinations of listed values, the last field fastest, without fields whose conditions are false."""
     points: list[dict[str, Any]] = [{}]
     for domain in space.domains:
         if domain.listed:
@@ -39,7 +39,7 @@ def grid(space: TuneSpace, value_of: ValueOf) -> list[dict[str, Any]]:
 
 
 def define_by_run(space: TuneSpace, value_of: ValueOf) -> Callable[[Any], None]:
-    """The space as Optuna asks for it. What is listed are JSON texts there; see :func:`decoded`."""
+    """Return the space as Optuna's define-by-run function. Choices are JSON texts there; see :func:`decoded`."""
 
     def define(trial: Any) -> None:
         def suggest(domain: Domain) -> Any:
@@ -57,20 +57,20 @@ def define_by_run(space: TuneSpace, value_of: ValueOf) -> Callable[[Any], None]:
 
 
 def decoded(space: TuneSpace, config: dict[str, Any]) -> dict[str, Any]:
-    """What Optuna chose, by path."""
+    """Return the values that Optuna suggested, by path."""
     listed = {domain.path for domain in space.domains if domain.listed}
     return {path: json.loads(value) if path in listed else value for path, value in config.items()}
 
 
 def encoded(space: TuneSpace, values: dict[str, Any]) -> dict[str, Any]:
-    """Values as Optuna holds them."""
+    """Return values in Optuna's form."""
     listed = {domain.path for domain in space.domains if domain.listed}
     return {path: json.dumps(value) if path in listed else value for path, value in values.items()}
 
 
 def _walk(domains: list[Domain], value_of: ValueOf, choose: Callable[[Domain], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for domain in domains:
-        if domain.applies(lambda path: found[path] if path in found else value_of(path)):
-            found[domain.path] = choose(domain)
-    return found
+        if domain.applies(lambda path: values[path] if path in values else value_of(path)):
+            values[domain.path] = choose(domain)
+    return values

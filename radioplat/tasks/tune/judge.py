@@ -16,33 +16,33 @@ from radioplat.tasks.tune.space import COSTS, TuneSpace
 
 
 def judge(spec: Spec, checkpoint: Path, folder: Path, space: TuneSpace) -> dict[str, float]:
-    """Measure the objectives of ``space`` of the student in ``checkpoint``; costs other than latency always.
+    """Measure the objectives of ``space`` for the student in ``checkpoint``, and all costs other than latency.
 
     Args:
         folder: where the evaluation writes.
 
     Raises:
-        RadioplatError: one of them cannot be measured of this student.
+        RadioplatError: one of them cannot be measured for this student.
     """
     wanted = set(space.modes)
     student = load_student(checkpoint)
     cost = cost_of(student.backbone, student.architecture.img_size, timed="latency" in wanted)
-    found: dict[str, float] = {"params": cost.params, "macs": cost.macs, "bytes": weight_bytes(student)}
+    values: dict[str, float] = {"params": cost.params, "macs": cost.macs, "bytes": weight_bytes(student)}
     if cost.latency is not None:
-        found["latency"] = cost.latency
+        values["latency"] = cost.latency
     if wanted - COSTS.keys():
-        asked = measuring_spec(spec, space.own_metrics)
-        if spec.wandb.enable:  # the figures and the picture of the features go into the trial's run
-            asked.wandb.enable, asked.evaluate.pictures = True, spec.evaluate.pictures
-        found |= measure(asked, checkpoint, folder)
-    if missing := sorted(wanted - found.keys()):
-        message = f"nothing is known of {', '.join(missing)}"
+        measuring = measuring_spec(spec, space.own_metrics)
+        if spec.wandb.enable:  # figures and pictures are logged in the trial's W&B run
+            measuring.wandb.enable, measuring.evaluate.pictures = True, spec.evaluate.pictures
+        values |= measure(measuring, checkpoint, folder)
+    if missing := sorted(wanted - values.keys()):
+        message = f"not measured: {', '.join(missing)}"
         raise RadioplatError(message, where="objectives", hint=f"{objective_needs()}.")
-    return found
+    return values
 
 
 def weight_bytes(student: Student) -> int:
-    """Of the backbone's weights and scales: 4 for a float, what its format takes for a quantized one."""
+    """Return the size of the backbone's weights and scales: 4 bytes a float, the format's bits a quantized weight."""
     names = {name.removeprefix("backbone."): q for name, q in quantizers(student).items()}
     bits = {
         name.removesuffix("_quantizer").removesuffix(".weight") + ".weight": quantizer.format.bits

@@ -1,4 +1,4 @@
-"""Which trials no other beats in everything, which of them is taken, and the picture."""
+"""Pareto front of trials, the choice of one trial, and a picture."""
 
 from __future__ import annotations
 
@@ -6,45 +6,41 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from radioplat.tasks.tune.record import State, TrialRecord
 
 
-def beats(a: Mapping[str, float], b: Mapping[str, float], modes: Mapping[str, str]) -> bool:
-    """Whether ``a`` is nowhere worse than ``b`` and somewhere better; ``modes``: max or min by metric."""
-    ours, theirs = ([_cost(m, modes[name], name) for name in modes] for m in (a, b))
-    return all(x <= y for x, y in zip(ours, theirs, strict=True)) and ours != theirs
+def dominates(a: Mapping[str, float], b: Mapping[str, float], modes: Mapping[str, str]) -> bool:
+    """Return whether ``a`` dominates ``b``: not worse in any metric, better in one; ``modes``: max or min by metric."""
+    costs, others = (_costs(metrics, modes) for metrics in (a, b))
+    return all(x <= y for x, y in zip(costs, others, strict=True)) and costs != others
 
 
 def front(trials: Sequence[TrialRecord], modes: Mapping[str, str]) -> list[TrialRecord]:
-    """The done trials that no other beats, the best of the first metric first."""
-    known = [
+    """Return the finished trials that no other dominates, the best by the first metric first."""
+    finished = [
         record
         for record in trials
         if record.state is State.done and all(math.isfinite(record.metrics.get(name, math.nan)) for name in modes)
     ]
-    best = [r for r in known if not any(beats(other.metrics, r.metrics, modes) for other in known)]
-    return sorted(best, key=lambda r: [_cost(r.metrics, mode, name) for name, mode in modes.items()])
+    best = [r for r in finished if not any(dominates(other.metrics, r.metrics, modes) for other in finished)]
+    return sorted(best, key=lambda r: _costs(r.metrics, modes))
 
 
 def choose(trials: Sequence[TrialRecord], modes: Mapping[str, str]) -> TrialRecord | None:
-    """Of the front the trial nearest to the best of everything, each metric scaled to 0..1 over the front."""
+    """Return the trial of the front nearest to the best value of every metric, each scaled to 0..1 over the front."""
     best = front(trials, modes)
-    spans = {}
-    for name, mode in modes.items():
-        costs = [_cost(record.metrics, mode, name) for record in best]
-        spans[name] = (min(costs), max(costs)) if costs else (0.0, 0.0)
-
-    def distance(record: TrialRecord) -> float:
-        parts = []
-        for name, (low, high) in spans.items():
-            parts.append((_cost(record.metrics, modes[name], name) - low) / (high - low) if high > low else 0.0)
-        return math.hypot(*parts)
-
-    return min(best, key=distance, default=None)
+    if not best:
+        return None
+    costs = np.array([_costs(record.metrics, modes) for record in best])
+    spans = np.ptp(costs, axis=0)
+    scaled = (costs - costs.min(0)) / np.where(spans > 0, spans, 1)
+    return best[int(np.linalg.norm(scaled, axis=1).argmin())]
 
 
 def draw(trials: Sequence[TrialRecord], modes: Mapping[str, str], chosen: TrialRecord | None) -> bytes:
-    """A PNG: the first metric against each other one (against the number of the trial where there is no other)."""
+    """Return a PNG of the first metric over each other one, or over the trials' numbers if it is the only one."""
     from matplotlib.figure import Figure
 
     names = list(modes)
@@ -80,5 +76,6 @@ def _label(name: str, modes: Mapping[str, str]) -> str:
     return f"{name} ({'higher' if modes[name] == 'max' else 'lower'} is better)"
 
 
-def _cost(metrics: Mapping[str, float], mode: str, name: str) -> float:
-    return metrics[name] if mode == "min" else -metrics[name]
+def _costs(metrics: Mapping[str, float], modes: Mapping[str, str]) -> list[float]:
+    """Return the metrics in the order of ``modes``, negated if higher is better."""
+    return [metrics[name] if mode == "min" else -metrics[name] for name, mode in modes.items()]

@@ -1,10 +1,10 @@
-"""``trial_NNNN/trial.json``: what a trial is and came to. The folders are all that a sweep that goes on needs."""
+"""``trial_NNNN/trial.json``: parameters and result of a trial. A sweep continues from these folders alone."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from radioplat.errors import RadioplatError
 from radioplat.tracking.results import write_atomic
 
-FILE, TOLD = "trial.json", "told.jsonl"
+FILE, REPORTS = "trial.json", "told.jsonl"
 
 
 class State(str, Enum):
-    """How far a trial has come."""
+    """State of a trial."""
 
-    running = "running"  # or left so by a sweep that ended: it goes on
+    running = "running"  # also after a sweep that was interrupted; the trial continues
     done = "done"
     stopped = "stopped"  # by the scheduler
     failed = "failed"
@@ -29,16 +29,16 @@ class TrialRecord:
     """One trial.
 
     Attributes:
-        values: of the fields that vary, by path; with PBT those that it has now.
-        metrics: objectives, of a trial that is done.
-        step, steps: that it has come to, and that it has in all; 0 where the task has none.
-        seconds: of all starts, by the clock; what a start took after its last report is not known.
-        teacher_seconds: of teachers' forwards for its training.
-        money: at the spec's prices; None where there are none.
-        clones: with PBT: whose weights it took over, and of which step.
+        values: parameters by path; with PBT the current ones.
+        metrics: objectives, after the end.
+        step, steps: last step and number of steps; 0 if the task has none.
+        seconds: wall-clock time of all starts, each until its last report.
+        teacher_seconds: time of the teachers' forward passes for its training.
+        money: cost by the spec's prices; None without prices.
+        clones: with PBT: number of each trial whose weights were copied, and the step of these weights.
         cloned_from: the last of these checkpoints.
-        reason: why it failed, or whose outcome it has.
-        owner: Ray's name of the trial that has the folder.
+        reason: why it failed, or which trial's result was copied.
+        owner: Ray's name of the trial that uses the folder.
     """
 
     number: int
@@ -60,75 +60,72 @@ class TrialRecord:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return f"trial_{self.number:04d}"
 
     def write(self, home: Path) -> None:
-        """Save it below ``home``, in one step."""
+        """Save it below ``home``, atomically."""
         (home / self.name).mkdir(parents=True, exist_ok=True)
         write_atomic(home / self.name / FILE, json.dumps(asdict(self), indent=1))
 
-    def tell(self, home: Path, step: int, value: float) -> None:
-        """Keep what the scheduler was told at ``step``, for those of later starts."""
-        with (home / self.name / TOLD).open("a", encoding="utf-8") as file:
+    def add_report(self, home: Path, step: int, value: float) -> None:
+        """Save the value reported to the scheduler at ``step``, for schedulers of later starts."""
+        with (home / self.name / REPORTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps([step, value]) + "\n")
 
-    def told(self, home: Path) -> list[tuple[int, float]]:
-        """(step, value) by rising step; of one that was taken again the last."""
-        found: dict[int, float] = {}
+    def reports(self, home: Path) -> list[tuple[int, float]]:
+        """Return the reported (step, value), by step; the last value of a step that was repeated."""
+        values: dict[int, float] = {}
         with contextlib.suppress(OSError):
-            for line in (home / self.name / TOLD).read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError, TypeError):  # torn by a kill
+            for line in (home / self.name / REPORTS).read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, TypeError):  # cut off by a kill
                     step, value = json.loads(line)
-                    found[step] = value
-        return sorted(found.items())
+                    values[step] = value
+        return sorted(values.items())
 
 
 def read_trials(home: Path) -> list[TrialRecord]:
-    """Every trial below ``home``, by number.
+    """Read all trials below ``home``, by number.
 
     Raises:
-        RadioplatError: a file there is none of ours.
+        RadioplatError: a file cannot be read.
     """
-    found = []
+    records = []
     for path in sorted(home.glob(f"trial_[0-9]*/{FILE}")):
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            found.append(TrialRecord(**{**said, "state": State(said["state"])}))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            records.append(TrialRecord(**content | {"state": State(content["state"])}))
         except (ValueError, TypeError, KeyError) as error:
             hint = "Move the folder away; the trial is then run again."
             raise RadioplatError(f"cannot be read: {error}", where=str(path), hint=hint) from None
-    return found
+    return records
 
 
 def claim(home: Path, values: dict[str, Any], owner: str, number: int | None = None) -> TrialRecord:
-    """The record of the trial that ``owner`` runs: its own, one with the same values that was left, or a new one.
+    """Return the record of the trial that ``owner`` runs: its own, an interrupted one with equal values, or a new one.
 
-    A new one with the values of a trial that is done has done what that did.
+    A new one with the values of a finished trial copies its result.
 
     Args:
-        owner: Ray's name of the trial, with the sweep's start in front: those of other starts are gone.
+        owner: Ray's name of the trial, after the name of the sweep's start; trials of other starts no longer run.
         number: of a trial whose number is known before it starts.
     """
     start, known = owner.partition("/")[0], read_trials(home)
-    alike = [r for r in known if r.values == values]
-    left = [r for r in alike if r.state is State.running and r.owner.partition("/")[0] != start]
-    found = [r for r in known if r.owner == owner]  # first: PBT gives a trial the number of the one it clones
-    found = found or (left if number is None else [r for r in known if r.number == number])
-    record = found[0] if found else TrialRecord(_new_folder(home) if number is None else number, values)
-    if not found and number is None and (same := [r for r in alike if r.state is State.done]):
-        done = same[0]
-        reason = f"same values as {done.name}"
-        record = replace(
-            record, state=State.done, reason=reason, metrics=done.metrics, loss=done.loss, student=done.student
-        )
+    same = [r for r in known if r.values == values]
+    interrupted = [r for r in same if r.state is State.running and r.owner.partition("/")[0] != start]
+    candidates = [r for r in known if r.owner == owner]  # first: PBT gives a trial the number of the one it clones
+    candidates = candidates or (interrupted if number is None else [r for r in known if r.number == number])
+    record = candidates[0] if candidates else TrialRecord(_new_folder(home) if number is None else number, values)
+    if not candidates and number is None and (done := next((r for r in same if r.state is State.done), None)):
+        record.state, record.reason = State.done, f"same values as {done.name}"
+        record.metrics, record.loss, record.student = done.metrics, done.loss, done.student
     record.owner = owner
     record.write(home)
     return record
 
 
 def _new_folder(home: Path) -> int:
-    """Make the next folder; two trials that begin at once get one each."""
+    """Create the next folder and return its number; trials that start at the same time get different ones."""
     taken = [int(path.name[6:]) for path in home.glob("trial_[0-9]*")]
     number = max(taken, default=-1) + 1
     while True:

@@ -1,4 +1,4 @@
-"""A sweep in the terminal, as a picture, as a page, and the best spec as a file."""
+"""Results of a sweep: terminal output, picture, HTML page, and the spec of the best trial as a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(report: TuneReport) -> None:
         table.show()
     best = choose(report.trials, plan.space.modes)
     if best is None:
-        terminal.say("no trial has come to its end yet")
+        terminal.say("no trial has finished yet")
         return
     picture = draw(report.trials, plan.space.modes, best)
     (home / PICTURE).write_bytes(picture)
@@ -39,11 +39,11 @@ def show(report: TuneReport) -> None:
         home / PAGE,
         title=f"Sweep {plan.name}",
         tables=tables,
-        pictures=[("What the trials are worth; blue: no other is better in everything", picture)],
+        pictures=[("Objectives of the trials; blue: the Pareto front", picture)],
         spec_yaml=(home / BEST).read_text(),
         notes=notes,
     )
-    _tell_wandb(report, best, picture)
+    _log_wandb(report, best, picture)
     terminal.say(f"picture: {home / PICTURE}")
     terminal.say(f"report: {page}")
     terminal.say(f"best: {best.name}; its student: {best.student}")
@@ -51,7 +51,7 @@ def show(report: TuneReport) -> None:
 
 
 def tables_of(report: TuneReport) -> list[Table]:
-    """A row a trial: those that no other beats first."""
+    """Return a table with a row for each trial, the Pareto front first."""
     plan = report.plan
     modes, paths = plan.space.modes, list(plan.space.parameters)
     best = front(report.trials, modes)
@@ -62,7 +62,7 @@ def tables_of(report: TuneReport) -> list[Table]:
     rows = [_row(r, list(modes), paths, with_money, _word(r, best)) for r in (*best, *rest)]
     teachers = sum(record.teacher_seconds for record in report.trials)
     note = (
-        "pareto: no other trial is better in everything. "
+        "pareto: no other trial is as good in all objectives and better in one. "
         f"Teachers took {teachers:.1f} s for the training of all trials together."
     )
     return [Table(columns, rows, f"Sweep {plan.name}", note)]
@@ -76,24 +76,24 @@ def _row(record: TrialRecord, metrics: list[str], paths: list[str], with_money: 
 
 
 def _word(record: TrialRecord, best: list[TrialRecord]) -> str:
-    clones = f"took over {', '.join(f'trial {n} at step {s}' for n, s in record.clones)}" if record.clones else ""
-    said = {
+    clones = f"weights of {', '.join(f'trial {n} at step {s}' for n, s in record.clones)}" if record.clones else ""
+    state = {
         State.done: "; ".join([*(["pareto"] if record in best else []), *([record.reason] if record.reason else [])]),
         State.stopped: f"stopped at step {record.step} of {record.steps}",
         State.running: f"unfinished, step {record.step} of {record.steps}",
         State.failed: f"failed: {record.reason[:80]}",
     }[record.state]
-    return "; ".join(word for word in (said, clones) if word)
+    return "; ".join(word for word in (state, clones) if word)
 
 
 def _short(paths: list[str]) -> list[str]:
-    """The last word of each path, with more before it where two would be the same."""
+    """Return the last part of each path; the whole path if two would be equal."""
     last = [path.rpartition(".")[2] for path in paths]
     return [path if last.count(word) > 1 else word for path, word in zip(paths, last, strict=True)]
 
 
-def _tell_wandb(report: TuneReport, best: TrialRecord, picture: bytes) -> None:
-    """The sweep's own run, beside those of its trials in the same group."""
+def _log_wandb(report: TuneReport, best: TrialRecord, picture: bytes) -> None:
+    """Log the sweep as a W&B run of its own, in the group of its trials' runs."""
     plan = report.plan
     config = plan.spec.wandb
     if not config.enable:

@@ -1,4 +1,4 @@
-"""A search space file: which fields vary and how, what is wanted, how long it may take."""
+"""Search space file: the fields that vary, the objectives, the scheduler and the budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from radioplat.tasks.tune.domains import Domain, read_domain
 
 
 class TuneTask(str, Enum):
-    """What a trial runs."""
+    """Tasks that a trial can run."""
 
     distill = "distill"
     train = "train"
@@ -32,7 +32,7 @@ class TuneTask(str, Enum):
     compress = "compress"
 
 
-# Objectives: what an evaluation measures of a trial's student, and what the student costs.
+# Objectives: metrics and costs of a trial's student.
 MEASURED = tuple(metric.value for metric in MetricName if metric is not MetricName.mAP)
 COSTS = {
     "latency": "seconds of one image, on the machine that ran the trial",
@@ -43,22 +43,22 @@ COSTS = {
 
 
 class Better(str, Enum):
-    """Which way is better."""
+    """Whether higher or lower values are better."""
 
     max = "max"
     min = "min"
 
 
 class Algorithm(str, Enum):
-    """Who chooses the values."""
+    """Search algorithms."""
 
     random = "random"
     grid = "grid"
-    optuna = "optuna"  # TPE; of several objectives, too
+    optuna = "optuna"  # TPE, also with several objectives
 
 
 class SchedulerType(str, Enum):
-    """Who ends trials early, or lets them learn from each other."""
+    """Schedulers: they stop trials early, or copy weights between them (PBT)."""
 
     none = "none"
     asha = "asha"
@@ -68,7 +68,7 @@ class SchedulerType(str, Enum):
 
 @dataclass
 class Objective:
-    """One thing that is wanted."""
+    """One objective."""
 
     metric: str = "???"  # of MEASURED or COSTS, or a user's own metric by import path
     mode: Better = Better.max
@@ -76,7 +76,7 @@ class Objective:
 
 @dataclass
 class SearchConfig:
-    """How values are chosen."""
+    """Settings of the search."""
 
     algorithm: Algorithm = Algorithm.random
     seed: int = 0
@@ -84,34 +84,34 @@ class SearchConfig:
 
 @dataclass
 class SchedulerConfig:
-    """How trials are compared while they run; steps are the trial's optimizer steps."""
+    """Settings of the scheduler; steps are optimizer steps of a trial."""
 
     type: SchedulerType = SchedulerType.none
-    metric: str = "loss"  # loss, or of a run with validation: fidelity, knn
+    metric: str = "loss"  # loss; with validation also fidelity, knn
     mode: Better = Better.min
-    grace_steps: int = 20  # nobody ends before
-    reduction_factor: int = 3  # asha: one of so many goes on
-    interval_steps: int = 20  # pbt: between two looks at the others; a checkpoint each time
-    quantile: float = 0.25  # pbt: the share that takes over the weights of as many of the best
-    resample: float = 0.25  # pbt: chance of a new value instead of a neighbour of the old one
+    grace_steps: int = 20  # no trial is stopped before
+    reduction_factor: int = 3  # asha: one of this many trials continues
+    interval_steps: int = 20  # pbt: steps between comparisons; each writes a checkpoint
+    quantile: float = 0.25  # pbt: share of the worst trials that copy the weights of the best
+    resample: float = 0.25  # pbt: probability of a new value instead of a neighbour of the old one
     report_steps: int = 10
 
 
 @dataclass
 class BudgetConfig:
-    """What ends the sweep; trials that then run go on when it is started again with more."""
+    """Limits of the sweep; interrupted trials continue when it is started again with higher ones."""
 
-    trials: int | None = None  # of a grid: all of it
+    trials: int | None = None  # default of a grid: all points
     hours: float | None = None  # of all starts
     money: float | None = None  # at cluster.gpu_hour_price and cluster.cpu_hour_price
 
 
 @dataclass
 class TrialResources:
-    """Of one trial that is no Ray run of its own."""
+    """Resources of a trial that is not a Ray run itself."""
 
     cpus: float = 1.0
-    gpus: float | None = None  # unset: 1 where the cluster has any
+    gpus: float | None = None  # default: 1 if the cluster has GPUs
 
 
 @dataclass
@@ -119,7 +119,7 @@ class TuneSpace:
     """A search space file."""
 
     task: TuneTask = TuneTask.distill
-    changes: list[str] = field(default_factory=list)  # of every trial, but not of the best run in full: max_steps
+    changes: list[str] = field(default_factory=list)  # overrides for trials, not for the final spec
     parameters: dict[str, Any] = field(default_factory=dict)
     objectives: list[Objective] = field(default_factory=list)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -127,15 +127,15 @@ class TuneSpace:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     concurrent: int = 2
     resources: TrialResources = field(default_factory=TrialResources)
-    max_failures: int = 3  # new starts of one trial, each from its last checkpoint
-    share_teachers: bool = True  # one pool for all trials
-    first_alone: bool = True  # where a feature cache is named: the first trial fills it before others start
+    max_failures: int = 3  # restarts of one trial, each from its last checkpoint
+    share_teachers: bool = True  # one pool of teachers for all trials
+    first_alone: bool = True  # with a feature cache: the first trial fills it before others start
 
     @property
     def domains(self) -> list[Domain]:
         """The parameters, in the order of the file."""
-        found = [read_domain(path, said) for path, said in self.parameters.items()]
-        return [domain for domain in found if isinstance(domain, Domain)]
+        domains = [read_domain(path, entry) for path, entry in self.parameters.items()]
+        return [domain for domain in domains if isinstance(domain, Domain)]
 
     @property
     def modes(self) -> dict[str, str]:
@@ -149,16 +149,16 @@ class TuneSpace:
 
 
 def load_space(source: str | Path | dict[str, Any]) -> TuneSpace:
-    """Read a search space; every problem is told at once.
+    """Read a search space; all problems are reported at once.
 
     Raises:
         SpecError: it cannot be read, has unknown or mistyped fields, or contradicts itself.
     """
     name, tree = ("", source) if isinstance(source, dict) else (str(source), _read(Path(source)))
-    varies = tree.get("parameters")
-    if isinstance(varies, dict):
-        varies = {str(path): {"choice": said} if isinstance(said, list) else said for path, said in varies.items()}
-        tree = {**tree, "parameters": varies}
+    entries = tree.get("parameters")
+    if isinstance(entries, dict):
+        choices = {str(p): {"choice": entry} if isinstance(entry, list) else entry for p, entry in entries.items()}
+        tree = {**tree, "parameters": choices}
     problems = list(faults(tree, TuneSpace, "", TuneSpace))
     if not problems:
         try:
@@ -188,17 +188,17 @@ def _read(path: Path) -> dict[str, Any]:
 def _problems(space: TuneSpace) -> Iterator[Problem]:
     if not space.parameters:
         hint = "For example parameters: {train.optim.lr: {loguniform: [1e-4, 1e-2]}}."
-        yield Problem("nothing varies", "parameters", hint)
+        yield Problem("no field varies", "parameters", hint)
     earlier: list[str] = []
-    for path, said in space.parameters.items():
-        found = read_domain(path, said)
-        if isinstance(found, list):
-            yield from found
-        elif late := [other for other in found.when if other in space.parameters and other not in earlier]:
-            yield Problem(f"{late[0]} must stand before what depends on it", f"parameters.{path}.when")
+    for path, entry in space.parameters.items():
+        domain = read_domain(path, entry)
+        if isinstance(domain, list):
+            yield from domain
+        elif late := [other for other in domain.when if other in space.parameters and other not in earlier]:
+            yield Problem(f"{late[0]} must be listed before fields that depend on it", f"parameters.{path}.when")
         earlier.append(path)
     if not space.objectives:
-        yield Problem("nothing is wanted", "objectives", "For example objectives: [{metric: fidelity, mode: max}].")
+        yield Problem("no objective is given", "objectives", "For example objectives: [{metric: fidelity, mode: max}].")
     for i, objective in enumerate(space.objectives):
         module, _, name = objective.metric.rpartition(":")
         known = name in (*MEASURED, *COSTS)
@@ -222,7 +222,7 @@ def _problems(space: TuneSpace) -> Iterator[Problem]:
         if value is not None and not value > 0:
             yield Problem(f"must be above 0, not {value}", where)
     if space.budget.trials is None and space.search.algorithm is not Algorithm.grid:
-        yield Problem("how many trials", "budget.trials", "A grid alone has an end of its own.")
+        yield Problem("the number of trials is needed", "budget.trials", "Only a grid has a default.")
     if space.scheduler.reduction_factor < 2:
         yield Problem("must be at least 2", "scheduler.reduction_factor")
     if not 0 < space.scheduler.quantile <= 0.5:
@@ -234,21 +234,21 @@ def _scheduler_problems(space: TuneSpace) -> Iterator[Problem]:
     kind = space.scheduler.type
     trains = (TuneTask.distill, TuneTask.train)
     if kind in (SchedulerType.asha, SchedulerType.median) and space.task not in (*trains, TuneTask.quantize):
-        yield Problem(f"{space.task.value} tells nothing while it runs", "scheduler.type", "Take none.")
+        yield Problem(f"{space.task.value} reports nothing while it runs", "scheduler.type", "Use none.")
     if kind is not SchedulerType.pbt:
         return
     if space.task not in trains:
-        yield Problem(f"{space.task.value} takes no weights over from another trial", "scheduler.type", "Take none.")
+        yield Problem(f"{space.task.value} cannot copy weights from another trial", "scheduler.type", "Use none.")
     if space.search.algorithm is not Algorithm.random:
-        yield Problem("pbt chooses values itself", "search.algorithm", "Take random: the first values are drawn.")
+        yield Problem("pbt chooses values itself", "search.algorithm", "Use random, which draws the first values.")
     if (space.budget.trials or 2) < 2:
         yield Problem("a population has at least two", "budget.trials")
     for domain in space.domains:
         if not _may_change(domain.path):
-            hint = "train.optim.*, loss weights and teachers' weights may; take another scheduler for the rest."
-            yield Problem("this cannot change while a run goes on", f"parameters.{domain.path}", hint)
+            hint = "train.optim.*, loss weights and teachers' weights may; use another scheduler for the rest."
+            yield Problem("this field cannot change during a run", f"parameters.{domain.path}", hint)
         if domain.when:
-            yield Problem("pbt knows no conditions", f"parameters.{domain.path}.when")
+            yield Problem("pbt does not support conditions", f"parameters.{domain.path}.when")
 
 
 def _may_change(path: str) -> bool:

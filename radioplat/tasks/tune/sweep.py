@@ -1,4 +1,4 @@
-"""What all trials of a sweep have in common, and the spec of one of them."""
+"""The plan of a sweep: spec and search space of all trials, and the spec of one of them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _CHECKS = {
     TuneTask.quantize: quantize_problems,
     TuneTask.compress: compress_problems,
 }
-# Under these a teacher's answers change, and with them the teacher that a pool serves.
-_OF_TEACHERS = ("distill.teacher", "dataset.img_size", "dataset.batch_size", "dataset.augmentation", "teachers.")
+# Prefixes of fields that change a teacher's features, so that trials cannot share a pool.
+_TEACHER_FIELDS = ("distill.teacher", "dataset.img_size", "dataset.batch_size", "dataset.augmentation", "teachers.")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         home: ``results_dir/tune``, absolute.
         spec: the user's, without the space's ``changes``.
-        cwd: where relative paths of it begin.
+        cwd: folder of the spec's relative paths.
     """
 
     home: Path
@@ -59,44 +59,44 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the sweep, and W&B's group."""
-        return self.spec.wandb.group or self._place
+        """Name of the sweep and of its W&B group."""
+        return self.spec.wandb.group or self._unique_name
 
     @property
     def pool(self) -> str:
-        """The teachers' pool that is this sweep's alone, whatever other sweeps are in its W&B group."""
-        return f"tune-{self._place}"
+        """Name of this sweep's teacher pool, different from those of other sweeps in its W&B group."""
+        return f"tune-{self._unique_name}"
 
     @property
-    def _place(self) -> str:
+    def _unique_name(self) -> str:
         return f"{self.home.parent.name}-{hashlib.sha256(str(self.home).encode()).hexdigest()[:6]}"
 
     @functools.cached_property
     def common(self) -> Spec:
-        """The spec with what every trial has; not to be changed."""
+        """The spec with the changes of all trials; must not be modified."""
         return load_spec(self.spec, self.space.changes)
 
     @property
     def value_of(self) -> ValueOf:
-        """The values that fields have where no trial changes them."""
+        """Returns a field's value in the common spec."""
         tree = OmegaConf.structured(self.common)
         return lambda path: OmegaConf.select(tree, path)
 
     @property
     def trials(self) -> int:
-        """How many there are to be."""
+        """Number of trials to run."""
         return self.space.budget.trials or len(grid(self.space, self.value_of))
 
     @property
     def pooled(self) -> bool:
-        """Whether the sweep starts one pool for each teacher, which all trials ask."""
+        """Whether the sweep starts a pool for each teacher that all trials share."""
         common = self.common
-        touched = any(path.startswith(_OF_TEACHERS) for path in self.space.parameters)
+        varies = any(path.startswith(_TEACHER_FIELDS) for path in self.space.parameters)
         inline = all(t.service.placement is Placement.inline for t in frozen_teachers(common))
-        return self.space.share_teachers and bool(frozen_teachers(common)) and not touched and not inline
+        return self.space.share_teachers and bool(frozen_teachers(common)) and not varies and not inline
 
     def write(self) -> None:
-        """Keep it for the trials, which may run on other machines."""
+        """Save it for the trials, which may run on other machines."""
         space = OmegaConf.to_container(OmegaConf.structured(self.space), enum_to_str=True)
         write_atomic(
             self.home / FILE, json.dumps({"spec": to_yaml(self.spec), "space": space, "cwd": self.cwd}, indent=1)
@@ -104,42 +104,40 @@ class Plan:
 
     @staticmethod
     def read(home: Path) -> Plan:
-        """What :meth:`write` left."""
-        said = json.loads((home / FILE).read_text(encoding="utf-8"))
-        tree = OmegaConf.to_container(OmegaConf.create(said["spec"]))
-        return Plan(home, load_spec(cast("dict[str, Any]", tree)), load_space(said["space"]), said["cwd"])
+        """Read the file of :meth:`write`."""
+        content = json.loads((home / FILE).read_text(encoding="utf-8"))
+        tree = OmegaConf.to_container(OmegaConf.create(content["spec"]))
+        return Plan(home, load_spec(cast("dict[str, Any]", tree)), load_space(content["space"]), content["cwd"])
 
 
 def make_plan(
     spec: Spec | dict[str, Any] | str | Path, overrides: Sequence[str], space: str | Path | dict[str, Any]
 ) -> Plan:
-    """Read both files and find what would stop a trial before one starts.
+    """Read both files and check everything that would stop a trial, before one starts.
 
     Raises:
-        SpecError: with every problem; a field that varies and is none has the nearest name beside it.
+        SpecError: with all problems; for an unknown field with the nearest name.
     """
-    loaded, asked = load_spec(spec, overrides), load_space(space)
-    plan = Plan((Path(loaded.results_dir) / FOLDER).absolute(), loaded, asked, str(Path.cwd()))
-    if problems := list(_field_problems(plan)):
+    loaded, searched = load_spec(spec, overrides), load_space(space)
+    plan = Plan((Path(loaded.results_dir) / FOLDER).absolute(), loaded, searched, str(Path.cwd()))
+    if problems := _field_problems(plan) or _problems(plan):
         raise SpecError(*problems)
-    if problems := list(_problems(plan)):
-        raise SpecError(*problems)
-    section = getattr(loaded, asked.task.value)
-    if hasattr(section, "checkpoint"):  # whose default lies in results_dir, which is another for each trial
+    section = getattr(loaded, searched.task.value)
+    if hasattr(section, "checkpoint"):  # its default depends on results_dir, which differs between trials
         named = section.checkpoint or getattr(section, "model_path", None)
-        section.checkpoint = str(find_checkpoint(loaded, named, f"{asked.task.value}.checkpoint").resolve())
+        section.checkpoint = str(find_checkpoint(loaded, named, f"{searched.task.value}.checkpoint").resolve())
         if hasattr(section, "model_path"):
             section.model_path = None
     return plan
 
 
 def overrides_of(values: dict[str, Any]) -> list[str]:
-    """``key=value`` for each field that varies."""
+    """Return ``key=value`` for each field that varies."""
     return [f"{path}={json.dumps(value)}" for path, value in values.items()]
 
 
 def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
-    """The whole spec that a trial runs."""
+    """Return the complete spec of a trial."""
     folder = plan.home / record.name
     spec = load_spec(plan.common, overrides_of(record.values))
     spec.results_dir = str(folder / f"clone_{len(record.clones)}" if record.clones else folder)
@@ -158,7 +156,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
     if not nested(spec):
         spec.cluster.mode = ClusterMode.local
     if plan.space.scheduler.type is SchedulerType.pbt:
-        spec.train.keep_last = None  # another trial may take any of them over
+        spec.train.keep_last = None  # another trial may copy any of them
         spec.train.checkpoint_interval = plan.space.scheduler.interval_steps
         spec.train.checkpoint_interval_unit = type(spec.train.checkpoint_interval_unit).step
     if record.cloned_from:
@@ -167,14 +165,12 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
 
 
 def nested(spec: Spec) -> bool:
-    """Whether a trial is a Ray run of its own inside the trial: several workers."""
-    if spec.worker_bounds[1] > 1:
-        return uses_ray(spec)
-    return False
+    """Return whether a trial starts a Ray run with several workers."""
+    return spec.worker_bounds[1] > 1 and uses_ray(spec)
 
 
 def full_spec(plan: Plan, record: TrialRecord) -> Spec:
-    """The spec of a trial's values in full: without ``changes``, in a folder of its own."""
+    """Return the final spec with a trial's values: without ``changes``, in its own folder."""
     spec = load_spec(plan.spec, overrides_of(record.values))
     spec.results_dir = str(plan.home.parent / "best")
     spec.dataset.index_dir = plan.spec.dataset.index_dir or str(plan.home / "index")
@@ -184,37 +180,37 @@ def full_spec(plan: Plan, record: TrialRecord) -> Spec:
 
 
 def _field_problems(plan: Plan) -> list[Problem]:
-    """Each field that varies, with each kind of value that it may get, through the spec's own machinery."""
-    asked: list[tuple[str, list[Any]]] = []
+    """Return the problems of loading the spec with each possible value of each field."""
+    fields: list[tuple[str, list[Any]]] = []
     for domain in plan.space.domains:
-        asked.append((domain.path, list(domain.values)))
-        asked += [(path, value if isinstance(value, list) else [value]) for path, value in domain.when.items()]
-    rounds = range(max((len(values) for _, values in asked), default=1))
-    found: dict[Problem, None] = {}
-    for i in rounds:  # a value of each at once: reading a spec takes its time
-        overrides = [word for path, values in asked if i < len(values) for word in overrides_of({path: values[i]})]
+        fields.append((domain.path, list(domain.values)))
+        fields += [(path, value if isinstance(value, list) else [value]) for path, value in domain.when.items()]
+    rounds = range(max((len(values) for _, values in fields), default=1))
+    problems: dict[Problem, None] = {}
+    for i in rounds:  # one value of each field at once, because loading a spec is slow
+        overrides = [word for path, values in fields if i < len(values) for word in overrides_of({path: values[i]})]
         try:
             load_spec(plan.spec, [*(plan.space.changes if i == 0 else []), *overrides])
         except SpecError as error:
-            found.update(dict.fromkeys(error.problems))
-    return list(found)
+            problems.update(dict.fromkeys(error.problems))
+    return list(problems)
 
 
 def _problems(plan: Plan) -> list[Problem]:
-    space, found = plan.space, list[Problem]()
-    common = plan.common
+    space, common, problems = plan.space, plan.common, list[Problem]()
     money = (common.cluster.gpu_hour_price, common.cluster.cpu_hour_price)
     if space.budget.money is not None and not any(money):
         hint = "Set it, or cluster.cpu_hour_price where there are no GPUs."
-        found.append(Problem("a budget in money needs prices", "cluster.gpu_hour_price", hint))
+        problems.append(Problem("a budget in money needs prices", "cluster.gpu_hour_price", hint))
     trains = space.task in (TuneTask.distill, TuneTask.train)
     if space.scheduler.type in (SchedulerType.asha, SchedulerType.median) and not trains:
         if common.quantize.mode is not QuantizeMode.qat and "quantize.mode" not in space.parameters:
-            found.append(Problem("only mode qat tells anything while it runs", "quantize.mode", "Take scheduler none."))
+            message = "only mode qat reports losses while it runs"
+            problems.append(Problem(message, "quantize.mode", "Use scheduler none."))
     val = common.dataset.val_dataset
     if {"fidelity", "knn", "top1"} & set(space.modes) and not (val.tar_data_sources or val.images_dir):
-        found.append(Problem("trials are judged on held-out images", "dataset.val_dataset"))
+        problems.append(Problem("objectives are measured on held-out images", "dataset.val_dataset"))
     if "fidelity" in space.modes and not common.distill.teacher:
-        found.append(Problem("fidelity is to teachers, and there are none", "distill.teacher"))
-    found += _CHECKS[space.task](common) if space.task in _CHECKS else check(common, space.task.value)
-    return found
+        problems.append(Problem("fidelity needs a teacher", "distill.teacher"))
+    problems += _CHECKS[space.task](common) if space.task in _CHECKS else check(common, space.task.value)
+    return problems

@@ -1,4 +1,4 @@
-"""One trial, inside the process that Ray Tune gives it: the task, what is told meanwhile, the student judged."""
+"""One trial, in a process of Ray Tune: run the task, report its progress, measure the student."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
 from radioplat.tasks.quantize.quantize import quantize
 from radioplat.tasks.tune.draw import decoded
-from radioplat.tasks.tune.interruption import Lookout
+from radioplat.tasks.tune.interruption import InterruptionWatch
 from radioplat.tasks.tune.judge import judge
 from radioplat.tasks.tune.record import State, TrialRecord, claim
 from radioplat.tasks.tune.space import Algorithm, SchedulerType, TuneTask
@@ -31,22 +31,23 @@ from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import Prices, TeacherCosts
 from radioplat.tracking.weights_and_biases.session import WandbRun, end_service
 
-POINTER = "checkpoint.json"  # what travels through Ray in place of weights: where they lie
-_PATIENCE_S = 60.0
+POINTER = "checkpoint.json"  # goes through Ray in place of the weights, with their path
+_LEASE_TIMEOUT_S = 60.0
 
 
-def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[float, float]) -> None:
-    """Ray Tune's function. What is done already is not done again; a trial that was cut off goes on.
+def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[float, float]) -> None:
+    """Run one trial; Ray Tune calls it. An interrupted trial continues; a finished one is only reported again.
 
     Args:
         start: name of this start of the sweep.
-        config: ``{"point": {"number": ..., "values": {...}}}``, or what Optuna chose.
-        price_of: CPUs and GPUs that the trial holds.
+        config: ``{"point": {"number": ..., "values": {...}}}``, or Optuna's suggestion.
+        resources: number of CPUs and GPUs of the trial, for its cost.
     """
     from ray import tune
+    from ray.exceptions import RayActorError
 
-    lookout = Lookout(home, start)
-    if lookout.told:
+    watch = InterruptionWatch(home, start)
+    if watch.stop_requested:
         tune.report({"step": 0})
         return
     plan = Plan.read(home)
@@ -58,28 +59,28 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
         point = config["point"]
         record = claim(home, point["values"], owner, point["number"])
     if record.state is State.done:
-        tune.report(_told(plan, record))
+        tune.report(_final_report(plan, record))
         return
     if record.state is State.failed:
         tune.report({"trial": record.number, "step": record.step})
         return
     if plan.space.scheduler.type is SchedulerType.pbt:
-        _take_over(record, config["point"]["values"], tune.get_checkpoint())
+        _clone(record, config["point"]["values"], tune.get_checkpoint())
     record.state, record.starts = State.running, record.starts + 1
     record.write(home)
-    reporter = _Reporter(plan, record, price_of)
+    reporter = _Reporter(plan, record, resources)
     try:
         spec = trial_spec(plan, record)
-        with lookout.heeded():
-            checkpoint = _when_free(lambda: _TASKS[plan.space.task](spec, reporter))
+        with watch.watching():
+            checkpoint = _retry_lease(lambda: _TASKS[plan.space.task](spec, reporter))
             record.metrics = judge(spec, checkpoint, Path(spec.results_dir), plan.space)
     except Stopped:
         reporter.settle()
-        if lookout.going:
-            lookout.lose_node()
+        if watch.node_draining:  # Ray counts no failure and restarts the trial elsewhere; a normal exit would count
+            raise RayActorError(error_msg="its node is drained, and it has saved", preempted=True) from None
         tune.report({"trial": record.number, "step": record.step})
         return
-    except RadioplatError as error:  # another start would only meet it again, so Ray hears of no failure
+    except RadioplatError as error:  # a restart would fail again, so it is not reported as a failure to Ray
         record.state, record.reason = State.failed, str(error)
         reporter.settle()
         note(f"{record.name}: {error}")
@@ -87,58 +88,58 @@ def run_trial(home: Path, start: str, config: dict[str, Any], price_of: tuple[fl
         return
     record.state, record.student = State.done, str(checkpoint)
     reporter.settle()
-    _tell_wandb(spec, record)
-    tune.report(_told(plan, record), checkpoint=_pointer(record, checkpoint) if reporter.population else None)
+    _log_wandb(spec, record)
+    tune.report(_final_report(plan, record), checkpoint=_pointer(record, checkpoint) if reporter.population else None)
 
 
-def _when_free(action: Callable[[], Path]) -> Path:
-    """``action``; where an earlier process of this trial has not gone yet, after it has."""
-    until = time.monotonic() + _PATIENCE_S
+def _retry_lease(action: Callable[[], Path]) -> Path:
+    """Run ``action``, again while an earlier process of this trial still has the lease of its folder."""
+    until = time.monotonic() + _LEASE_TIMEOUT_S
     while True:
         try:
             return action()
         except LeaseTaken as taken:
             if time.monotonic() > until:
-                raise RuntimeError(str(taken)) from None  # which Ray Tune tries again
+                raise RuntimeError(str(taken)) from None  # Ray Tune restarts the trial
         time.sleep(1)
 
 
-def _take_over(record: TrialRecord, values: dict[str, Any], found: Any) -> None:
-    """With PBT: begin from another trial's checkpoint where Ray says so, with the values that it chose."""
-    if found is None:
+def _clone(record: TrialRecord, values: dict[str, Any], checkpoint: Any) -> None:
+    """With PBT: start from another trial's checkpoint if Ray gives one, with the values that PBT chose."""
+    if checkpoint is None:
         return
-    with found.as_directory() as folder:
-        said = json.loads((Path(folder) / POINTER).read_text())
-    if said["number"] != record.number and [said["number"], said["step"]] not in record.clones:
-        record.clones.append([said["number"], said["step"]])
-        record.cloned_from, record.values = said["path"], values
+    with checkpoint.as_directory() as folder:
+        source = json.loads((Path(folder) / POINTER).read_text())
+    if source["number"] != record.number and [source["number"], source["step"]] not in record.clones:
+        record.clones.append([source["number"], source["step"]])
+        record.cloned_from, record.values = source["path"], values
 
 
 def _pointer(record: TrialRecord, path: Path) -> Any:
-    """A checkpoint of Ray's that names ours; results_dir is one place for all machines."""
+    """Return a Ray checkpoint with the path of radioplat's, which all machines can read."""
     from ray.tune import Checkpoint
 
     folder = tempfile.mkdtemp(prefix="tune")
-    said = {"number": record.number, "step": record.step, "path": str(path.resolve())}
-    (Path(folder) / POINTER).write_text(json.dumps(said))
+    pointer = {"number": record.number, "step": record.step, "path": str(path.resolve())}
+    (Path(folder) / POINTER).write_text(json.dumps(pointer))
     return Checkpoint.from_directory(folder)
 
 
 class _Reporter:
-    """Callback of a run: tells Ray Tune how it goes, every ``report_steps``; with PBT at each checkpoint."""
+    """Callback of a run: reports to Ray Tune every ``report_steps``; with PBT at each checkpoint."""
 
-    def __init__(self, plan: Plan, record: TrialRecord, held: tuple[float, float]) -> None:
-        self._plan, self._record, self._held = plan, record, held
+    def __init__(self, plan: Plan, record: TrialRecord, resources: tuple[float, float]) -> None:
+        self._plan, self._record, self._resources = plan, record, resources
         self._losses: list[float] = []
         self._since = time.monotonic()
         self._folder: Path | None = None
         cluster = plan.common.cluster
         self._prices = Prices(cluster.gpu_hour_price, cluster.cpu_hour_price)
-        self._teachers = (0.0, 0.0)  # seconds and money of the run so far, which its own file counts over all starts
+        self._teacher_money = 0.0  # of the run so far; its file counts all starts
         self.population = plan.space.scheduler.type is SchedulerType.pbt
 
     def __call__(self, event: StepEvent | CheckpointEvent) -> None:
-        """A step was done, or a checkpoint written."""
+        """Update the record after a step or a checkpoint, and report if due."""
         record = self._record
         if isinstance(event, StepEvent):
             record.step, record.steps = event.step, event.max_step
@@ -154,75 +155,69 @@ class _Reporter:
                 self._report(event.path)
 
     def settle(self) -> None:
-        """Count the time since the last call, and save the record."""
+        """Add the time and cost since the last call to the record, and save it."""
         record, now = self._record, time.monotonic()
         seconds, self._since = now - self._since, now
         record.seconds += seconds
         if self._losses:
             record.loss, self._losses = statistics.fmean(self._losses), []
         teacher_costs = TeacherCosts.read(self._folder) if self._folder else None
+        added = 0.0
         if teacher_costs is not None:
             costs = teacher_costs.teachers.values()
-            ours = (sum(c.seconds for c in costs), sum(teacher_costs.prices.of(c) or 0.0 for c in costs))
-            record.teacher_seconds = max(record.teacher_seconds, ours[0])
-            more, self._teachers = ours[1] - self._teachers[1], ours
-        else:
-            more = 0.0
-        cpus, gpus = self._held
+            record.teacher_seconds = max(record.teacher_seconds, sum(cost.seconds for cost in costs))
+            money = sum(teacher_costs.prices.of(cost) or 0.0 for cost in costs)
+            added, self._teacher_money = money - self._teacher_money, money
+        cpus, gpus = self._resources
         rate = gpus * (self._prices.gpu_hour or 0.0) + cpus * (self._prices.cpu_hour or 0.0)
         if self._prices != Prices():
-            record.money = (record.money or 0.0) + seconds * rate / 3600 + more
+            record.money = (record.money or 0.0) + seconds * rate / 3600 + added
         record.write(self._plan.home)
 
     def _report(self, checkpoint: Path | None) -> None:
         from ray import tune
 
         self.settle()
-        told = {"loss": self._record.loss, "step": self._record.step, **self._validated()}
-        told = {name: value for name, value in told.items() if value is not None}
-        value = told.get(self._plan.space.scheduler.metric)
+        report = {"loss": self._record.loss, "step": self._record.step, **self._validated()}
+        report = {name: value for name, value in report.items() if value is not None}
+        value = report.get(self._plan.space.scheduler.metric)
         if value is not None:
-            self._record.tell(self._plan.home, self._record.step, value)
-            tune.report(told, checkpoint=_pointer(self._record, checkpoint) if checkpoint else None)
+            self._record.add_report(self._plan.home, self._record.step, value)
+            tune.report(report, checkpoint=_pointer(self._record, checkpoint) if checkpoint else None)
 
     def _validated(self) -> dict[str, float]:
-        """fidelity and knn of the last validation of the run."""
+        """Return fidelity and knn of the run's last validation."""
         if self._plan.space.scheduler.metric == "loss" or self._folder is None:
             return {}
         for line in reversed(read_status(self._folder / "status.json")):
             kpi = {k: v for k, v in line["kpi"].items() if v is not None}
             values = [v for name, v in kpi.items() if name.startswith("fidelity/")]
             if values or "knn/top1" in kpi:
-                found = {"fidelity": statistics.fmean(values)} if values else {}
-                return found | ({"knn": kpi["knn/top1"]} if "knn/top1" in kpi else {})
+                fidelity = {"fidelity": statistics.fmean(values)} if values else {}
+                return fidelity | ({"knn": kpi["knn/top1"]} if "knn/top1" in kpi else {})
         return {}
 
 
-def _told(plan: Plan, record: TrialRecord) -> dict[str, Any]:
-    """The last report: the objectives, and what the scheduler looks at."""
-    found = {"step": record.step + 1, "loss": record.loss, **record.metrics}
-    found.setdefault(plan.space.scheduler.metric, record.loss)
-    return {name: value for name, value in found.items() if value is not None} | {"trial": record.number}
+def _final_report(plan: Plan, record: TrialRecord) -> dict[str, Any]:
+    """Return the last report: the objectives, and the scheduler's metric."""
+    report = {"step": record.step + 1, "loss": record.loss, **record.metrics}
+    report.setdefault(plan.space.scheduler.metric, record.loss)
+    return {name: value for name, value in report.items() if value is not None} | {"trial": record.number}
 
 
-def _tell_wandb(spec: Spec, record: TrialRecord) -> None:
-    """The objectives, in the trial's W&B run."""
+def _log_wandb(spec: Spec, record: TrialRecord) -> None:
+    """Log the objectives in the trial's W&B run."""
     if spec.wandb.enable:
         values = {"trial": record.number, **record.values}
         with WandbRun(spec.wandb, spec.results_dir, values, job_type="trial") as run:
             run.log(record.step, {f"objective/{name}": value for name, value in record.metrics.items()})
-        end_service(spec.wandb.finish_s)  # Ray kills it before this process ends
-
-
-def _quantize(spec: Spec, callback: Callable[..., Any]) -> Path:
-    report = quantize(spec, callbacks=[callback])
-    return report.result
+        end_service(spec.wandb.finish_s)  # otherwise Ray kills it first
 
 
 _TASKS: dict[TuneTask, Callable[[Spec, Callable[..., Any]], Path]] = {
     TuneTask.distill: lambda spec, callback: distill(spec, callbacks=[callback], say=note).checkpoint,
     TuneTask.train: lambda spec, callback: train(spec, callbacks=[callback], say=note).checkpoint,
-    TuneTask.quantize: _quantize,
+    TuneTask.quantize: lambda spec, callback: quantize(spec, callbacks=[callback]).result,
     TuneTask.prune: lambda spec, callback: prune(spec, say=note).path,
     TuneTask.low_rank: lambda spec, callback: low_rank(spec, say=note).path,
     TuneTask.compress: lambda spec, callback: compress(spec, say=note).student,

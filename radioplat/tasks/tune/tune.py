@@ -1,8 +1,9 @@
-"""The task ``tune``: many trials of one spec on Ray Tune; the same command goes on where it was."""
+"""The task ``tune``: many trials of one spec on Ray Tune; a rerun continues where it stopped."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -10,7 +11,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.tune.draw import drawn
-from radioplat.tasks.tune.interruption import told_file
+from radioplat.tasks.tune.draw import draw_values
+from radioplat.tasks.tune.interruption import stop_file
 from radioplat.tasks.tune.record import State, TrialRecord, read_trials
 from radioplat.tasks.tune.space import Algorithm, SchedulerType
 from radioplat.tasks.tune.sweep import FOLDER, Plan, make_plan, nested, trial_spec
@@ -33,7 +33,7 @@ from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.task_log import log_task
 
 CLOCK = "clock.json"
-# Warnings that no user can do anything about; Ray Tune's are of trials that a scheduler or the budget ended early.
+# Loggers whose warnings need no action; Ray Tune warns of every trial that the scheduler or the budget ended early.
 _QUIET = (
     "ray._private.authentication",
     "ray.tune.analysis.experiment_analysis",
@@ -41,13 +41,13 @@ _QUIET = (
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TuneReport:
-    """What a sweep came to.
+    """Result of a sweep.
 
     Attributes:
-        trials: all that have begun, by number.
-        over: the budget that was used up before all trials had run; empty where none was.
+        trials: all that have started, by number.
+        over: the budget that was used up before all trials had run; empty if none was.
     """
 
     plan: Plan
@@ -57,7 +57,7 @@ class TuneReport:
 
     @property
     def done(self) -> list[TrialRecord]:
-        """Those that ran to the end."""
+        """The finished trials."""
         return [record for record in self.trials if record.state is State.done]
 
 
@@ -71,12 +71,12 @@ def tune(
     """Run the sweep of a search space file.
 
     Args:
-        say: called with each line for the user.
+        say: called with each message for the user.
 
     Raises:
         SpecError: the spec or the space is wrong.
-        RadioplatError: no trial came to its end.
-        Stopped: SIGTERM came, and trials that train have saved; the same command goes on.
+        RadioplatError: no trial finished.
+        Stopped: on SIGTERM, after trials that train have saved; the same command continues.
     """
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)
@@ -86,12 +86,14 @@ def tune(
 
 def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
     before = read_trials(plan.home)
-    _same_sweep(plan, before)
+    _check_same_space(plan, before)
     plan.write()
-    spent = _spent(plan)
+    spent = 0.0
+    with contextlib.suppress(OSError, ValueError):
+        spent = float(json.loads((plan.home / CLOCK).read_text())["seconds"])
     finished = sum(record.state is not State.running for record in before)
     if before:
-        say(f"{plan.home}: {finished} of {plan.trials} trials are done; {len(before) - finished} go on")
+        say(f"{plan.home}: {finished} of {plan.trials} trials are done; {len(before) - finished} continue")
     if finished >= plan.trials:
         return TuneReport(plan, before, spent)
     with _cluster(plan) as gpus, _pools(plan, gpus):
@@ -102,24 +104,24 @@ def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
         if record.state is State.failed:
             say(f"{record.name} failed: {record.reason}")
     if over:
-        say(f"{over} is used up; with more, the same command goes on")
+        say(f"{over} is used up; with a higher limit the same command continues")
     if not any(record.state is State.done for record in trials) and not over:
-        raise RadioplatError("no trial came to its end", where=str(plan.home))
+        raise RadioplatError("no trial finished", where=str(plan.home))
     return TuneReport(plan, trials, seconds, over)
 
 
 def _sweep(plan: Plan, gpus: bool, spent: float, say: Callable[[str], None]) -> tuple[str, float]:
-    """Rounds of trials: the first alone where there is a cache to fill, then all others."""
+    """Run all trials in rounds; with a feature cache, the first trial runs alone and fills it."""
     population = plan.space.scheduler.type is SchedulerType.pbt
     alone = plan.space.first_alone and plan.common.feature_cache.dir is not None and not population
     begin = time.monotonic()
     while True:
         known = read_trials(plan.home)
         unfinished = [record for record in known if record.state is State.running]
-        left = plan.trials - len(known) + len(unfinished)
-        if left <= 0:
+        remaining = plan.trials - len(known) + len(unfinished)
+        if remaining <= 0:
             return "", spent + time.monotonic() - begin
-        count = 1 if alone and not any(r.state is State.done for r in known) else left
+        count = 1 if alone and not any(r.state is State.done for r in known) else remaining
         if over := _round(plan, gpus, unfinished, count, spent + time.monotonic() - begin):
             return over, spent + time.monotonic() - begin
         after = read_trials(plan.home)
@@ -128,24 +130,24 @@ def _sweep(plan: Plan, gpus: bool, spent: float, say: Callable[[str], None]) -> 
 
 
 def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, spent: float) -> str:
-    """One call of Ray Tune for ``count`` trials; gives the budget that was used up, or nothing."""
+    """Run ``count`` trials by one call of Ray Tune; return the budget that was used up, or an empty text."""
     from ray import tune as ray_tune
     from ray.tune import FailureConfig, RunConfig, TuneConfig
 
-    from radioplat.tasks.tune.schedule import Budget, Watch, optuna_search, scheduler_of
+    from radioplat.tasks.tune.schedule import Budget, DriverCallback, optuna_search, scheduler_of
     from radioplat.tasks.tune.trial import run_trial
 
     start, space = secrets.token_hex(3), plan.space
-    told = told_file(plan.home, start)
-    budget = Budget(plan, spent, told)
-    held = (space.resources.cpus, _gpus(plan, gpus))
+    stop = stop_file(plan.home, start)
+    budget = Budget(plan, spent, stop)
+    per_trial = (space.resources.cpus, float(gpus) if space.resources.gpus is None else space.resources.gpus)
     inside = nested(trial_spec(plan, TrialRecord(0, {})))
     home = plan.home
 
     def trainable(config: dict[str, Any]) -> None:
-        run_trial(home, start, config, held)
+        run_trial(home, start, config, per_trial)
 
-    resources = {"CPU": 0.01} if inside else {"CPU": held[0], **({"GPU": held[1]} if held[1] else {})}
+    resources = {"CPU": 0.01} if inside else {"CPU": per_trial[0], **({"GPU": per_trial[1]} if per_trial[1] else {})}
     search, param_space, samples = None, None, 1
     if space.search.algorithm is Algorithm.optuna:
         search, samples = optuna_search(plan, unfinished[:count]), count
@@ -164,67 +166,54 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
             name=start,
             storage_path=str(home / "ray"),
             stop=budget,
-            callbacks=[Watch(plan, start, budget)],
+            callbacks=[DriverCallback(plan, start, budget)],
             failure_config=FailureConfig(max_failures=space.max_failures),
             verbose=0,
         ),
     )
     try:
-        with forwarding_sigterm(told.touch):
+        with forwarding_sigterm(stop.touch):
             tuner.fit()
-        if budget.told:
+        if budget.stop_requested:
             raise Stopped
-    except SystemExit as ended:  # Ray's own answer to SIGTERM
+    except SystemExit as ended:  # raised by Ray on SIGTERM
         raise Stopped from ended
     finally:
-        told.unlink(missing_ok=True)
+        stop.unlink(missing_ok=True)
         write_atomic(home / CLOCK, json.dumps({"seconds": budget.seconds}))
     return budget.over
 
 
 def _numbered(plan: Plan, unfinished: list[TrialRecord], count: int) -> dict[str, Any]:
-    """Trials whose values follow from their numbers: what is unfinished first."""
+    """Return the values of ``count`` trials as Ray's search space, the unfinished ones first."""
     from ray import tune as ray_tune
 
     points = [{"number": r.number, "values": r.values} for r in unfinished[:count]]
     known = {record.number for record in read_trials(plan.home)}
     for number in range(plan.trials):
         if number not in known and len(points) < count:
-            points.append({"number": number, "values": drawn(plan.space, number, plan.value_of)})
+            points.append({"number": number, "values": draw_values(plan.space, number, plan.value_of)})
     return {"point": ray_tune.grid_search(points)}
 
 
-def _same_sweep(plan: Plan, before: list[TrialRecord]) -> None:
+def _check_same_space(plan: Plan, before: list[TrialRecord]) -> None:
     """Refuse to mix trials of different spaces.
 
     Raises:
-        RadioplatError: what lies there is of another space.
+        RadioplatError: the earlier trials are of another space.
     """
     if not before:
         return
     known = Plan.read(plan.home).space
-    names = ("task", "changes", "parameters", "objectives")
+    names = ("task", "changes", "parameters", "objectives", "search")
     changed = [name for name in names if getattr(known, name) != getattr(plan.space, name)]
-    if known.search != plan.space.search:
-        changed.append("search")
     if changed:
         hint = "Undo the change, or choose another results_dir."
-        raise RadioplatError(f"{len(before)} trials lie there of another {changed[0]}", where=str(plan.home), hint=hint)
-
-
-def _spent(plan: Plan) -> float:
-    with contextlib.suppress(OSError, ValueError):
-        return float(json.loads((plan.home / CLOCK).read_text())["seconds"])
-    return 0.0
-
-
-def _gpus(plan: Plan, gpus: bool) -> float:
-    asked = plan.space.resources.gpus
-    return float(gpus) if asked is None else asked
+        raise RadioplatError(f"its {len(before)} trials have another {changed[0]}", where=str(plan.home), hint=hint)
 
 
 def _pooled(plan: Plan) -> list[ResolvedTeacher]:
-    """The teachers whose pools the sweep starts."""
+    """Return the teachers whose pools the sweep starts."""
     if not plan.pooled:
         return []
     return [t for t in frozen_teachers(trial_spec(plan, TrialRecord(0, {}))) if t.service.pool]
@@ -232,30 +221,30 @@ def _pooled(plan: Plan) -> list[ResolvedTeacher]:
 
 @contextlib.contextmanager
 def _cluster(plan: Plan) -> Iterator[bool]:
-    """Be in a cluster, the one that runs or one of our own; yields whether it has GPUs."""
+    """Join the running Ray cluster, or start one on this machine; yield whether it has GPUs."""
     import ray
 
-    # Trials keep to the folder where the user is, and paths of the spec begin there.
+    # Trials run in the user's working directory, to which paths of the spec are relative.
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    # Ctrl-C ends the sweep; Ray Tune would only end its round, as if all trials had run.
+    # Ctrl-C must end the sweep; Ray Tune's handler would only end the current call.
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
-    # While a trial trains it tells losses; Optuna's objectives come at its end.
+    # During training a trial reports losses; Optuna's objectives come at its end.
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
-    asked = plan.common
-    if ray.is_initialized() or asked.cluster.address or _runs(asked):
-        with attached(asked.cluster.address) as gpus:
+    common = plan.common
+    if ray.is_initialized() or common.cluster.address or _cluster_running(common):
+        with attached(common.cluster.address) as gpus:
             yield gpus
         return
     inside = nested(trial_spec(plan, TrialRecord(0, {})))
-    each = asked.cluster.cpus_per_worker * asked.worker_bounds[1] + 2 if inside else plan.space.resources.cpus
+    each = common.cluster.cpus_per_worker * common.worker_bounds[1] + 2 if inside else plan.space.resources.cpus
     teachers = sum(t.service.bounds[1] * t.service.num_cpus for t in _pooled(plan))
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         num_cpus=math.ceil(max(os.cpu_count() or 1, plan.space.concurrent * each + teachers)),
-        include_dashboard=inside,  # without it Ray Train leaks the places of runs that are ended early
+        include_dashboard=inside,  # without it Ray Train leaks resources of runs that are ended early
         logging_level=logging.WARNING,
     )
     try:
@@ -264,10 +253,8 @@ def _cluster(plan: Plan) -> Iterator[bool]:
         ray.shutdown()
 
 
-def _runs(spec: Spec) -> bool:
-    """Whether a cluster is there to join."""
-    import dataclasses
-
+def _cluster_running(spec: Spec) -> bool:
+    """Return whether there is a Ray cluster to join."""
     one = dataclasses.replace(spec.train, num_gpus=1, num_nodes=1, min_workers=None, max_workers=None)
     cluster = dataclasses.replace(spec.cluster, mode=ClusterMode.auto)
     return uses_ray(dataclasses.replace(spec, train=one, cluster=cluster))
@@ -275,19 +262,19 @@ def _runs(spec: Spec) -> bool:
 
 @contextlib.contextmanager
 def _pools(plan: Plan, gpus: bool) -> Iterator[None]:
-    """One pool for each teacher while the sweep goes on; those of other runs are left running."""
+    """Run one pool for each teacher during the block; pools of other runs are not stopped."""
     teachers = _pooled(plan)
     if not teachers:
         yield
         return
     from radioplat.teachers.serving.named_pools import pool_statuses, start_pools, stop_pools
 
-    ran = {pool.name for pool in pool_statuses()} - {plan.pool}  # ours may be left from a start that was killed
+    ran = {pool.name for pool in pool_statuses()} - {plan.pool}  # this sweep's may be left over from a killed start
     start_pools(teachers, {t.name: teacher_gpus(t.service.num_gpus, gpus) for t in teachers})
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # the cluster may be gone with them
+        with contextlib.suppress(Exception):  # the cluster may have stopped, too
             stop_pools(sorted({t.service.pool for t in teachers if t.service.pool} - ran))
 
 

@@ -68,7 +68,7 @@ def test_what_it_does_not_take_is_named(exported, images, tmp_path):
     with pytest.raises(
         SpecError, match="modelopt.onnx takes no blocksize. It knows .*block_s"
     ):
-        quantize_onnx(exported, tmp_path / "q.onnx", pixels, more={"blocksize": 3})
+        quantize_onnx(exported, tmp_path / "q.onnx", pixels, options={"blocksize": 3})
     (tmp_path / "no.onnx").write_text("this is text")
     with pytest.raises(EngineError, match="is not an ONNX file"):
         quantize_onnx(tmp_path / "no.onnx", tmp_path / "q.onnx", pixels)

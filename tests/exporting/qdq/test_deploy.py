@@ -237,7 +237,7 @@ def test_preprocessing_says_what_the_graph_takes_and_gives(cached):
 
 
 def test_dynamic_int8_for_cpus_is_smaller_and_close(forced):
-    cpu = forced.beside.cpu
+    cpu = forced.side_files.cpu
     assert (cpu.method, cpu.layers, cpu.quantized) == ("dynamic", 9, 9)
     assert cpu.cosine > 0.999 and cpu.bytes < 0.6 * cpu.fp32_bytes and cpu.seconds > 0
     assert json.loads(cpu.path.with_name(f"{cpu.path.name}.json").read_text())["cosine"] == cpu.cosine
@@ -270,7 +270,7 @@ def test_what_cannot_be_is_one_sentence(which, changes, error, says, checkpoints
 
 def test_an_fp8_student_has_no_int8_cache(checkpoints, photographs, tmp_path):
     changes = ["export.calibration_cache=true", "export.tensorrt_version=10.3", "export.batch_size=1"]
-    with pytest.raises(EngineError, match="a cache holds INT8 scales, and this student is fp8"):
+    with pytest.raises(EngineError, match="a cache contains INT8 scales, and this student is fp8"):
         run(tmp_path, checkpoints["fp8"], photographs, *changes)
 
 

@@ -102,5 +102,5 @@ def test_what_is_missing_names_the_task_to_run(spec, tmp_path):
 
 def test_other_channels_are_refused(spec):
     spec.export.input_channel = 4
-    with pytest.raises(EngineError, match=r"export.input_channel: a student takes 3 channels, not 4"):
+    with pytest.raises(EngineError, match=r"export.input_channel: a student has 3 input channels, not 4"):
         export(spec)

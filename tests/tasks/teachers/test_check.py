@@ -49,7 +49,7 @@ def test_a_good_teacher_and_the_page(spec):
     assert not found.flags, found.flags
     assert found.facts["dead channels"] == 0 and len(found.agreement) >= 4
     page = result.report.read_text()
-    assert "What looks wrong" in page and "data:image/png" in page and "lite0" in page
+    assert "Problems" in page and "data:image/png" in page and "lite0" in page
 
 
 def test_wrong_normalisation_and_dead_channels(spec, tmp_path):

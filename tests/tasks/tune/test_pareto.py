@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from radioplat.tasks.tune.pareto import beats, choose, draw, front
+from radioplat.tasks.tune.pareto import choose, dominates, draw, front
 from radioplat.tasks.tune.record import State, TrialRecord, claim, read_trials
 
 MODES = {"fidelity": "max", "macs": "min"}
@@ -27,7 +27,7 @@ def test_the_front_is_what_nobody_beats(points):
 
 
 def test_equal_ones_beat_nobody():
-    assert not beats({"fidelity": 1, "macs": 1}, {"fidelity": 1, "macs": 1}, MODES)
+    assert not dominates({"fidelity": 1, "macs": 1}, {"fidelity": 1, "macs": 1}, MODES)
 
 
 def test_the_chosen_one_is_near_the_best_of_everything():

@@ -34,7 +34,7 @@ def told(plan, number, state, values):
     record = TrialRecord(number, {"train.optim.lr": 1e-3}, state)
     record.write(plan.home)
     for step, value in values:
-        record.tell(plan.home, step, value)
+        record.add_report(plan.home, step, value)
     return record
 
 
@@ -74,8 +74,8 @@ def test_what_was_told_is_read_by_step_and_a_torn_line_left_out(tmp_path):
     record = told(plan, 0, State.running, [(10, 0.5), (20, 0.4), (10, 0.3)])
     with (plan.home / record.name / "told.jsonl").open("a") as file:
         file.write("[30, 0.")
-    assert record.told(plan.home) == [(10, 0.3), (20, 0.4)]
-    assert TrialRecord(7, {}).told(plan.home) == []
+    assert record.reports(plan.home) == [(10, 0.3), (20, 0.4)]
+    assert TrialRecord(7, {}).reports(plan.home) == []
 
 
 def test_pbt_changes_loss_weights_and_teachers_weights(tmp_path):

@@ -1,4 +1,4 @@
-"""Search space files: what is refused and by which name, what is drawn, what a grid and Optuna make of them."""
+"""Search space files: what is refused and by which name, what is draw_values, what a grid and Optuna make of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radioplat.errors import RadioplatError, SpecError
 from radioplat.quickstart.defaults import SPEC
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.tune.domains import Domain
-from radioplat.tasks.tune.draw import decoded, define_by_run, drawn, encoded, grid
+from radioplat.tasks.tune.draw import decoded, define_by_run, draw_values, encoded, grid
 from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.space import load_space
 from radioplat.tasks.tune.sweep import Plan, full_spec, make_plan, overrides_of, trial_spec
@@ -37,7 +37,7 @@ def nothing(path):
 def test_the_spaces_that_we_ship_fit_the_spec(name):
     space = load_space(SPACES / f"{name}.yaml")
     for number in range(2):
-        values = drawn(space, number, nothing)
+        values = draw_values(space, number, nothing)
         load_spec(SPEC, [*space.changes, *overrides_of(values)])
     if name == "distill":
         assert make_plan(SPEC, (), SPACES / "distill.yaml").trials == 16
@@ -48,17 +48,17 @@ def test_the_spaces_that_we_ship_fit_the_spec(name):
     [
         ({"parameter": {}}, "parameter: unknown field. Did you mean parameters?"),
         ({"budget": {"trails": 3}}, "budget.trails: unknown field. Did you mean budget.trials?"),
-        ({"budget": {}}, "budget.trials: how many trials"),
-        ({"parameters": {}}, "parameters: nothing varies"),
+        ({"budget": {}}, "budget.trials: the number of trials is needed"),
+        ({"parameters": {}}, "parameters: no field varies"),
         ({"parameters": {"train.optim.lr": {"loguniform": [0, 1]}}}, "loguniform: must be above 0"),
         ({"parameters": {"train.optim.lr": {"uniform": [2, 1]}}}, "low must be below high"),
         ({"parameters": {"train.optim.lr": {"gauss": [0, 1]}}}, "one of uniform, .* is needed, not gauss"),
-        ({"parameters": {"train.optim.lr": {"choice": []}}}, "nothing to choose from"),
+        ({"parameters": {"train.optim.lr": {"choice": []}}}, "the list is empty"),
         ({"objectives": [{"metric": "speed"}]}, "speed"),
-        ({"objectives": []}, "objectives: nothing is wanted"),
-        ({"task": "prune", "scheduler": {"type": "asha"}}, "scheduler.type: prune tells nothing while it runs"),
-        ({"task": "prune", "scheduler": {"type": "pbt"}}, "takes no weights over"),
-        ({"parameters": {"dataset.img_size": [64, 96]}, "scheduler": {"type": "pbt"}}, "cannot change while a run"),
+        ({"objectives": []}, "objectives: no objective is given"),
+        ({"task": "prune", "scheduler": {"type": "asha"}}, "scheduler.type: prune reports nothing while it runs"),
+        ({"task": "prune", "scheduler": {"type": "pbt"}}, "cannot copy weights"),
+        ({"parameters": {"dataset.img_size": [64, 96]}, "scheduler": {"type": "pbt"}}, "cannot change during a run"),
         ({"concurrent": 0}, "concurrent: must be above 0"),
     ],
 )
@@ -103,11 +103,11 @@ def test_every_draw_lies_in_its_domain_and_follows_from_seed_and_number(number, 
         "f": {"randint": [0, 9], "when": {"e": "y"}},
     }
     space = load_space(BASE | {"parameters": said, "search": {"seed": seed}})
-    found = drawn(space, number, nothing)
+    found = draw_values(space, number, nothing)
     assert 1e-5 <= found["a"] <= 1e-1 and -1 <= found["b"] <= 2 and found["d"] in (3, 4, 5)
     assert 0.5 <= found["c"] <= 2 and found["c"] % 0.25 == 0
     assert ("f" in found) == (found["e"] == "y")
-    assert drawn(space, number, nothing) == found
+    assert draw_values(space, number, nothing) == found
 
 
 def test_logarithms_are_equally_likely():
@@ -125,7 +125,7 @@ def test_a_grid_leaves_out_what_is_moot():
     space = load_space(BASE | {"parameters": said, "search": {"algorithm": "grid"}, "budget": {}})
     points = grid(space, nothing)
     assert [p.get("quantize.percentile") for p in points] == [None, 99.0, 99.9]
-    assert [drawn(space, n, nothing) for n in range(3)] == points
+    assert [draw_values(space, n, nothing) for n in range(3)] == points
 
 
 def test_optuna_sees_the_same_space():
