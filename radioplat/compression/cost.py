@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
+import timeit
 from dataclasses import dataclass
 
 import torch
@@ -40,11 +40,8 @@ def cost_of(backbone: nn.Module, img_size: int, timed: bool = False) -> Cost:
 
 @torch.no_grad()
 def _seconds(backbone: nn.Module, img_size: int) -> float:
-    image, seconds, training = torch.zeros(1, 3, img_size, img_size), [], backbone.training
+    image, training = torch.zeros(1, 3, img_size, img_size), backbone.training
     backbone.eval()
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        backbone(image)
-        seconds.append(time.perf_counter() - begin)
+    seconds = timeit.repeat(lambda: backbone(image), number=1, repeat=ROUNDS)
     backbone.train(training)
     return statistics.median(seconds[ROUNDS // 3 :])

@@ -1,4 +1,4 @@
-"""A folder that takes a student to where it is used, and needs no radioplat there."""
+"""Bundle: a folder to run an exported student without radioplat."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PREPROCESSING, BUILD, INFER = "preprocessing.json", "build_engine.sh", "infer_on
 
 @dataclass(frozen=True)
 class Bundled:
-    """What goes into a bundle.
+    """Content of a bundle.
 
     Attributes:
-        onnx_file: the graph that onnxruntime takes.
-        engine_file: the graph that engines are built from: that one, or with ``cache`` the one without Q/DQ.
-        others: further files, as they are.
+        onnx_file: the graph for onnxruntime.
+        engine_file: the graph to build engines from: the same, or with ``cache`` the one without Q/DQ.
+        others: further files to copy.
         cache: a calibration cache for ``engine_file``.
-        inputs, outputs: shapes by name, of ``onnx_file``; an open dimension is its name.
+        inputs, outputs: shapes by name, of ``onnx_file``; a dynamic dimension is given by its name.
         size: height and width in pixels.
-        batches: smallest, best and largest batch of an engine.
-        step: pixels that open sides are a multiple of.
+        batches: smallest, optimal and largest batch size of an engine.
+        step: pixels that dynamic sides must be a multiple of.
         mean, std: of the normalisation, which is in the graph.
         version: of TensorRT; None for the newest.
         data_type, formats, stored_weights: of ``onnx_file``.
@@ -51,33 +51,33 @@ class Bundled:
     stored_weights: bool
 
 
-def write_bundle(folder: Path, what: Bundled) -> Path:
-    """Write ``what`` into ``folder``, over what an earlier bundle left there.
+def write_bundle(folder: Path, content: Bundled) -> Path:
+    """Write a bundle to ``folder``, replacing an earlier one.
 
     Raises:
-        EngineError: it cannot be written, or this TensorRT does not know what is in the graph.
+        EngineError: it cannot be written, or this TensorRT does not support the graph.
     """
-    given = arguments(
-        what.engine_file,
-        f"{what.engine_file.stem}.engine",
-        _shapes(what),
-        version=what.version,
-        data_type=what.data_type,
-        formats=what.formats,
-        stored_weights=what.stored_weights,
-        cache=what.cache.name if what.cache else None,
+    command = arguments(
+        content.engine_file,
+        f"{content.engine_file.stem}.engine",
+        _shapes(content),
+        version=content.version,
+        data_type=content.data_type,
+        formats=content.formats,
+        stored_weights=content.stored_weights,
+        cache=content.cache.name if content.cache else None,
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = {what.onnx_file, what.engine_file, *what.others, *([what.cache] if what.cache else [])}
+        files = {content.onnx_file, content.engine_file, *content.others, *([content.cache] if content.cache else [])}
         weights = {file.with_name(f"{file.name}.data") for file in files}
         for file in files | {file for file in weights if file.exists()}:
             if file.resolve() != (folder / file.name).resolve():
                 with written_aside(folder / file.name) as aside:
                     shutil.copyfile(file, aside)
-        _write(folder / PREPROCESSING, json.dumps(_preprocessing(what), indent=1))
+        _write(folder / PREPROCESSING, json.dumps(_preprocessing(content), indent=1))
         _write(folder / INFER, Path(infer_onnxruntime.__file__).read_text(encoding="utf-8"))
-        _write(folder / BUILD, script(given, what.version))
+        _write(folder / BUILD, script(command, content.version))
         (folder / BUILD).chmod(0o755)
     except OSError as error:
         raise EngineError(f"cannot write here: {error.strerror}", where="export.bundle") from error
@@ -89,28 +89,28 @@ def _write(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
-def _shapes(what: Bundled) -> dict[str, list[list[int]]]:
-    (name, shape), *_ = what.inputs.items()
+def _shapes(content: Bundled) -> dict[str, list[list[int]]]:
+    (name, shape), *_ = content.inputs.items()
     if all(isinstance(side, int) for side in shape):
         return {}
     batch = shape[0]
-    batches = (batch,) * 3 if isinstance(batch, int) else what.batches
-    return {name: [[size, 3, *what.size] for size in batches]}
+    batches = (batch,) * 3 if isinstance(batch, int) else content.batches
+    return {name: [[size, 3, *content.size] for size in batches]}
 
 
-def _preprocessing(what: Bundled) -> dict:
-    (name, shape), *_ = what.inputs.items()
-    height, width = what.size
-    open_sides = not isinstance(shape[2], int)
+def _preprocessing(content: Bundled) -> dict:
+    (name, shape), *_ = content.inputs.items()
+    height, width = content.size
+    dynamic = not isinstance(shape[2], int)
     return {
-        "onnx": what.onnx_file.name,
+        "onnx": content.onnx_file.name,
         "input": {
             "name": name,
             "shape": list(shape),
             "batch": shape[0] if isinstance(shape[0], int) else None,
             "height": height,
             "width": width,
-            "multiple_of": what.step if open_sides else None,
+            "multiple_of": content.step if dynamic else None,
             "dtype": "float32",
             "layout": "NCHW",
             "color": "RGB",
@@ -121,9 +121,9 @@ def _preprocessing(what: Bundled) -> dict:
             "filter": "bilinear, antialiased (a triangle over the pixels that are merged; Pillow's BILINEAR)",
         },
         "normalisation": {
-            "mean": list(what.mean),
-            "std": list(what.std),
+            "mean": list(content.mean),
+            "std": list(content.std),
             "where": "inside the graph: do not apply it again",
         },
-        "outputs": {name: {"shape": list(shape), "dtype": "float32"} for name, shape in what.outputs.items()},
+        "outputs": {name: {"shape": list(shape), "dtype": "float32"} for name, shape in content.outputs.items()},
     }

@@ -18,30 +18,30 @@ VERSION = "export.tensorrt_version"
 
 
 def header(version: str) -> str:
-    """The first line; the number is NV_TENSORRT_VERSION: 8601 for 8.6.1, from 10 on 100300 for 10.3.0.
+    """Return the first line, with NV_TENSORRT_VERSION: 8601 for 8.6.1, from 10 on 100300 for 10.3.0.
 
     Raises:
-        EngineError: TensorRT 11 or newer, or no version.
+        EngineError: TensorRT 11 or newer, or not a version.
     """
     parsed = parse_version(version)
     if parsed is None:
-        raise EngineError(f"{version!r} is no version of TensorRT", where=VERSION, hint="Give it as 8.6.1 or 10.3.")
+        raise EngineError(f"{version!r} is not a version of TensorRT", where=VERSION, hint="Give it as 8.6.1 or 10.3.")
     major, minor, patch = parsed
     if major >= FIRST_WITHOUT_CACHE:
         raise EngineError(
             f"TensorRT {major} has no calibration caches",
             where=VERSION,
-            hint="Its INT8 comes from Q/DQ alone: export a student that `radioplat quantize` made, without a cache.",
+            hint="It reads INT8 ranges from Q/DQ only: export a student from `radioplat quantize`, without a cache.",
         )
     number = major * 10000 + minor * 100 + patch if major >= 10 else major * 1000 + minor * 100 + patch
     return f"TRT-{number}-EntropyCalibration2"
 
 
 def write_cache(scales: Mapping[str, float], version: str, path: Path) -> Path:
-    """Write ``scales`` by tensor.
+    """Write ``scales``, by tensor.
 
     Raises:
-        EngineError: TensorRT 11 or newer, a scale that is no positive number, or a name with a line break.
+        EngineError: TensorRT 11 or newer, a scale that is not positive, or a name with a line break.
     """
     lines = [header(version)]
     for tensor, scale in scales.items():
@@ -51,17 +51,3 @@ def write_cache(scales: Mapping[str, float], version: str, path: Path) -> Path:
     with written_aside(path) as aside:
         aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def read_cache(path: Path) -> tuple[str, dict[str, float]]:
-    """The header and the scales by tensor; a tensor's name may hold ``": "``.
-
-    Raises:
-        EngineError: it cannot be read, or a line is not ``tensor: hhhhhhhh``.
-    """
-    try:
-        first, *lines = path.read_text(encoding="utf-8").splitlines()
-        pairs = [line.rsplit(": ", 1) for line in lines if line.strip()]
-        return first, {tensor: struct.unpack(">f", bytes.fromhex(bits))[0] for tensor, bits in pairs}
-    except (OSError, ValueError, struct.error) as error:
-        raise EngineError(f"{path} is no calibration cache: {error}", where=str(path)) from error

@@ -1,9 +1,9 @@
-"""INT8 for CPUs: an fp32 graph quantized by onnxruntime's own tools, judged and timed on this machine.
+"""INT8 for CPUs: quantize an fp32 graph by onnxruntime, compare it with the original and time both on this machine.
 
-Dynamic: weights are INT8, activations get their range anew from each input; linear layers alone. Static: convolutions
-and linear layers between Q/DQ pairs, with ranges from real images. Weights are signed, per output channel. On ARM, and
-on x86 with VNNI, activations may be signed or unsigned; on x86 without VNNI a sum of two products of unsigned and
-signed bytes may overflow 16 bits, so weights then keep 7 bits (``reduce_range``).
+Dynamic: weights are INT8, ranges of activations are computed for each input; linear layers only. Static: convolutions
+and linear layers with Q/DQ pairs, with ranges from real images. Weights are signed, per output channel. On ARM, and on
+x86 with VNNI, activations can be signed or unsigned; on x86 without VNNI a sum of two products of unsigned and signed
+bytes can overflow 16 bits, so weights have 7 bits (``reduce_range``).
 https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
 """
 
@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import tempfile
-import time
+import timeit
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,22 +30,22 @@ from radioplat.exporting.qdq.mark import module_of
 from radioplat.spec.schema.export import CpuQuantization, CpuTarget
 
 FIELD = "export.cpu"
-_HEADS = "heads."  # regressions: they stay float
+_HEADS = "heads."  # regressions, which stay float
 _REPEATS = 5
 
 
 @dataclass(frozen=True)
 class CpuReport:
-    """What was written for a CPU.
+    """Result of a quantization for CPUs.
 
     Attributes:
-        path: the INT8 file; ``<path>.json`` beside it holds this report.
-        method, target: as asked.
-        layers, quantized: convolutions and linear layers of the graph, and those of them in INT8.
-        images: how many it was compared on; none of them was calibrated on, where there were enough.
-        cosine: of the fp32 file's features and its, the mean over images, at worst over outputs.
-        bytes, fp32_bytes: sizes.
-        seconds, fp32_seconds: of a batch of one on this machine's CPU, the fastest of five.
+        path: the INT8 file; ``<path>.json`` is this report.
+        method, target: settings of the quantization.
+        layers, quantized: number of convolutions and linear layers of the graph, and of those in INT8.
+        images: number of images of the comparison; not used for calibration, if there are enough.
+        cosine: between the features of the fp32 file and this one, mean over images, minimum over outputs.
+        bytes, fp32_bytes: sizes of both files.
+        seconds, fp32_seconds: time of a batch of one on this machine's CPU, the fastest of five.
     """
 
     path: Path
@@ -67,11 +67,11 @@ def quantize_for_cpu(
     """Write the fp32 graph ``source`` as INT8 to ``path``.
 
     Args:
-        batches: float32 ``[B, 3, H, W]`` in [0, 1]: the last one is compared on; static ranges come from the others,
-            or from it where it is the only one.
+        batches: float32 ``[B, 3, H, W]`` in [0, 1]: the last one is for the comparison, the others for static ranges;
+            a single one is for both.
 
     Raises:
-        EngineError: there is nothing to quantize, or onnxruntime gives a reason.
+        EngineError: there is nothing to quantize, or onnxruntime cannot quantize the graph.
     """
     model = read_graph(source)
     _check_has_layers(model, method)
@@ -85,7 +85,7 @@ def quantize_for_cpu(
     except (RuntimeError, ValueError, AttributeError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())[:300]
         raise EngineError(f"onnxruntime cannot quantize this graph: {reason}", where=FIELD) from error
-    report = _judge(source, path, method, target, batches[-1])
+    report = _compare(source, path, method, target, batches[-1])
     with written_aside(path.with_name(f"{path.name}.json")) as aside:
         aside.write_text(json.dumps({**asdict(report), "path": path.name}, indent=1))
     return report
@@ -96,14 +96,14 @@ def _check_has_layers(model: onnx.ModelProto, method: CpuQuantization) -> None:
     if not kinds:
         raise EngineError("the graph has no convolution and no linear layer", where=FIELD)
     if method is CpuQuantization.dynamic and not kinds & {"MatMul", "Gemm"}:
-        hint = "Take export.cpu=static."
-        raise EngineError("the graph has convolutions alone, and dynamic is for linear layers", where=FIELD, hint=hint)
+        hint = "Use export.cpu=static."
+        raise EngineError("the graph has only convolutions, and dynamic is for linear layers", where=FIELD, hint=hint)
 
 
 def _dynamic(source: Path, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # Per channel, a Gemm's scales lie along its inputs, which no kernel takes: per tensor is what runs everywhere.
+    # Per channel, the scales of a Gemm are along its inputs, for which there is no kernel; per tensor runs everywhere.
     quantize_dynamic(source, path, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
 
 
@@ -112,10 +112,10 @@ def _static(model: onnx.ModelProto, path: Path, target: CpuTarget, batches: Sequ
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self._left = iter([{model.graph.input[0].name: batch} for batch in batches])
+            self._feeds = iter([{model.graph.input[0].name: batch} for batch in batches])
 
         def get_next(self) -> dict[str, Any] | None:
-            return next(self._left, None)
+            return next(self._feeds, None)
 
     signed = target is CpuTarget.arm
     layers = find_layers(Graph(model))
@@ -139,7 +139,7 @@ def _static(model: onnx.ModelProto, path: Path, target: CpuTarget, batches: Sequ
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back the advice to rewrite the graph first: torch's exporter has done it."""
+    """Silence the advice to preprocess the graph: torch's exporter has done it."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -152,7 +152,7 @@ def _is_head(node: onnx.NodeProto) -> bool:
     return (module_of(node) or node.name).startswith(_HEADS)
 
 
-def _judge(source: Path, path: Path, method: CpuQuantization, target: CpuTarget, images: np.ndarray) -> CpuReport:
+def _compare(source: Path, path: Path, method: CpuQuantization, target: CpuTarget, images: np.ndarray) -> CpuReport:
     sessions = [_session(file) for file in (source, path)]
     name = sessions[0].get_inputs()[0].name
     ours, theirs = (session.run(None, {name: images}) for session in reversed(sessions))
@@ -180,18 +180,13 @@ def _count(model: onnx.ModelProto) -> int:
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean over images."""
+    """Return the mean over images."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (a, b))
     return float(((x * y).sum(1) / np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), 1e-30)).mean())
 
 
 def _fastest(session, feed: dict[str, np.ndarray]) -> float:
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        session.run(None, feed)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(timeit.repeat(lambda: session.run(None, feed), number=1, repeat=_REPEATS))
 
 
 def _session(path: Path):

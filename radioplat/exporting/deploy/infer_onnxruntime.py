@@ -1,6 +1,6 @@
-"""Features of images from the ONNX file beside this script: python infer_onnxruntime.py IMAGE... [--out features.npz]
+"""Compute features of images by the ONNX file in this folder: python infer_onnxruntime.py IMAGE... [--out features.npz]
 
-Needs numpy, Pillow and onnxruntime, and nothing else. What is done to an image is in preprocessing.json.
+Needs only numpy, Pillow and onnxruntime. The preprocessing of images is described in preprocessing.json.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def prepare(path: str, height: int, width: int) -> np.ndarray:
-    """An image file as float32 ``[3, height, width]`` in [0, 1]: its centred part of this shape, resized bilinearly."""
+    """Read the centred part of an image with this aspect ratio, resized bilinearly: float32 ``[3, height, width]``."""
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     scale = min(image.width / width, image.height / height)
     left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-    # Cut first: the filter must not look beyond the part that is shown.
+    # Crop first: the filter must not read pixels outside of this part.
     x, y = math.floor(left), math.floor(top)
     cut = image.crop((x, y, math.ceil(image.width - left), math.ceil(image.height - top)))
     box = (left - x, top - y, left - x + width * scale, top - y + height * scale)
@@ -34,7 +34,7 @@ def prepare(path: str, height: int, width: int) -> np.ndarray:
 
 
 def main() -> int:
-    """Read the images, run the graph, write one array an output."""
+    """Read the images, run the graph, write one array for each output."""
     about = json.loads((HERE / "preprocessing.json").read_text())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("images", nargs="+", metavar="IMAGE")
@@ -49,17 +49,17 @@ def main() -> int:
         return 1
     session = onnxruntime.InferenceSession(args.model, providers=onnxruntime.get_available_providers())
     names, fixed = [output.name for output in session.get_outputs()], entry["batch"]
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    features: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for start in range(0, len(images), fixed or 8):
         batch = images[start : start + (fixed or 8)]
         count = len(batch)
-        if fixed and count < fixed:  # a graph of one batch size: filled up, and cut again
+        if fixed and count < fixed:  # a graph with a fixed batch size: pad, and drop the padding
             batch = np.concatenate([batch, np.zeros((fixed - count, *batch.shape[1:]), np.float32)])
         for name, values in zip(names, session.run(names, {entry["name"]: batch}), strict=True):
-            found[name].append(values[:count])
-    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in found.items()}
+            features[name].append(values[:count])
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in features.items()}
     np.savez(args.out, **arrays)
-    for name, parts in found.items():
+    for name, parts in features.items():
         print(f"{name}: {[len(images), *parts[0].shape[1:]]}")
     return 0
 

@@ -1,4 +1,4 @@
-"""The largest magnitude of every tensor of a graph over real images, for what needs a scale everywhere (DLA)."""
+"""Measure the largest magnitude of every tensor of a graph on real images, for targets that need all scales (DLA)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SOURCE, SILENT = "calibrated", "calibrated: zeros alone"
 
 
 def observe(path: Path, batches: Iterable[np.ndarray]) -> tuple[list[Range], list[str]]:
-    """An INT8 scale for the input and for every float tensor that a node of ``path`` gives.
+    """Return INT8 scales of the input and of every float tensor that a node of ``path`` outputs.
 
-    With them the names of tensors whose type ONNX's inference cannot tell, which get none.
+    Also return the names of tensors without a scale, whose type ONNX's inference does not find.
 
     Args:
         path: an fp32 graph without Q/DQ, with one input.
@@ -40,17 +40,17 @@ def observe(path: Path, batches: Iterable[np.ndarray]) -> tuple[list[Range], lis
     )
     amax: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
-        watched = Path(scratch) / "watched.onnx"
-        onnx.save(model, str(watched), save_as_external_data=True, location="weights")
-        session = _open(watched)
+        file = Path(scratch) / "all_outputs.onnx"
+        onnx.save(model, str(file), save_as_external_data=True, location="weights")
+        session = _open(file)
         for batch in batches:
             try:
                 values = session.run(names, {images.name: batch})
-            except Exception as error:  # its classes share no base but Exception
+            except Exception as error:  # its errors have no common base class
                 problem = f"onnxruntime cannot run it: {' '.join(str(error).split())[:300]}"
                 raise EngineError(problem, where=str(path)) from error
-            for name, found in zip((images.name, *names), (batch, *values), strict=True):
-                amax[name] = max(amax.get(name, 0.0), float(np.abs(found).max(initial=0.0)))
+            for name, array in zip((images.name, *names), (batch, *values), strict=True):
+                amax[name] = max(amax.get(name, 0.0), float(np.abs(array).max(initial=0.0)))
     if not amax:
         raise DataError("there are no calibration images", where="dataset.quant_calibration_dataset")
     for name, value in amax.items():
@@ -60,32 +60,32 @@ def observe(path: Path, batches: Iterable[np.ndarray]) -> tuple[list[Range], lis
 
 
 def _range(tensor: str, amax: float) -> Range:
-    """Zeros are right at any scale, and a scale must not be 0."""
+    """Return the range of a tensor; zeros are exact at any scale, and a scale must not be 0."""
     scale = np.float32((amax or 1.0) / NumberFormat.int8.highest)
     return Range(tensor, NumberFormat.int8.value, np.asarray(scale), -1, SOURCE if amax else SILENT)
 
 
 def _float_tensors(model: ModelProto) -> tuple[list[str], list[str]]:
-    """Names of what nodes give and that depends on the image: in floats, and in who knows what."""
+    """Return the names of tensors that depend on the image: those in floats, and those of unknown type."""
     graph = Graph(model)
     typed = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
     values = [*typed.value_info, *typed.output]
     types = {v.name: v.type.tensor_type.elem_type for v in values}
-    made = [n for node in graph.nodes for n in node.output if n and not graph.is_constant(n)]
-    floats = [name for name in made if types.get(name) == TensorProto.FLOAT]
-    return floats, [name for name in made if not types.get(name)]
+    computed = [n for node in graph.nodes for n in node.output if n and not graph.is_constant(n)]
+    floats = [name for name in computed if types.get(name) == TensorProto.FLOAT]
+    return floats, [name for name in computed if not types.get(name)]
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
-    """Types need no weights, and inference takes no model beyond protobuf's 2 GiB."""
+    """Return a copy without large weights: inference fails for models above protobuf's 2 GiB."""
     light = ModelProto()
     light.CopyFrom(model)
     for tensor in light.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and len(tensor.raw_data) > 1024:
             light.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, tensor.dims))
-    kept = [t for t in light.graph.initializer if t.data_type != TensorProto.FLOAT or len(t.raw_data) <= 1024]
+    small = [t for t in light.graph.initializer if t.data_type != TensorProto.FLOAT or len(t.raw_data) <= 1024]
     del light.graph.initializer[:]
-    light.graph.initializer.extend(kept)
+    light.graph.initializer.extend(small)
     return light
 
 
@@ -93,7 +93,7 @@ def _open(path: Path):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # As written: a tensor that is fused away has no range.
+    # Without optimization: fused tensors have no range.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

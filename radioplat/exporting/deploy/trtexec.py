@@ -1,4 +1,4 @@
-"""The command line that builds an engine, for a version of TensorRT."""
+"""Command line of ``trtexec`` that builds an engine, by TensorRT version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.tensorrt_version import parse_version
 
 FIELD = "export.tensorrt_version"
-NEWEST = (99, 0, 0)  # where no version is named
+NEWEST = (99, 0, 0)  # without a version
 FIRST_STRONGLY_TYPED, FIRST_STORED = 9, 10
 _SCRIPT = """#!/usr/bin/env bash
 # Build an engine for the GPU of this machine with {version}. Further arguments go to trtexec.
@@ -39,51 +39,51 @@ def arguments(
     stored_weights: bool = True,
     cache: str | None = None,
 ) -> list[str]:
-    """What ``trtexec`` is called with.
+    """Return the arguments of ``trtexec``.
 
     Args:
-        shapes: smallest, best and largest shape by input; empty for an input of one shape.
+        shapes: smallest, optimal and largest shape by input; empty for fixed shapes.
         version: of TensorRT; None for the newest.
         data_type: of the layers that are not quantized.
         formats: of a graph with Q/DQ.
         cache: a calibration cache, for a graph without.
 
     Raises:
-        EngineError: this TensorRT does not know what is in the graph.
+        EngineError: this TensorRT does not support the graph.
     """
     major = (parse_version(version) if version else None) or NEWEST
-    given = [f"--onnx={onnx_file.name}", f"--saveEngine={engine}", "--sparsity=enable"]  # for 2:4 weights
+    options = [f"--onnx={onnx_file.name}", f"--saveEngine={engine}", "--sparsity=enable"]  # for 2:4 weights
     for name, sizes in zip(("min", "opt", "max"), zip(*shapes.values(), strict=True), strict=False):
         texts = [f"{key}:{'x'.join(map(str, size))}" for key, size in zip(shapes, sizes, strict=True)]
-        given.append(f"--{name}Shapes={','.join(texts)}")
+        options.append(f"--{name}Shapes={','.join(texts)}")
     if cache:
-        return [*given, "--int8", "--fp16", f"--calib={cache}"]
+        return [*options, "--int8", "--fp16", f"--calib={cache}"]
     require_readable(version, data_type, formats, stored_weights)
     if major[0] >= FIRST_STRONGLY_TYPED:
-        # Types are the graph's own. TensorRT 11 knows nothing else; that its trtexec takes the flag is not tried here.
-        return [*given, "--stronglyTyped"]
-    return given + (["--int8"] if formats else []) + (["--fp16"] if data_type == "fp16" else [])
+        # Types of the graph. TensorRT 11 has no other mode; the flag was not tried with its trtexec.
+        return [*options, "--stronglyTyped"]
+    return options + (["--int8"] if formats else []) + (["--fp16"] if data_type == "fp16" else [])
 
 
 def require_readable(version: str | None, data_type: str, formats: Sequence[str], stored: bool) -> None:
-    """Refuse what a version of TensorRT does not read in a graph with Q/DQ, or in one of floats.
+    """Check that a version of TensorRT supports the types of a graph.
 
     Raises:
-        EngineError: names the version that reads it.
+        EngineError: with the version that supports it.
     """
     major = ((parse_version(version) if version else None) or NEWEST)[0]
     for name in (*sorted(formats), data_type):
         if major < (needed := DATA_TYPES[name].first_tensorrt):
-            raise EngineError(f"TensorRT {version} knows no {name}", where=FIELD, hint=f"It takes {needed} or newer.")
+            raise EngineError(f"TensorRT {version} has no {name}", where=FIELD, hint=f"Use {needed} or newer.")
     if formats and stored and major < FIRST_STORED:
         raise EngineError(
-            f"the parser of TensorRT {version} takes no quantized weights",
+            f"the parser of TensorRT {version} reads no quantized weights",
             where="export.stored_weights",
-            hint="Set it to false: weights are then floats behind Q/DQ.",
+            hint="Set it to false: weights are then floats before Q/DQ.",
         )
 
 
-def script(given: Sequence[str], version: str | None) -> str:
-    """A shell script that calls ``trtexec`` with ``given``."""
+def script(options: Sequence[str], version: str | None) -> str:
+    """Return a shell script that calls ``trtexec`` with ``options``."""
     name = f"TensorRT {version}" if version else "TensorRT"
-    return _SCRIPT.format(version=name, arguments=" \\\n  ".join(shlex.quote(word) for word in given))
+    return _SCRIPT.format(version=name, arguments=" \\\n  ".join(shlex.quote(word) for word in options))

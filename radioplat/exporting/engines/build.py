@@ -1,4 +1,4 @@
-"""From an ONNX file to an engine and its record: check, build, write, run once where that can be."""
+"""Build an engine and its record from an ONNX file: check, build, write, and run once if this machine can."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,24 +35,24 @@ _BACKENDS = {
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What was written, and whether it ran.
+    """Result of a build.
 
     Attributes:
-        path: the engine; ``<path>.json`` beside it says what it was built from.
+        path: the engine; ``<path>.json`` is its record.
         bytes: its size.
         seconds: wall time of the build.
-        backend, backend_reason: what built it, and why that was chosen.
-        compute_capabilities: the GPUs it is for (``SM86``); empty for a CPU.
-        library, version: what built it, and the only one that is sure to load it.
+        backend, backend_reason: the backend, and why it was chosen.
+        compute_capabilities: GPUs that can run it (``SM86``); empty for a CPU.
+        library, version: the library that built it; only this version is sure to load it.
         data_type: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``fp8``.
         input_shape: ``[3, height, width]``.
-        batch: smallest, best and largest batch it takes.
-        outputs: their names.
-        kernels: convolution, GEMM and attention kernels by datatype; None where the builder does not tell.
-        coverage: which kernels and layers are quantized.
-        executed: whether it computed something here.
-        execution: on what and how close to the ONNX file, or the ``reason`` why not.
-        notes: what differs from what was asked, a sentence each.
+        batch: smallest, optimal and largest batch size.
+        outputs: names of the outputs.
+        kernels: number of convolution, GEMM and attention kernels by data type; None if the builder reports none.
+        coverage: the quantized kernels and layers.
+        executed: whether it ran on this machine.
+        execution: device and difference from the ONNX file, or the ``reason`` why it did not run.
+        notes: deviations from the request, one sentence each.
     """
 
     path: Path
@@ -74,7 +75,7 @@ class EngineReport:
 
     @property
     def state(self) -> str:
-        """As :func:`radioplat.exporting.engines.record.state_of`."""
+        """See :func:`radioplat.exporting.engines.record.state_of`."""
         return state_of({"executed": self.executed, "execution": self.execution, "evaluated": False})
 
 
@@ -90,18 +91,18 @@ def build_engine(
     gpu_id: int = 0,
     verbose: bool = False,
 ) -> EngineReport:
-    """Build an engine and write it, and ``<engine_path>.json``, under their names once it is whole; then try to run it.
+    """Build an engine, write it and its record ``<engine_path>.json`` atomically, then try to run it.
 
     Args:
-        onnx_path: a file with one image input ``[B, 3, H, W]``, typed or quantized as ``config.data_type`` says.
-        engine_path: must end in ``.engine``, whatever builds it.
-        height, width: needed where the file leaves them open; where it does not, they must agree with it.
-        timing_cache: of backend ``tensorrt``.
-        gpu_id: the GPU to build and run on, where there is one.
-        verbose: let the builder's messages through to standard error.
+        onnx_path: a file with one image input ``[B, 3, H, W]``, typed or quantized to ``config.data_type``.
+        engine_path: must end in ``.engine``.
+        height, width: needed if they are dynamic in the file; otherwise they must be equal to the file's.
+        timing_cache: for backend ``tensorrt``.
+        gpu_id: the GPU to build and run on.
+        verbose: print the builder's messages to standard error.
 
     Raises:
-        EngineError: a wrong field, a file that does not fit the config, or whatever reason the builder gives.
+        EngineError: a wrong field, a file that does not match the config, or the builder's reason.
     """
     onnx_path, engine_path = Path(onnx_path), Path(engine_path)
     if engine_path.suffix != ".engine":
@@ -127,39 +128,14 @@ def build_engine(
     covered = coverage(file.layers, built.kernels)
     write_engine(engine_path, built.data, _facts(file, built, covered, chosen, reason, seconds, config))
     record = try_execution(engine_path, onnx_path, gpu_id)
-    return EngineReport(
-        path=engine_path,
-        bytes=record["bytes"],
-        seconds=seconds,
-        backend=chosen,
-        backend_reason=reason,
-        compute_capabilities=built.targets,
-        library=built.library,
-        version=built.version,
-        data_type=data_type,
-        input_shape=built.input_shape,
-        batch=built.batch,
-        outputs=list(file.outputs),
-        kernels=_counts(built),
-        coverage=covered,
-        executed=record["executed"],
-        execution=record["execution"],
-        notes=built.notes,
-    )
+    recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
+    own = {"path": engine_path, "backend": chosen, "batch": built.batch, "outputs": list(file.outputs)}
+    return EngineReport(**recorded | own | {"coverage": covered})
 
 
 def _types(file: OnnxInput, data_type: str) -> list[str]:
-    """Everything the file computes in."""
+    """Return all data types that the file computes in."""
     return list(dict.fromkeys([data_type, *file.formats, *([file.float_type] if file.float_type else [])]))
-
-
-def _counts(built: BuiltEngine) -> dict[str, int] | None:
-    if built.kernels is None:
-        return None
-    counts: dict[str, int] = {}
-    for kernel in built.kernels:
-        counts[kernel.data_type] = counts.get(kernel.data_type, 0) + 1
-    return counts
 
 
 def _facts(
@@ -189,7 +165,7 @@ def _facts(
         "input_shape": built.input_shape,
         "batch": built.batch,
         "seconds": seconds,
-        "kernels": _counts(built),
+        "kernels": None if built.kernels is None else dict(Counter(kernel.data_type for kernel in built.kernels)),
         "coverage": dataclasses.asdict(covered),
         "notes": built.notes,
         "config": dataclasses.asdict(config),

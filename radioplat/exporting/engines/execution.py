@@ -15,36 +15,36 @@ from radioplat.exporting.engines.runner import load_engine
 
 
 def try_execution(engine: Path, source: Path, gpu_id: int = 0) -> dict[str, Any]:
-    """Execute ``engine`` on noise images, compare it with ``source`` on onnxruntime, and write both down.
+    """Execute ``engine`` on noise images, compare it with ``source`` on onnxruntime, and update the record.
 
-    What cannot be run here is no error: the record then says why.
+    An engine that cannot run on this machine is not an error: the record then contains the reason.
 
     Returns:
-        the updated record; ``execution`` has ``device, batch, seconds`` of the first call, and where onnxruntime runs
-        the source as it is written ``max_abs_error``, ``max_relative_error`` (of the output's largest value).
+        The updated record. ``execution`` has ``device, batch, seconds`` of the first call and, if onnxruntime can run
+        the source, ``max_abs_error`` and ``max_relative_error`` (relative to the output's largest value).
     """
     try:
         runner = load_engine(engine, gpu_id=gpu_id)
         batch, shape = runner.record["batch"][1], runner.record["input_shape"]
         images = np.random.default_rng(0).random((batch, *shape), dtype=np.float32)
         start = time.monotonic()
-        found = runner(images)
+        outputs = runner(images)
         seconds = round(time.monotonic() - start, 4)
     except EngineError as error:
-        # Without `where`: a record holds no paths of this machine.
+        # Without `where`: a record contains no paths of this machine.
         return mark_not_executed(engine, str(Problem(error.problems[0].message, hint=error.problems[0].hint)))
     execution = {"device": runner.device, "by": "gen_trt_engine", "batch": batch, "seconds": seconds}
-    if broken := [name for name, value in found.items() if not np.isfinite(value).all()]:
-        execution["reason"] = f"output {broken[0]} is not finite"
+    if infinite := [name for name, value in outputs.items() if not np.isfinite(value).all()]:
+        execution["reason"] = f"output {infinite[0]} is not finite"
         return mark_executed(engine, execution)
     try:
         session = open_session(source, "disable_all")
-        wanted = session.run(list(found), {session.get_inputs()[0].name: images})
-    except Exception as error:  # onnxruntime's classes share no base but Exception; EngineError where it opens none
+        expected = session.run(list(outputs), {session.get_inputs()[0].name: images})
+    except Exception as error:  # onnxruntime's errors have no common base class; EngineError if it cannot open the file
         execution["reason"] = f"not compared: {' '.join(str(error).split())[:300]}"
         return mark_executed(engine, execution)
-    gaps = [np.abs(value - other).max() for value, other in zip(found.values(), wanted, strict=True)]
-    largest = [max(float(np.abs(other).max()), 1e-6) for other in wanted]
+    gaps = [np.abs(value - other).max() for value, other in zip(outputs.values(), expected, strict=True)]
+    largest = [max(float(np.abs(other).max()), 1e-6) for other in expected]
     execution["max_abs_error"] = float(max(gaps))
     execution["max_relative_error"] = float(max(gap / most for gap, most in zip(gaps, largest, strict=True)))
     return mark_executed(engine, execution)

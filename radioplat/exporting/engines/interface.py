@@ -1,11 +1,11 @@
-"""What every backend takes and gives: ``build(onnx, request) -> BuiltEngine``."""
+"""Interface of backends: ``build(onnx, request, data_types) -> BuiltEngine``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from radioplat.errors import EngineError
+from radioplat.errors import EngineError, Problem
 from radioplat.spec.schema.engine import TensorRTConfig
 
 SECTION = "gen_trt_engine"
@@ -16,10 +16,10 @@ class Kernel:
     """One kernel of an engine that multiplies matrices.
 
     Attributes:
-        name: the builder's.
+        name: the builder's name.
         kind: ``conv_gemm`` or ``attention``.
-        data_type: what it multiplies in: ``int8``, ``fp8``, ``fp32``, ..., or the builder's word for another.
-        layers: names of the ONNX nodes that went into it; empty where the builder does not say.
+        data_type: type of the multiplication: ``int8``, ``fp8``, ``fp32``, ..., or the builder's name of another.
+        layers: names of the ONNX nodes that it computes; empty if the builder does not report them.
     """
 
     name: str
@@ -34,10 +34,10 @@ class BuildRequest:
 
     Attributes:
         config: section ``gen_trt_engine.tensorrt``.
-        height, width: for files that leave them open; None: the file's.
+        height, width: for files in which they are dynamic; None: the file's.
         timing_cache: file of kernels' timings; None: none.
-        gpu_id: the GPU to build on, where there is one.
-        verbose: let the builder's messages through to standard error.
+        gpu_id: the GPU to build on.
+        verbose: print the builder's messages to standard error.
     """
 
     config: TensorRTConfig
@@ -50,16 +50,16 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """What a backend made.
+    """Result of a backend.
 
     Attributes:
         data: the engine, an object with the buffer protocol.
-        library, version: what built it, and the only one that is sure to load it.
-        targets: the GPUs it is for (``SM86``); empty for a CPU.
+        library, version: the library that built it; only this version is sure to load it.
+        targets: GPUs that can run it (``SM86``); empty for a CPU.
         input_shape: ``[3, height, width]``.
-        batch: smallest, best and largest batch it takes.
-        kernels: those that multiply matrices; None where the builder does not tell.
-        notes: what differs from what was asked, a sentence each.
+        batch: smallest, optimal and largest batch size.
+        kernels: kernels that multiply matrices; None if the builder reports none.
+        notes: deviations from the request, one sentence each.
     """
 
     data: Any
@@ -72,41 +72,39 @@ class BuiltEngine:
     notes: list[str] = field(default_factory=list)
 
 
-def close_shape(shape: list[int], request: BuildRequest) -> tuple[list[int], tuple[int, int, int]]:
-    """Image size and (min, opt, max) batch for an input ``[B, C, H, W]`` whose open sides are negative.
+def resolve_shape(shape: list[int], request: BuildRequest) -> tuple[list[int], tuple[int, int, int]]:
+    """Return ``[C, H, W]`` and (min, opt, max) batch size for an input ``[B, C, H, W]`` with -1 for dynamic sides.
 
     Raises:
-        EngineError: a side stays open, or contradicts the file.
+        EngineError: a side is missing, or contradicts the file.
     """
     batch, channels, *sides = shape
-    closed, config = [channels], request.config
-    for side, asked, name in zip(sides, (request.height, request.width), ("height", "width"), strict=True):
+    resolved, config = [channels], request.config
+    for side, requested, name in zip(sides, (request.height, request.width), ("height", "width"), strict=True):
         where = f"{SECTION}.input_{name}"
-        if side < 0 and asked is None:
-            raise EngineError(f"the ONNX file leaves the {name} open", where=where, hint="Give it.")
-        if side >= 0 and asked not in (None, side):
-            raise EngineError(f"the ONNX file has {name} {side}, not {asked}", where=where)
-        closed.append(asked if side < 0 and asked is not None else side)
+        if side < 0 and requested is None:
+            raise EngineError(f"the {name} is dynamic in the ONNX file", where=where, hint="Set it.")
+        if side >= 0 and requested not in (None, side):
+            raise EngineError(f"the ONNX file has {name} {side}, not {requested}", where=where)
+        resolved.append(requested if side < 0 and requested is not None else side)
     sizes = (config.min_batch_size, config.opt_batch_size, config.max_batch_size)
-    return closed, sizes if batch < 0 else (batch,) * 3
+    return resolved, sizes if batch < 0 else (batch,) * 3
 
 
-def refuse_unused(request: BuildRequest, who: str, fields: dict[str, str]) -> None:
-    """Refuse fields that were set and that ``who`` has no use for; ``fields`` maps each to what to do instead.
+def refuse_unsupported(request: BuildRequest, library: str, fields: dict[str, str]) -> None:
+    """Refuse fields that are set and that ``library`` does not support; ``fields`` maps each to a hint.
 
     Raises:
-        EngineError: one problem a field.
+        EngineError: one problem for each field.
     """
-    from radioplat.errors import Problem
-
     defaults, config = TensorRTConfig(), request.config
     problems = []
     for name, hint in fields.items():
         if name == "timing_cache":
-            used, where = request.timing_cache is not None, f"{SECTION}.timing_cache"
+            is_set, where = request.timing_cache is not None, f"{SECTION}.timing_cache"
         else:
-            used, where = getattr(config, name) != getattr(defaults, name), f"{SECTION}.tensorrt.{name}"
-        if used:
-            problems.append(Problem(f"{who} cannot act on this field", where, hint))
+            is_set, where = getattr(config, name) != getattr(defaults, name), f"{SECTION}.tensorrt.{name}"
+        if is_set:
+            problems.append(Problem(f"{library} does not support this field", where, hint))
     if problems:
         raise EngineError(*problems)

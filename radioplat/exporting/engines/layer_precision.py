@@ -1,7 +1,7 @@
-"""``layers_precision``: single layers of a strongly typed file in another float type.
+"""``layers_precision``: change the float type of single layers of a strongly typed file.
 
-A strongly typed network computes in the types of its file, so the layers are retyped in the file: their weights are
-stored in the type, their inputs and outputs are cast. Between two neighbours of one type nothing is cast.
+A strongly typed network computes in the types of its file, so the file is rewritten: weights of these layers are stored
+in the type, their inputs and outputs are cast. Nothing is cast between two neighbours of one type.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _ONE_FILE_BYTES = 1_900_000_000
 
 
 def set_precisions(file: OnnxInput, rules: Sequence[str], folder: Path) -> tuple[OnnxInput, list[str]]:
-    """A copy of ``file`` in ``folder`` whose layers compute as ``rules`` say.
+    """Write a copy of ``file`` to ``folder`` whose layers have the types of ``rules``.
 
     Args:
         rules: ``pattern:precision``; a pattern is matched against a node's name and its torch module. The last rule
-            that fits a node decides.
+            that matches a node is used.
 
     Returns:
-        the copy, and what was left as it is, a sentence each.
+        The copy, and notes on layers that were not changed.
 
     Raises:
-        EngineError: a rule fits no layer, or none but quantized ones.
+        EngineError: a rule matches no layer, or only quantized ones.
     """
     model = onnx.load(str(file.path))
     quantized = {layer.name for layer in file.layers if layer.format}
-    wanted = _choose(model.graph, rules, quantized)
+    types = _types(model.graph, rules, quantized)
     notes = []
-    if kept := sum(1 for name in wanted if name in quantized):
-        notes.append(f"layers_precision left {kept} quantized layers as they are")
-    _Retyper(model, file).run({name: code for name, code in wanted.items() if name not in quantized})
+    if count := sum(1 for name in types if name in quantized):
+        notes.append(f"layers_precision did not change {count} quantized layers")
+    _Retyper(model, file).run({name: code for name, code in types.items() if name not in quantized})
     path = folder / file.path.name
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     onnx.save(model, str(path), save_as_external_data=size > _ONE_FILE_BYTES, location=f"{path.name}.data")
@@ -53,7 +53,7 @@ def set_precisions(file: OnnxInput, rules: Sequence[str], folder: Path) -> tuple
 
 
 def precisions_of(rules: Sequence[str]) -> list[str]:
-    """The types that ``rules`` name."""
+    """Return the types in ``rules``."""
     return list(dict.fromkeys(_split(rule)[1] for rule in rules))
 
 
@@ -62,33 +62,33 @@ def _split(rule: str) -> tuple[str, str]:
     return pattern.strip(), precision.strip().lower()
 
 
-def _choose(graph: GraphProto, rules: Sequence[str], quantized: set[str]) -> dict[str, int]:
-    """ONNX's number of the type by name of the node."""
-    wanted: dict[str, int] = {}
+def _types(graph: GraphProto, rules: Sequence[str], quantized: set[str]) -> dict[str, int]:
+    """Return ONNX's number of the type by name of the node."""
+    types: dict[str, int] = {}
     problems = []
     names = {node.name: {node.name, module_of(node)} for node in graph.node if node.op_type not in _NOT_LAYERS}
     for i, (pattern, precision) in enumerate(map(_split, rules)):
-        found = [name for name, known in names.items() if any(fnmatch.fnmatchcase(text, pattern) for text in known)]
+        matched = [name for name, known in names.items() if any(fnmatch.fnmatchcase(text, pattern) for text in known)]
         where = f"{_WHERE}[{i}]"
-        if not found:
+        if not matched:
             every = sorted(set().union(*names.values()) - {""})
             close = difflib.get_close_matches(pattern, every, n=3, cutoff=0.4) or every[:3]
-            problems.append(Problem(f"no layer fits {pattern!r}", where, f"There are {', '.join(close)}, ..."))
-        elif all(name in quantized for name in found):
+            problems.append(Problem(f"no layer matches {pattern!r}", where, f"There are {', '.join(close)}, ..."))
+        elif all(name in quantized for name in matched):
             hint = "Leave it out of quantize.layers and export again."
-            problems.append(Problem(f"{pattern!r} fits quantized layers alone, which compute in 8 bits", where, hint))
-        wanted.update(dict.fromkeys(found, FLOAT_CODES[precision]))
+            problems.append(Problem(f"{pattern!r} matches only quantized layers, which compute in 8 bits", where, hint))
+        types.update(dict.fromkeys(matched, FLOAT_CODES[precision]))
     if problems:
         raise EngineError(*problems)
-    return wanted
+    return types
 
 
 class _Retyper:
-    """Rewrites the nodes of one graph."""
+    """Changes the types of nodes of one graph."""
 
     def __init__(self, model: ModelProto, file: OnnxInput) -> None:
         self._graph = model.graph
-        # Types need no weights, and inference takes no model beyond protobuf's 2 GiB.
+        # Without the weights: they are not needed, and inference fails for models above protobuf's 2 GiB.
         typed = onnx.shape_inference.infer_shapes(file.model).graph
         values = [*typed.value_info, *typed.input, *typed.output]
         self._types = {value.name: value.type.tensor_type.elem_type for value in values}
@@ -96,21 +96,21 @@ class _Retyper:
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._ready: dict[tuple[str, int], str] = {}  # a value in another type -> its name
 
-    def run(self, wanted: dict[str, int]) -> None:
+    def run(self, types: dict[str, int]) -> None:
         nodes: list[NodeProto] = []
         for node in self._graph.node:
-            before, after = self._retype(node, wanted[node.name]) if node.name in wanted else ([], [])
+            before, after = self._retype(node, types[node.name]) if node.name in types else ([], [])
             nodes += [*before, node, *after]
         del self._graph.node[:]
         self._graph.node.extend(nodes)
         del self._graph.value_info[:]
         used = {name for node in nodes for name in node.input} | {value.name for value in self._graph.output}
-        kept = [tensor for tensor in self._graph.initializer if tensor.name in used]
+        weights = [tensor for tensor in self._graph.initializer if tensor.name in used]
         del self._graph.initializer[:]
-        self._graph.initializer.extend(kept)
+        self._graph.initializer.extend(weights)
 
     def _retype(self, node: NodeProto, code: int) -> tuple[list[NodeProto], list[NodeProto]]:
-        """Casts to put before and behind ``node``, which is changed in place."""
+        """Change ``node`` in place; return the casts to insert before and after it."""
         before: list[NodeProto] = []
         after: list[NodeProto] = []
         fixed = ALWAYS_FLOAT.get(node.op_type, ())
@@ -120,7 +120,7 @@ class _Retyper:
         for i in floats:
             name = node.input[i]
             if self._types[name] != code:
-                node.input[i] = self._as(name, code, before)
+                node.input[i] = self._converted(name, code, before)
         for i, name in enumerate(node.output):
             old = self._types.get(name)
             if old in _NAMES and old != code:
@@ -128,7 +128,7 @@ class _Retyper:
                 after.append(_cast(node.output[i], name, old))
         return before, after
 
-    def _as(self, name: str, code: int, before: list[NodeProto]) -> str:
+    def _converted(self, name: str, code: int, before: list[NodeProto]) -> str:
         if (name, code) not in self._ready:
             made = self._ready[name, code] = f"{name}.{_NAMES[code]}"
             if name in self._weights:

@@ -1,4 +1,4 @@
-"""Which TensorRT there is, and which backend can work on this machine."""
+"""Find the installed TensorRT and the backend to use on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSTALL = "Install one: pip install 'radioplat[engine]'."
 
 
 def load_tensorrt(names: Sequence[str] = (*RTX, *TENSORRT), hint: str = _INSTALL) -> ModuleType:
-    """The first TensorRT that can be imported.
+    """Import the first TensorRT that can be imported.
 
     Raises:
-        EngineError: none can; says how to install one.
+        EngineError: none can; the hint says how to install one.
     """
     broken = []
     for name in names:
@@ -27,16 +27,16 @@ def load_tensorrt(names: Sequence[str] = (*RTX, *TENSORRT), hint: str = _INSTALL
             return importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-        except (ImportError, OSError) as error:  # installed, but one of its shared libraries is not
+        except (ImportError, OSError) as error:  # installed without one of its shared libraries
             broken.append(f"{name}: {error}")
-    found = f" ({'; '.join(broken)})" if broken else ""
-    raise EngineError(f"no TensorRT can be imported{found}", hint=hint)
+    reasons = f" ({'; '.join(broken)})" if broken else ""
+    raise EngineError(f"no TensorRT can be imported{reasons}", hint=hint)
 
 
-def choose_backend(asked: EngineBackend) -> tuple[EngineBackend, str]:
-    """The backend that builds, and why it was chosen."""
-    if asked is not EngineBackend.auto:
-        return asked, "gen_trt_engine.backend names it"
+def choose_backend(backend: EngineBackend) -> tuple[EngineBackend, str]:
+    """Return the backend to use, and the reason."""
+    if backend is not EngineBackend.auto:
+        return backend, "set by gen_trt_engine.backend"
     import torch
 
     without = "tensorrt cannot be imported" if not _imports(TENSORRT) else "there is no GPU for tensorrt to build on"
@@ -48,7 +48,7 @@ def choose_backend(asked: EngineBackend) -> tuple[EngineBackend, str]:
 
 
 def cuda_driver() -> str | None:
-    """The newest CUDA that the NVIDIA driver of this machine supports (``13.0``); None without a driver."""
+    """Return the newest CUDA version that this machine's NVIDIA driver supports (``13.0``); None without a driver."""
     version = ctypes.c_int()
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:

@@ -1,4 +1,4 @@
-"""The ONNX file that an engine is built from: read, hashed, and checked against what is asked of it."""
+"""The ONNX file of an engine: read, hash, and check it against the requested data type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS, engine_t
 
 ENGINE_TYPES = (*FLOATS, *ACTIVATIONS)
 _WHERE = f"{SECTION}.onnx_file"
-_AGAIN = "Name the file that `radioplat export` wrote, or export again."
+_AGAIN = "Use the file of `radioplat export`, or export again."
 _TYPE = f"{SECTION}.tensorrt.data_type"
 
 
@@ -30,11 +30,11 @@ class OnnxInput:
 
     Attributes:
         path: the file.
-        model: its graph; weights in files beside it are not loaded.
-        sha256: of the file and of the weight files it names.
-        float_type: ``fp32``, ``fp16`` or ``bf16``, the type of most of its weights; None where it has none.
+        model: its graph, without weights in external files.
+        sha256: of the file and its external weight files.
+        float_type: ``fp32``, ``fp16`` or ``bf16``, the type of most of its weights; None if it has no weights.
         layers: its convolutions and linear layers.
-        inputs, outputs: shape by name; a side that is open is its name.
+        inputs, outputs: shape by name; a dynamic side is given by its name.
     """
 
     path: Path
@@ -47,15 +47,15 @@ class OnnxInput:
 
     @property
     def formats(self) -> Counter[str]:
-        """Quantized layers by format."""
+        """Number of quantized layers by format."""
         return Counter(layer.format for layer in self.layers if layer.format)
 
     @property
     def image_shape(self) -> list[int]:
-        """``[B, 3, H, W]`` with -1 for open sides.
+        """``[B, 3, H, W]`` with -1 for dynamic sides.
 
         Raises:
-            EngineError: there is another input, or it is no batch of images.
+            EngineError: there is another input, or it is not a batch of images.
         """
         shapes = list(self.inputs.values())
         if len(shapes) != 1 or len(shapes[0]) != 4:
@@ -64,11 +64,11 @@ class OnnxInput:
 
 
 def read_onnx(path: Path) -> OnnxInput:
-    """The graph of an ONNX file without the weights that lie beside it. (TensorRT's parser takes any bytes.)
+    """Read and check an ONNX file, without its external weights. (TensorRT's parser accepts any bytes.)
 
     Raises:
-        EngineError: there is no such file, it is no ONNX file, the file with its weights is missing or cut off, or it
-            takes or gives something else than float32.
+        EngineError: there is no such file, it is not an ONNX file, the file with its weights is missing or cut off, or
+            an input or output is not float32.
     """
     if not path.is_file():
         raise EngineError(f"there is no ONNX file {path}", where=_WHERE, hint="Run `radioplat export` first.")
@@ -77,8 +77,8 @@ def read_onnx(path: Path) -> OnnxInput:
     except Exception as error:  # protobuf's class depends on its implementation
         raise EngineError(f"{path} is not an ONNX file: {error}", where=_WHERE, hint=_AGAIN) from error
     if not model.graph.node:
-        raise EngineError(f"{path} is not an ONNX file: it holds no graph", where=_WHERE, hint=_AGAIN)
-    beside = _check_weight_files(path, model)
+        raise EngineError(f"{path} is not an ONNX file: it has no graph", where=_WHERE, hint=_AGAIN)
+    external = _check_weight_files(path, model)
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in [v for v in [*model.graph.input, *model.graph.output] if v.name not in weights]:
         if value.type.tensor_type.elem_type != TensorProto.FLOAT:
@@ -89,7 +89,7 @@ def read_onnx(path: Path) -> OnnxInput:
     return OnnxInput(
         path=path,
         model=model,
-        sha256=_digest([path, *beside]),
+        sha256=_digest([path, *external]),
         float_type=stored_data_type(model),
         layers=weight_layers(model),
         inputs=inputs,
@@ -98,56 +98,55 @@ def read_onnx(path: Path) -> OnnxInput:
 
 
 def parse_engine_type(text: str) -> str:
-    """One of :data:`ENGINE_TYPES`, in any case (TAO writes ``FP16``).
+    """Return a name of :data:`ENGINE_TYPES`, given in any case (TAO writes ``FP16``).
 
     Raises:
-        EngineError: for any other name.
+        EngineError: another name.
     """
     name = text.strip().lower()
     if name not in ENGINE_TYPES:
         hint = f"Valid: {', '.join(ENGINE_TYPES)}."
-        raise EngineError(f"{text!r} is not a data type an engine can be built for", where=_TYPE, hint=hint)
+        raise EngineError(f"{text!r} is not a data type of engines", where=_TYPE, hint=hint)
     return name
 
 
 def check_data_type(file: OnnxInput, data_type: str, calibrated: bool = False) -> None:
-    """An engine computes in the types of its file, so the file must be of the type that is asked for.
+    """Check that the file has the requested data type, because an engine computes in the types of its file.
 
     Args:
-        calibrated: whether the builder brings INT8 ranges of its own (TensorRT 8 to 10).
+        calibrated: whether the builder calibrates INT8 ranges itself (TensorRT 8 to 10).
 
     Raises:
-        EngineError: it is not; says how to get one that is.
+        EngineError: it has another type; the hint says how to export the requested one.
     """
     formats = file.formats
     if data_type in ACTIVATIONS:
-        held = data_type in map(engine_type, formats)  # 4-bit weights stand beside 8-bit activations, or beside floats
-        if not held and not (calibrated and data_type == "int8"):
-            found = f"its Q/DQ nodes hold {', '.join(formats)}" if formats else "it has no Q/DQ nodes around its layers"
+        matches = data_type in map(engine_type, formats)  # 4-bit weights have 8-bit activations, or floats
+        if not matches and not (calibrated and data_type == "int8"):
+            reason = f"its Q/DQ nodes are {', '.join(formats)}" if formats else "it has no Q/DQ nodes around its layers"
             raise EngineError(
-                f"{data_type} is asked for and {file.path} is not quantized so: {found}",
+                f"{file.path} is not quantized to {data_type}: {reason}",
                 where=_TYPE,
                 hint="Run `radioplat quantize`, then `radioplat export` on the checkpoint that it writes.",
             )
         return
     if formats:
-        found = ", ".join(f"{count} to {name}" for name, count in formats.items())
+        counts = ", ".join(f"{count} to {name}" for name, count in formats.items())
         raise EngineError(
-            f"{data_type} is asked for and {file.path} quantizes layers, {found}",
+            f"{file.path} has quantized layers ({counts}) and is not {data_type}",
             where=_TYPE,
             hint=f"Set {_TYPE}={formats.most_common(1)[0][0]}, or export a student that is not quantized.",
         )
     if file.float_type not in (None, data_type):
         raise EngineError(
-            f"{data_type} is asked for and {file.path} is typed {file.float_type}; an engine computes in the types of "
-            "its ONNX file",
+            f"{file.path} is {file.float_type}, not {data_type}; an engine computes in the types of its ONNX file",
             where=_TYPE,
             hint=f"Export again with export.data_type={data_type}, or set {_TYPE}={file.float_type}.",
         )
 
 
 def _check_weight_files(path: Path, model: ModelProto) -> list[Path]:
-    """The files with weights that ``model`` names, sorted, once each is known to be there and long enough."""
+    """Check that all external weight files of ``model`` exist and are long enough; return them, sorted."""
     ends: dict[str, int] = {}
     for tensor in _tensors(model.graph):
         if uses_external_data(tensor):
@@ -158,7 +157,7 @@ def _check_weight_files(path: Path, model: ModelProto) -> list[Path]:
         file = path.parent / name
         hint = f"Keep {path.name} and {name} in one folder, or run `radioplat export` again."
         if not file.is_file():
-            raise EngineError(f"the weights of {path} lie in {name}, which is not beside it", where=_WHERE, hint=hint)
+            raise EngineError(f"the weights of {path} are in {name}, which is missing", where=_WHERE, hint=hint)
         if file.stat().st_size < end:
             message = f"{file} is cut off: {path.name} needs {end} bytes of it and there are {file.stat().st_size}"
             raise EngineError(message, where=_WHERE, hint=hint)
@@ -176,8 +175,7 @@ def _digest(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:
-            for block in iter(lambda: opened.read(1 << 20), b""):
-                digest.update(block)
+            hashlib.file_digest(opened, lambda: digest)
     return digest.hexdigest()
 
 

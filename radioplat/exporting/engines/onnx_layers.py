@@ -1,4 +1,4 @@
-"""Layers with weights in an ONNX graph, by the names that users know, and which of them are quantized."""
+"""Layers with weights in an ONNX graph, with the names of their modules and their formats."""
 
 from __future__ import annotations
 
@@ -21,22 +21,20 @@ class WeightLayer:
 
     Attributes:
         name: of its ONNX node.
-        module: the torch module it came from (``backbone.blocks.0.mlp.fc1``), or the node's name.
-        op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
-        format: ``int8``, ``fp8``, ... of its weights, where its operands come out of DequantizeLinear; else None.
+        module: its torch module (``backbone.blocks.0.mlp.fc1``), or the node's name.
+        format: of its weights (``int8``, ``fp8``, ...) if its operands are outputs of DequantizeLinear, else None.
     """
 
     name: str
     module: str
-    op: str
     format: str | None
 
 
 def weight_layers(model: ModelProto) -> list[WeightLayer]:
-    """Every convolution and linear layer of ``model``, in the graph's order. Products of two activations are none."""
+    """Return the convolutions and linear layers of ``model``, in the graph's order; no products of two activations."""
     graph = Graph(model)
     return [
-        WeightLayer(layer.name, module_of(layer.node) or layer.name, layer.node.op_type, _format(graph, layer))
+        WeightLayer(layer.name, module_of(layer.node) or layer.name, _format(graph, layer))
         for layer in find_layers(graph)
     ]
 

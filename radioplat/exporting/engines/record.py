@@ -1,8 +1,8 @@
-"""``<engine>.json`` beside an engine: what it was built from, and whether it was built, executed and evaluated.
+"""``<engine>.json``, the record of an engine: its source, and whether it was built, executed and evaluated.
 
-Three words that never stand for one another: ``built`` is true once the file is written, and says nothing of whether it
-works; ``executed`` once it computed something on a machine, which ``execution`` names; ``evaluated`` once its features
-were judged: ``evaluation``. :func:`state_of` is what tables show.
+Three separate states: ``built`` is true once the file is written, whether it works or not; ``executed`` once it ran on
+a machine, described by ``execution``; ``evaluated`` once its features were measured, with results in ``evaluation``.
+:func:`state_of` is the text for tables.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from radioplat.exporting.engines.interface import SECTION
 
 
 def record_path(engine: str | Path) -> Path:
-    """``student.engine.json`` for ``student.engine``."""
+    """Return the path of an engine's record: ``student.engine.json`` for ``student.engine``."""
     engine = Path(engine)
     return engine.with_name(f"{engine.name}.json")
 
 
 def write_engine(path: Path, data: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write an engine and its record under their names once each is whole; returns the record.
+    """Write an engine and its record atomically; return the record.
 
     Args:
         data: an object with the buffer protocol.
-        facts: all but what this function knows: hash, size and the three words.
+        facts: content of the record without hash, size and the three states.
 
     Raises:
         EngineError: the folder cannot be written to.
@@ -47,7 +47,7 @@ def write_engine(path: Path, data: Any, facts: dict[str, Any]) -> dict[str, Any]
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        record_path(path).unlink(missing_ok=True)  # never an old record beside a new engine
+        record_path(path).unlink(missing_ok=True)  # never an old record for a new engine
         with written_aside(path) as aside:
             aside.write_bytes(view)
     except OSError as error:
@@ -57,28 +57,28 @@ def write_engine(path: Path, data: Any, facts: dict[str, Any]) -> dict[str, Any]
 
 
 def read_record(engine: str | Path) -> dict[str, Any]:
-    """The record of an engine, once the engine is known to be the file that it is about.
+    """Read the record of an engine, and check that it belongs to this file.
 
     Raises:
-        EngineError: there is no engine or no record, the record cannot be read, or the engine is not what was built.
+        EngineError: there is no engine or no record, the record cannot be read, or the engine is another file.
     """
-    path, about = Path(engine), record_path(engine)
+    path, record_file = Path(engine), record_path(engine)
     if not path.is_file():
         raise EngineError("there is no such engine", where=str(path), hint="Run `radioplat gen_trt_engine` first.")
-    if not about.is_file():
-        hint = f"Copy it along with the engine; `radioplat gen_trt_engine` wrote both. It is called {about.name}."
-        raise EngineError("the record of the engine is not beside it", where=str(path), hint=hint)
+    if not record_file.is_file():
+        hint = f"Copy {record_file.name} together with the engine; `radioplat gen_trt_engine` wrote both."
+        raise EngineError("the record of the engine is missing", where=str(path), hint=hint)
     try:
-        record = json.loads(about.read_text(encoding="utf-8"))
+        record = json.loads(record_file.read_text(encoding="utf-8"))
         expected = record["engine_sha256"]
     except (ValueError, KeyError, TypeError) as error:
         hint = "Run `radioplat gen_trt_engine` again."
-        raise EngineError(f"this is no record of an engine: {error}", where=str(about), hint=hint) from error
+        raise EngineError(f"this is not the record of an engine: {error}", where=str(record_file), hint=hint) from error
     with path.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != expected:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != expected:
         raise EngineError(
-            f"the engine is corrupt, or another file than {about.name} is about: its SHA-256 differs",
+            f"the engine is corrupt, or not the one of {record_file.name}: its SHA-256 differs",
             where=str(path),
             hint="Copy both files again, or run `radioplat gen_trt_engine` again.",
         )
@@ -86,30 +86,30 @@ def read_record(engine: str | Path) -> dict[str, Any]:
 
 
 def state_of(record: Mapping[str, Any]) -> str:
-    """What was seen of an engine: ``written, never executed``, ``executed on cpu``, ``executed on cpu, evaluated``."""
+    """Return an engine's state: ``written, never executed``, ``executed on cpu``, ``executed on cpu, evaluated``."""
     if not record["executed"]:
         return "written, never executed"
     execution = record["execution"]
-    trouble = f" ({execution['reason']})" if "reason" in execution else ""
-    return f"executed on {execution['device']}{trouble}" + (", evaluated" if record["evaluated"] else "")
+    problem = f" ({execution['reason']})" if "reason" in execution else ""
+    return f"executed on {execution['device']}{problem}" + (", evaluated" if record["evaluated"] else "")
 
 
 def mark_executed(engine: str | Path, execution: Mapping[str, Any]) -> dict[str, Any]:
-    """Write down that an engine computed something; ``execution`` says where and how well. Returns the record."""
+    """Record that an engine ran, with ``execution`` (device and errors); return the record."""
     return _update(engine, {"executed": True, "execution": dict(execution)})
 
 
 def mark_not_executed(engine: str | Path, reason: str) -> dict[str, Any]:
-    """Write down why an engine could not be run here. Returns the record."""
+    """Record the reason why an engine could not run on this machine; return the record."""
     return _update(engine, {"executed": False, "execution": {"reason": reason}})
 
 
 def mark_evaluated(engine: str | Path, metrics: Mapping[str, Any], *, device: str | None = None) -> dict[str, Any]:
-    """Write down the metrics of an engine that was run. Returns the record.
+    """Record the metrics of an engine; return the record.
 
     Args:
-        metrics: names and figures, JSON.
-        device: what it ran on; needed where the record does not say that it was executed.
+        metrics: values by name, as JSON.
+        device: the device that ran it; needed if the record does not have it as executed.
 
     Raises:
         EngineError: as :func:`read_record`, or the engine was never executed.
@@ -121,7 +121,7 @@ def mark_evaluated(engine: str | Path, metrics: Mapping[str, Any], *, device: st
             raise EngineError(
                 "an engine that was not executed cannot have metrics",
                 where=str(engine),
-                hint="Run it first, and say on what device.",
+                hint="Run it first, and give the device.",
             )
         changes.update(executed=True, execution={"device": device, "by": "evaluate"})
     return _update(engine, changes, record)

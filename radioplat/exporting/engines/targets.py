@@ -1,4 +1,4 @@
-"""The GPUs an engine is built for, as compute capabilities (``SM86``)."""
+"""GPUs that an engine is built for, as compute capabilities (``SM86``)."""
 
 from __future__ import annotations
 
@@ -15,55 +15,56 @@ WHERE = f"{SECTION}.tensorrt.compute_capabilities"
 
 
 def number(name: str) -> int:
-    """86 for ``SM86``."""
+    """Return 86 for ``SM86``."""
     return int(name[2:])
 
 
 def known_targets(trt: ModuleType) -> list[str]:
-    """What a library with ``ComputeCapability`` builds for, oldest first."""
-    names = [name for name in dir(trt.ComputeCapability) if re.fullmatch(r"SM\d+", name)]
-    return sorted(names, key=number)
+    """Return the GPUs that a library with ``ComputeCapability`` supports, oldest first."""
+    return sorted((name for name in dir(trt.ComputeCapability) if re.fullmatch(r"SM\d+", name)), key=number)
 
 
-def choose_targets(known: Sequence[str], asked: Sequence[str], data_types: Sequence[str], builder: str) -> list[str]:
-    """The GPUs to build for; ``auto`` among ``asked`` stands for those of :data:`AUTO` that have the data types.
+def choose_targets(
+    known: Sequence[str], requested: Sequence[str], data_types: Sequence[str], builder: str
+) -> list[str]:
+    """Return the GPUs to build for; ``auto`` means those of :data:`AUTO` that support the data types.
 
     Args:
-        known: what the library builds for.
-        data_types: in which the file computes.
+        known: GPUs that the library supports.
+        data_types: data types of the file.
         builder: the library's name and version.
 
     Raises:
-        EngineError: an unknown GPU, none at all, or one without arithmetic in one of the types.
+        EngineError: an unknown GPU, no GPU, or one that does not support one of the types.
     """
     hint = f"Valid: {', '.join(known)}, or auto."
-    if not asked:
-        raise EngineError("an engine needs at least one GPU to be built for", where=WHERE, hint=hint)
+    if not requested:
+        raise EngineError("an engine needs at least one GPU", where=WHERE, hint=hint)
     chosen: list[str] = []
-    for name in asked:
+    for name in requested:
         if name.lower() == "auto":
-            chosen += [gpu for gpu in AUTO if gpu in known and not lacks(gpu, data_types)]
+            chosen += [gpu for gpu in AUTO if gpu in known and not unsupported_type(gpu, data_types)]
         elif name.upper() not in known:
-            raise EngineError(f"{builder} builds for no GPU named {name!r}", where=WHERE, hint=hint)
-        elif lacking := lacks(name.upper(), data_types):
+            raise EngineError(f"{builder} does not support a GPU {name!r}", where=WHERE, hint=hint)
+        elif unsupported := unsupported_type(name.upper(), data_types):
             raise EngineError(
-                f"{name.upper()} has no {lacking.name.upper()} arithmetic: {needs(lacking)}",
+                f"{name.upper()} has no {unsupported.name.upper()} arithmetic: {requirement(unsupported)}",
                 where=WHERE,
-                hint=f"Leave {name.upper()} out, or take another {SECTION}.tensorrt.data_type.",
+                hint=f"Leave {name.upper()} out, or use another {SECTION}.tensorrt.data_type.",
             )
         else:
             chosen.append(name.upper())
     if not chosen:
-        raise EngineError(f"{builder} builds for none of {', '.join(AUTO)}", where=WHERE, hint=hint)
+        raise EngineError(f"{builder} supports none of {', '.join(AUTO)}", where=WHERE, hint=hint)
     return list(dict.fromkeys(chosen))
 
 
-def lacks(gpu: str, data_types: Sequence[str]) -> DataType | None:
-    """The first of ``data_types`` that ``gpu`` has no arithmetic in."""
+def unsupported_type(gpu: str, data_types: Sequence[str]) -> DataType | None:
+    """Return the first of ``data_types`` that ``gpu`` does not support."""
     known = [DATA_TYPES[name] for name in data_types if name in DATA_TYPES]
     return next((row for row in known if number(gpu) < row.first_sm), None)
 
 
-def needs(row: DataType) -> str:
-    """Which GPUs compute in it, for messages."""
+def requirement(row: DataType) -> str:
+    """Return a text about the GPUs that support a data type."""
     return f"{row.name.upper()} needs SM{row.first_sm} or later"

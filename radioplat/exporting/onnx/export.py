@@ -33,7 +33,7 @@ from radioplat.exporting.qdq.report import (
     float_type,
     student_floats,
     student_weight_only,
-    write_beside,
+    write_report,
 )
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.models.vision_model import VisionModel
@@ -164,7 +164,7 @@ def export_onnx(
         if float_file is not None:
             publish(float_file.parent, Path(float_path or ""))
         if report.quantized:
-            write_beside(report.quantized, path)
+            write_report(report.quantized, path)
         return report
     except OSError as error:
         raise EngineError(f"cannot write the ONNX file: {error.strerror}", where=str(path)) from error

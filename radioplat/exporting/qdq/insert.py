@@ -1,7 +1,8 @@
-"""From marks to QuantizeLinear and DequantizeLinear, or to a graph without either."""
+"""Replace the marks of a traced graph by QuantizeLinear and DequantizeLinear, or remove them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -19,40 +20,40 @@ HALF_OPSET = 19  # the first operator set whose scales may be fp16
 
 
 def insert_pairs(model: ModelProto, stored: bool = True) -> list[Range]:
-    """Replace the marks in ``model``, in place, by Q/DQ pairs; returns every scale.
+    """Replace the marks in ``model``, in place, by Q/DQ pairs; return all scales.
 
     Args:
-        stored: keep weights as quantized numbers behind a DequantizeLinear, an eighth to a quarter of the size;
-            False: floats behind a pair, for TensorRT before 10, whose parser takes no quantized weights.
+        stored: store weights as quantized numbers before a DequantizeLinear, in an eighth to a quarter of the size;
+            False: as floats before a pair, for TensorRT before 10, whose parser reads no quantized weights.
 
     Raises:
-        EngineError: activations in a format of weights alone (int4), which no engine computes with.
+        EngineError: activations in a format for weights only (int4), which no engine supports.
     """
     graph = Graph(model)
-    uses: dict[str, int] = {}
-    made, every = [], marks(model)
+    uses: Counter[str] = Counter()
+    pairs, every = [], marks(model)
     inputs = {mark.layer: mark.format for mark in every if mark.module.endswith(".input_quantizer")}
     for mark in every:
-        uses[mark.module] = uses.get(mark.module, 0) + 1
-        made.append(_Pair(graph, mark, stored, uses[mark.module], inputs.get(mark.layer)))
-    by_mark = {id(pair.mark.node): pair for pair in made}
-    gone = {id(pair.transpose) for pair in made if pair.transpose is not None}
+        uses[mark.module] += 1
+        pairs.append(_Pair(graph, mark, stored, uses[mark.module], inputs.get(mark.layer)))
+    by_mark = {id(pair.mark.node): pair for pair in pairs}
+    unneeded = {id(pair.transpose) for pair in pairs if pair.transpose is not None}
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         if id(node) in by_mark:
             nodes.extend(by_mark[id(node)].nodes)
-        elif id(node) not in gone:
+        elif id(node) not in unneeded:
             nodes.append(node)
     _replace_nodes(model, nodes)
-    for pair in made:
+    for pair in pairs:
         model.graph.initializer.extend(pair.tensors)
     _name_layers(model)
     _drop_unused(model.graph)
-    return [pair.range for pair in made]
+    return [pair.range for pair in pairs]
 
 
 def remove_marks(model: ModelProto) -> None:
-    """Take the marks out of ``model``, in place; every other tensor keeps its name."""
+    """Remove the marks from ``model``, in place; all other tensors keep their names."""
     renamed = {mark.node.output[0]: mark.node.input[0] for mark in marks(model)}
     nodes = [node for node in model.graph.node if node.output[0] not in renamed]
     for node in nodes:
@@ -64,22 +65,21 @@ def remove_marks(model: ModelProto) -> None:
 
 
 class _Pair:
-    """What stands in the place of one mark.
+    """The nodes that replace one mark.
 
     Args:
-        use: how often its quantizer had been called by then: a layer that several layers share has a pair for each,
-            and every name is there once.
-        inputs: the format of the layer's inputs; None where they are not quantized.
+        use: number of the call of its quantizer: a shared layer has a pair for each call, with different names.
+        inputs: format of the layer's inputs; None if they are not quantized.
 
     Attributes:
-        nodes, tensors: to be added.
-        transpose: the node that turned the weight, and is not needed any more.
+        nodes, tensors: to be added to the graph.
+        transpose: a node that transposed the weight, and is no longer needed.
         range: its scale.
     """
 
     def __init__(self, graph: Graph, mark: Mark, stored: bool, use: int, inputs: NumberFormat | None) -> None:
         self.mark, self.transpose = mark, None
-        self._again = "" if use == 1 else f".{use}"
+        self._suffix = "" if use == 1 else f".{use}"
         self.nodes: list[NodeProto] = []
         self.tensors: list[TensorProto] = []
         source, scale_name = mark.node.input
@@ -98,18 +98,13 @@ class _Pair:
                 raise EngineError(message, where="export.checkpoint", hint=hint)
             self._add(source, None, scale, axis, kind)
             return
-        takers = graph.takers(self._output)
-        if row.name not in ACTIVATIONS and any(taker.op_type in CONVOLUTIONS for taker in takers):
-            # No engine has convolutions of weights in another format than their inputs: the same numbers, a byte each
-            # (fp8 holds every whole number up to 16).
+        consumers = graph.consumers(self._output)
+        if row.name not in ACTIVATIONS and any(node.op_type in CONVOLUTIONS for node in consumers):
+            # No engine has convolutions with weights in another format than their inputs: store a byte for each number
+            # (fp8 represents all integers up to 16).
             row_of_inputs = inputs.row if inputs is not None else DATA_TYPES[engine_type(row.name)]
-            kind = getattr(TensorProto, row_of_inputs.onnx_type)
-        if len(takers) == 1 and takers[0].op_type == "Transpose" and weight.ndim == 2:
-            # Turned here, where it costs nothing.
-            self.transpose, self._output = takers[0], takers[0].output[0]
-            perm = attribute(takers[0], "perm", [1, 0])
             weight, axis = weight.transpose(perm), -1 if axis == -1 else perm.index(axis)
-        name = f"{mark.layer}.weight{self._again}"
+        name = f"{mark.layer}.weight{self._suffix}"
         if stored:
             self._add(None, quantized(weight, scale, axis, mark.format, kind, f"{name}_quantized"), scale, axis, kind)
         else:
@@ -117,7 +112,7 @@ class _Pair:
             self._add(f"{name}_float", None, scale, axis, kind)
 
     def _add(self, x: str | None, tensor: TensorProto | None, scale: np.ndarray, axis: int, kind: int) -> None:
-        name, along = f"{self.mark.module}{self._again}", {} if axis == -1 else {"axis": axis}
+        name, along = f"{self.mark.module}{self._suffix}", {} if axis == -1 else {"axis": axis}
         zero = np.zeros(scale.shape, helper.tensor_dtype_to_np_dtype(kind))
         self.tensors += [numpy_helper.from_array(scale.astype(np.float32), f"{name}.scale")]
         self.tensors += [numpy_helper.from_array(zero, f"{name}.zero_point")]
@@ -134,7 +129,7 @@ class _Pair:
 def quantized(
     weight: np.ndarray, scale: np.ndarray, axis: int, format: NumberFormat, kind: int, name: str
 ) -> TensorProto:
-    """``weight`` as the numbers that ``format`` holds, stored as ONNX's type ``kind``."""
+    """Return ``weight`` rounded to ``format``, stored as ONNX's type ``kind``."""
     shape = [1] * weight.ndim
     if axis != -1:
         shape[axis] = -1
@@ -144,34 +139,34 @@ def quantized(
 
 
 def _name_layers(model: ModelProto) -> None:
-    """Call convolutions and linear layers what their modules are called, so that a finding can be looked up."""
-    taken: dict[str, int] = {}
+    """Name convolutions and linear layers like their modules, for the findings of the linter."""
+    used: Counter[str] = Counter()
     for node in model.graph.node:
         if node.op_type in (*CONVOLUTIONS, "Gemm", "MatMul"):
             name = module_of(node) or node.name
-            taken[name] = taken.get(name, 0) + 1
-            node.name = name if taken[name] == 1 else f"{name}.{taken[name]}"
+            used[name] += 1
+            node.name = name if used[name] == 1 else f"{name}.{used[name]}"
 
 
 def _replace_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(copies)
     others = [entry for entry in model.opset_import if entry.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(others)
 
 
 def _drop_unused(graph: GraphProto) -> None:
-    """Weights that nobody takes any more, types of tensors that are gone, and the tracer's notes on every node.
+    """Remove weights that no node reads, types of removed tensors, and the metadata of the tracer.
 
-    Those hold lines of source with their paths, and in a small net are larger than its weights.
+    The metadata has lines of source code with their paths, and is larger than the weights of a small model.
     """
     for entry in (graph, *graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
         del entry.metadata_props[:]
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    made = {name for node in graph.node for name in node.output}
-    for field, keep in ((graph.initializer, used), (graph.value_info, made)):
-        kept = [entry for entry in field if entry.name in keep]
+    computed = {name for node in graph.node for name in node.output}
+    for field, names in ((graph.initializer, used), (graph.value_info, computed)):
+        entries = [entry for entry in field if entry.name in names]
         del field[:]
-        field.extend(kept)
+        field.extend(entries)

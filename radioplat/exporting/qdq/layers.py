@@ -1,4 +1,4 @@
-"""The convolutions and linear layers of a graph, and where their operands come from."""
+"""Convolutions and linear layers of a graph, and the sources of their operands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Layer:
 
     Attributes:
         node: a Conv, ConvTranspose, Gemm or MatMul.
-        data: the DequantizeLinear that its activation comes out of; None for a float.
-        weight: that of its weight.
-        channels: of its output; None where it cannot be told.
-        channel_axis: of the weight as the node takes it, along which its output channels lie.
-        weight_axis: the axis that the weight's scales run along, as seen there; None where it cannot be told.
-        is_weight_only: whether 4-bit weights multiply a float activation, which TensorRT has kernels for.
+        data: the DequantizeLinear of its activation; None for floats.
+        weight: the DequantizeLinear of its weight; None for floats.
+        channels: number of output channels; None if unknown.
+        channel_axis: axis of the output channels in the weight as the node reads it.
+        weight_axis: axis of the weight's scales, in the same shape; None if unknown.
+        is_weight_only: whether 4-bit weights multiply a float activation, for which TensorRT has kernels.
     """
 
     node: NodeProto
@@ -40,12 +40,12 @@ class Layer:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether both operands are quantized, or the weight to 4 bits alone."""
+        """Whether both operands are quantized, or only the weight, to 4 bits."""
         return self.weight is not None and (self.data is not None or self.is_weight_only)
 
 
 def find_layers(graph: Graph) -> list[Layer]:
-    """All of them; a MatMul of two activations, as in attention, is none."""
+    """Return all layers; a MatMul of two activations, as in attention, is not one."""
     return [layer for node in graph.nodes if (layer := _layer(graph, node)) is not None]
 
 
@@ -55,11 +55,11 @@ def _layer(graph: Graph, node: NodeProto) -> Layer | None:
         return None
     data_name, weight_name, axis = operands
     source, passed = graph.source(weight_name, MOVES_ONLY)
-    found = graph.maker(source)
-    weight = found if found is not None and found.op_type == DEQUANTIZE else None
+    producer = graph.producer(source)
+    weight = producer if producer is not None and producer.op_type == DEQUANTIZE else None
     stored = weight.input[0] if weight is not None else source
-    while (maker := graph.maker(stored)) is not None and maker.input:
-        stored = maker.input[0]
+    while (node_before := graph.producer(stored)) is not None and node_before.input:
+        stored = node_before.input[0]
     tensor = graph.tensor(stored)
     moved = any(p.op_type not in ("Transpose", "Cast", "Identity") for p in passed)
     origin = None if moved or tensor is None else _axis_before(passed, axis, len(tensor.dims))
@@ -67,16 +67,16 @@ def _layer(graph: Graph, node: NodeProto) -> Layer | None:
     scale_axis = None
     if weight is not None and origin is not None and tensor is not None:
         scale_axis = attribute(weight, "axis", 1) % len(tensor.dims)
-        # As seen by the node: the axis after the transpositions.
+        # In the shape that the node reads: the axis after the transpositions.
         scale_axis = axis if scale_axis == origin else next(i for i in range(len(tensor.dims)) if i != axis)
     only = weight is not None and tensor is not None and tensor.data_type == TensorProto.INT4
-    data = graph.maker(graph.source(data_name, MOVES_ONLY)[0])
+    data = graph.producer(graph.source(data_name, MOVES_ONLY)[0])
     data = data if data is not None and data.op_type == DEQUANTIZE else None
     return Layer(node, data, weight, channels, axis, scale_axis, bool(only and data is None))
 
 
 def _operands(graph: Graph, node: NodeProto) -> tuple[str, str, int] | None:
-    """Names of activation and weight, and the weight's axis of output channels."""
+    """Return the names of activation and weight, and the weight's axis of output channels."""
     if node.op_type == "Conv":
         return node.input[0], node.input[1], 0
     if node.op_type == "ConvTranspose":
@@ -92,7 +92,7 @@ def _operands(graph: Graph, node: NodeProto) -> tuple[str, str, int] | None:
 
 
 def _axis_before(passed: list[NodeProto], axis: int, rank: int) -> int:
-    """Where ``axis`` of the operand was before the transpositions on its way, nearest first."""
+    """Return the axis of the stored weight that the transpositions ``passed``, last one first, move to ``axis``."""
     for node in passed:
         if node.op_type == "Transpose":
             axis = attribute(node, "perm", list(range(rank))[::-1])[axis]

@@ -1,9 +1,9 @@
-"""A linter of Q/DQ placement: what keeps TensorRT from running a layer in low precision, or refuses the graph.
+"""Linter of Q/DQ placement: finds nodes because of which TensorRT refuses the graph, or runs a layer in floats.
 
 The rules are those of TensorRT's explicit quantization (Developer Guide, "Working with Quantized Types"): a layer runs
-in low precision where both its operands come out of a DequantizeLinear; weights per output channel, activations per
-tensor, all symmetric; nothing between a convolution and what is fused behind it; the other branch of an addition that
-is fused into a convolution quantized too; normalization in floats.
+in low precision if both its operands are outputs of DequantizeLinear. Weights have scales per output channel,
+activations per tensor, all symmetric. There are no Q/DQ between a convolution and operations fused to it. The other
+branch of an addition that is fused into a convolution is quantized. Normalization is in floats.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from radioplat.exporting.qdq.graph import DEQUANTIZE, MOVES_ONLY, QUANTIZE, Graph, name_of, read_graph
+from radioplat.exporting.qdq.graph import DEQUANTIZE, MOVES_ONLY, QUANTIZE, Graph, attribute, name_of, read_graph
 from radioplat.exporting.qdq.layers import CONVOLUTIONS, Layer, find_layers
 
 NORMALIZATIONS = frozenset(
     {"LayerNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}
     | {"LpNormalization", "Softmax", "LogSoftmax"}
 )
-# What TensorRT fuses behind a convolution.
+# Operations that TensorRT fuses to a convolution before them.
 _FUSED = frozenset({"Relu", "LeakyRelu", "Clip", "BatchNormalization", "PRelu"})
 _UNSIGNED = frozenset({TensorProto.UINT8, TensorProto.UINT4, TensorProto.UINT16})
 ERROR, ADVICE = "error", "advice"
@@ -34,10 +34,10 @@ class Finding:
     """One misplaced or missing Q/DQ.
 
     Attributes:
-        node: by name.
+        node: name of the node.
         rule: a short name (``input-without-dq``).
-        message: what is wrong with that node.
-        level: ``error``, or ``advice`` for what costs speed and nothing else.
+        message: the problem of that node.
+        level: ``error``, or ``advice`` if it only reduces speed.
     """
 
     node: str
@@ -48,11 +48,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class LintReport:
-    """What the linter saw.
+    """Result of the linter.
 
     Attributes:
-        layers: convolutions and linear layers of the graph.
-        quantized: how many of them take both operands out of a DequantizeLinear.
+        layers: number of convolutions and linear layers of the graph.
+        quantized: number of those whose operands are outputs of DequantizeLinear.
         allowed: layers that are in floats, as the caller allows.
     """
 
@@ -63,27 +63,25 @@ class LintReport:
 
     @property
     def errors(self) -> list[Finding]:
-        """Findings that are no mere advice."""
+        """Findings that are not only advice."""
         return [finding for finding in self.findings if finding.level == ERROR]
 
     def to_json(self) -> dict:
-        """Plain data: counts, and the list ``lint``."""
+        """Return counts and the list ``lint``."""
         counts = {"layers": self.layers, "quantized": self.quantized, "allowed": self.allowed}
         return {**counts, "lint": [asdict(finding) for finding in self.findings]}
 
 
-def lint(
-    model: ModelProto | str | Path, allowed: Sequence[str] = (), weight_only: Collection[str] = ()
-) -> LintReport:
-    """Look for misplaced and missing Q/DQ in ``model``.
+def lint(model: ModelProto | str | Path, allowed: Sequence[str] = (), weight_only: Collection[str] = ()) -> LintReport:
+    """Find misplaced and missing Q/DQ in ``model``.
 
     Args:
         model: a graph with its weights, or a file.
         allowed: patterns (``*`` as in a shell) of node names of layers that may be in floats.
-        weight_only: such patterns of layers whose activations stay float on purpose; it is advice there.
+        weight_only: patterns of layers whose activations are in floats on purpose; a finding is advice for them.
 
     Raises:
-        EngineError: no such file, or no ONNX.
+        EngineError: there is no such file, or it is not ONNX.
     """
     if not isinstance(model, ModelProto):
         model = read_graph(model)
@@ -107,18 +105,18 @@ def _layer(graph: Graph, layer: Layer, may_be_float: bool, is_weight_only: bool)
     data, weight, name = layer.data, layer.weight, layer.name
     if data is None and weight is None:
         if not may_be_float:
-            yield Finding(name, "layer-not-quantized", "neither its input nor its weight comes out of a DQ")
+            yield Finding(name, "layer-not-quantized", "neither its input nor its weight is the output of a DQ")
         return
     if data is None and not layer.is_weight_only:
         message = "its weight is quantized and its input is not"
-        if is_weight_only:  # smaller, and no faster
-            message += ", as the student says: it multiplies in floats"
+        if is_weight_only:  # smaller, but not faster
+            message += ", as in the student: it computes in floats"
         yield Finding(name, "input-without-dq", message, ADVICE if is_weight_only else ERROR)
     if weight is None:
         yield Finding(name, "weight-without-dq", "its input is quantized and its weight is not")
         return
-    if data is not None and not _alike(graph, data, weight):
-        yield Finding(name, "unlike-formats", "its input and its weight are quantized to types that do not go together")
+    if data is not None and not _compatible(graph, data, weight):
+        yield Finding(name, "unlike-formats", "its input and its weight are quantized to incompatible types")
     scale = graph.array(weight.input[1])
     if scale is None:
         return
@@ -130,25 +128,24 @@ def _layer(graph: Graph, layer: Layer, may_be_float: bool, is_weight_only: bool)
         yield Finding(name_of(weight), "weight-wrong-axis", message)
 
 
-def _alike(graph: Graph, data: NodeProto, weight: NodeProto) -> bool:
+def _compatible(graph: Graph, data: NodeProto, weight: NodeProto) -> bool:
     kinds = [stored_type(graph, node) for node in (data, weight)]
     return None in kinds or kinds[0] == kinds[1] or kinds[1] == TensorProto.INT4
 
 
 def stored_type(graph: Graph, node: NodeProto) -> int | None:
-    """ONNX's number of the type that a Q or DQ quantizes to; None where it cannot be told."""
+    """Return ONNX's number of the type that a Q or DQ quantizes to; None if unknown."""
     if len(node.input) > 2 and node.input[2]:
         zero = graph.tensor(node.input[2])
         return None if zero is None else zero.data_type
-    for found in node.attribute:
-        if found.name == "output_dtype" and found.i:
-            return found.i
+    if output_type := attribute(node, "output_dtype", 0):
+        return output_type
     if node.op_type == QUANTIZE:
         return TensorProto.UINT8  # ONNX's default
-    tensor, maker = graph.tensor(node.input[0]), graph.maker(node.input[0])
+    tensor, producer = graph.tensor(node.input[0]), graph.producer(node.input[0])
     if tensor is not None:
         return tensor.data_type
-    return stored_type(graph, maker) if maker is not None and maker.op_type == QUANTIZE else None
+    return stored_type(graph, producer) if producer is not None and producer.op_type == QUANTIZE else None
 
 
 def _node(graph: Graph, node: NodeProto) -> Iterator[Finding]:
@@ -157,7 +154,11 @@ def _node(graph: Graph, node: NodeProto) -> Iterator[Finding]:
     if node.op_type == QUANTIZE:
         yield from _quantize(graph, node)
     elif node.op_type == DEQUANTIZE:
-        yield from _dequantize(graph, node)
+        tensor = graph.tensor(node.input[0])
+        if tensor is not None and tensor.data_type == TensorProto.INT32:
+            yield Finding(name_of(node), "bias-dq", "it has a bias as int32, and TensorRT needs biases in floats")
+        elif tensor is None and not _produced_by(graph, node.input[0], QUANTIZE):
+            yield Finding(name_of(node), "dq-without-q", "its input is neither from a QuantizeLinear nor a weight")
     elif node.op_type in NORMALIZATIONS:
         if _is_dequantized(graph, node.input[0]):
             yield Finding(name_of(node), "quantized-normalization", f"the input of this {node.op_type} is quantized")
@@ -175,59 +176,53 @@ def _numbers(graph: Graph, node: NodeProto) -> Iterator[Finding]:
         yield Finding(name, "scale-not-constant", "its scale is computed from the image")
     elif scale is not None and not (np.isfinite(scale.astype(np.float64)).all() and (scale > 0).all()):
         yield Finding(name, "scale-zero", "a scale is not a positive number")
-    # The type of a pair is said once, at its Q; a DQ on a weight speaks for itself.
-    if node.op_type == DEQUANTIZE and _maker_is(graph, node.input[0], QUANTIZE):
+    # The type of a pair is reported once, for its Q; a DQ of a weight has no Q.
+    if node.op_type == DEQUANTIZE and _produced_by(graph, node.input[0], QUANTIZE):
         return
     if kind in _UNSIGNED:
-        yield Finding(name, "unsigned", "it quantizes to unsigned integers, and TensorRT knows signed ones only")
+        yield Finding(name, "unsigned", "it quantizes to unsigned integers, and TensorRT supports only signed ones")
     zero = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     if zero is not None and kind not in _UNSIGNED and np.any(zero.astype(np.float32) != 0):
         yield Finding(name, "asymmetric", "its zero point is not 0")
     constant = graph.is_constant(node.input[0])
     if node.op_type == QUANTIZE and not constant and scale is not None and scale.size > 1:
-        yield Finding(name, "activation-per-channel", f"an activation has {scale.size} scales, and may have one")
+        yield Finding(name, "activation-per-channel", f"an activation has {scale.size} scales instead of one")
 
 
 def _quantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
-    name, takers = name_of(node), graph.takers(node.output[0])
-    strangers = [taker for taker in takers if taker.op_type != DEQUANTIZE]
-    if strangers or not takers:
-        to = name_of(strangers[0]) if strangers else "nobody"
-        yield Finding(name, "q-without-dq", f"what it gives goes to {to}, and to no DequantizeLinear")
-    for taker in takers:
-        if taker.op_type == DEQUANTIZE and not same_scale(graph, node, taker):
-            yield Finding(name, "unlike-scales", f"its scale or zero point is not that of {name_of(taker)}")
+    name, consumers = name_of(node), graph.consumers(node.output[0])
+    others = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
+    if others or not consumers:
+        reader = name_of(others[0]) if others else "no node"
+        yield Finding(name, "q-without-dq", f"its output is read by {reader} instead of a DequantizeLinear")
+    for consumer in consumers:
+        if consumer.op_type == DEQUANTIZE and not same_scale(graph, node, consumer):
+            yield Finding(name, "unlike-scales", f"its scale or zero point is not that of {name_of(consumer)}")
     source, passed = graph.source(node.input[0], MOVES_ONLY)
-    before = graph.maker(source)
+    before = graph.producer(source)
     if before is not None and before.op_type == DEQUANTIZE and not same_scale(graph, before, node):
-        yield Finding(name, "double-quantization", f"it quantizes anew, by another scale, what {name_of(before)} gives")
-    siblings = [other for other in graph.takers(node.input[0]) if other.op_type == QUANTIZE]
-    unlike = [other for other in siblings if not same_scale(graph, node, other)]
-    if siblings and siblings[0] is node and unlike:
-        message = f"{name_of(unlike[0])} quantizes the same tensor by another scale: it is written twice"
+        yield Finding(
+            name, "double-quantization", f"it quantizes the output of {name_of(before)} again, by another scale"
+        )
+    siblings = [other for other in graph.consumers(node.input[0]) if other.op_type == QUANTIZE]
+    different = [other for other in siblings if not same_scale(graph, node, other)]
+    if siblings and siblings[0] is node and different:
+        message = f"{name_of(different[0])} quantizes the same tensor by another scale, so it is written twice"
         yield Finding(name, "two-scales", message, ADVICE)
     if before is None or before.op_type not in CONVOLUTIONS:
         return
-    if not all(_has_one_taker(graph, name) for name in (source, *(step.output[0] for step in passed))):
-        return  # the convolution gives its sum to others, too: nothing behind it is fused away
-    after = [t for taker in takers if taker.op_type == DEQUANTIZE for t in graph.takers(taker.output[0])]
-    for taker in after:
-        fused = taker.op_type in _FUSED or _is_bias(graph, taker)
-        if fused or (taker.op_type == "Add" and not _fused_convolutions(graph, taker)):
-            message = f"it stands between {name_of(before)} and {name_of(taker)}, which would be one kernel"
+    if not all(_has_one_consumer(graph, name) for name in (source, *(step.output[0] for step in passed))):
+        return  # other nodes read the output of the convolution, so nothing is fused to it
+    dequantized = [consumer.output[0] for consumer in consumers if consumer.op_type == DEQUANTIZE]
+    for after in (node for output in dequantized for node in graph.consumers(output)):
+        fused = after.op_type in _FUSED or _is_bias(graph, after)
+        if fused or (after.op_type == "Add" and not _fused_convolutions(graph, after)):
+            message = f"it is between {name_of(before)} and {name_of(after)}, which would be one kernel"
             yield Finding(name, "pair-behind-conv", message)
 
 
-def _dequantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
-    tensor, maker = graph.tensor(node.input[0]), graph.maker(node.input[0])
-    if tensor is not None and tensor.data_type == TensorProto.INT32:
-        yield Finding(name_of(node), "bias-dq", "it holds a bias as int32, and TensorRT wants biases in floats")
-    elif tensor is None and (maker is None or maker.op_type != QUANTIZE):
-        yield Finding(name_of(node), "dq-without-q", "what it takes comes neither from a QuantizeLinear nor a weight")
-
-
 def _residual(graph: Graph, node: NodeProto) -> Iterator[Finding]:
-    """The other branch of an addition that is fused into a quantized convolution."""
+    """Check the other branch of an addition that is fused into a quantized convolution."""
     if _is_bias(graph, node):
         return
     convolutions = _fused_convolutions(graph, node)
@@ -235,27 +230,27 @@ def _residual(graph: Graph, node: NodeProto) -> Iterator[Finding]:
         return
     branches = [name for name in node.input if name != convolutions[0]]
     if branches and not _is_dequantized(graph, branches[0]):
-        conv = name_of(graph.maker(convolutions[0]))
+        conv = name_of(graph.producer(convolutions[0]))
         message = f"{conv} could be fused with it, and its other branch has no Q/DQ"
-        # Streams that stay float on purpose (ConvNeXt's) have no ReLU behind the addition.
-        relu = any(taker.op_type in _FUSED for taker in graph.takers(node.output[0]))
+        # Residual streams in floats on purpose (ConvNeXt's) have no ReLU after the addition.
+        relu = any(consumer.op_type in _FUSED for consumer in graph.consumers(node.output[0]))
         yield Finding(name_of(node), "residual-without-dq", message, ERROR if relu else ADVICE)
 
 
 def _fused_convolutions(graph: Graph, add: NodeProto) -> list[str]:
-    """The inputs of ``add`` that come straight out of a quantized convolution, and that nobody else takes."""
-    found = []
+    """Return the inputs of ``add`` that are outputs of a quantized convolution without other readers."""
+    names = []
     for name in add.input:
-        maker = graph.maker(name)
-        quantized = maker is not None and maker.op_type in CONVOLUTIONS and _is_dequantized(graph, maker.input[0])
-        if quantized and _has_one_taker(graph, name):
-            found.append(name)
-    return found
+        conv = graph.producer(name)
+        quantized = conv is not None and conv.op_type in CONVOLUTIONS and _is_dequantized(graph, conv.input[0])
+        if quantized and _has_one_consumer(graph, name):
+            names.append(name)
+    return names
 
 
-def _has_one_taker(graph: Graph, tensor: str) -> bool:
-    """What a second one takes, or the graph gives, is written: its maker is fused with nothing behind."""
-    return tensor not in graph.outputs and len(graph.takers(tensor)) == 1
+def _has_one_consumer(graph: Graph, tensor: str) -> bool:
+    """Return whether one node reads a tensor; one with several readers, or an output, is written and not fused."""
+    return tensor not in graph.outputs and len(graph.consumers(tensor)) == 1
 
 
 def _is_bias(graph: Graph, node: NodeProto) -> bool:
@@ -263,16 +258,16 @@ def _is_bias(graph: Graph, node: NodeProto) -> bool:
 
 
 def _is_dequantized(graph: Graph, name: str) -> bool:
-    return _maker_is(graph, graph.source(name, MOVES_ONLY)[0], DEQUANTIZE)
+    return _produced_by(graph, graph.source(name, MOVES_ONLY)[0], DEQUANTIZE)
 
 
-def _maker_is(graph: Graph, name: str, kind: str) -> bool:
-    maker = graph.maker(name)
-    return maker is not None and maker.op_type == kind
+def _produced_by(graph: Graph, name: str, kind: str) -> bool:
+    producer = graph.producer(name)
+    return producer is not None and producer.op_type == kind
 
 
 def same_scale(graph: Graph, a: NodeProto, b: NodeProto) -> bool:
-    """Whether two Q/DQ nodes quantize by one scale and zero point."""
+    """Return whether two Q/DQ nodes have equal scales and zero points."""
     for i in (1, 2):
         names = [node.input[i] if len(node.input) > i else "" for node in (a, b)]
         if names[0] == names[1]:

@@ -1,7 +1,7 @@
-"""How a traced student says where it rounds: one node of our own domain for each quantizer.
+"""Marks: nodes of domain ``radioplat`` in a traced graph, one for each quantizer.
 
-The tracer must not see Q/DQ: its optimizer would fold a pair on a weight into floats, and 8-bit floats have no place in
-the operator set that it writes first. So it sees a mark, and what becomes of the marks is decided afterwards.
+The tracer must not write Q/DQ: its optimizer would fold the pair of a weight into floats, and the operator set that it
+writes first has no 8-bit floats. So it writes marks, which are replaced by pairs or removed afterwards.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import quantizers
 
 DOMAIN, MARK = "radioplat", "FakeQuantize"
-# Where torch's exporter writes down the modules that a node was traced in.
+# Metadata of torch's exporter: the modules that a node was traced in.
 MODULES_NOTE = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place where a tensor is rounded.
+    """A position where a tensor is rounded.
 
     Attributes:
         node: the mark.
         module: name of the quantizer (``backbone.blocks.0.attn.qkv.input_quantizer``).
-        axis: of the scales; -1 for one.
+        axis: of the scales; -1 for a single one.
     """
 
     node: NodeProto
@@ -47,14 +47,14 @@ class Mark:
 
 
 def settle_scales(module: nn.Module) -> None:
-    """Have every quantizer's parameter be the positive scale that its operator divides by."""
+    """Set every quantizer's parameter to the positive scale that its operator divides by."""
     with torch.no_grad():
         for quantizer in quantizers(module).values():
             quantizer.scale.copy_(quantizer.settled_scale())
 
 
 def translations() -> dict[Callable, Callable]:
-    """What torch's exporter needs to write marks (``custom_translation_table``)."""
+    """Return the ``custom_translation_table`` by which torch's exporter writes marks."""
     import onnxscript
 
     schema = onnx.defs.OpSchema
@@ -77,25 +77,24 @@ def translations() -> dict[Callable, Callable]:
 
 
 def marks(model: ModelProto) -> list[Mark]:
-    """The marks in ``model``, in the order of its nodes."""
-    found = [node for node in model.graph.node if node.op_type == MARK and node.domain == DOMAIN]
-    return [_mark(node) for node in found]
-
-
-def _mark(node: NodeProto) -> Mark:
-    format = NumberFormat(attribute(node, "format", b"").decode())
-    return Mark(node, module_of(node) or node.name, attribute(node, "axis", -1), format)
+    """Return the marks in ``model``, in the order of its nodes."""
+    result = []
+    for node in model.graph.node:
+        if node.op_type == MARK and node.domain == DOMAIN:
+            format = NumberFormat(attribute(node, "format", b"").decode())
+            result.append(Mark(node, module_of(node) or node.name, attribute(node, "axis", -1), format))
+    return result
 
 
 def module_of(node: NodeProto) -> str:
-    """The student's module that ``node`` was traced in, as torch's exporter wrote it down; empty where it did not."""
+    """Return the student's module that ``node`` was traced in; empty if torch's exporter did not write it."""
     for entry in node.metadata_props:
         if entry.key == MODULES_NOTE:
             try:
                 scopes = ast.literal_eval(entry.value)
             except (ValueError, SyntaxError):
                 return ""
-            # The last one is the operation itself; our exports have the student inside a module that flattens it.
+            # The last one is the operation itself; the student is inside a module that flattens its outputs.
             names = [str(scope) for scope in scopes[:-1] if scope] if isinstance(scopes, list) else []
             return names[-1].removeprefix("student.") if names else ""
     return ""

@@ -17,14 +17,14 @@ FILE = "ranges.json"
 
 @dataclass(frozen=True)
 class Range:
-    """What one tensor was rounded by.
+    """Scale and format of one rounded tensor.
 
     Attributes:
-        tensor: its name in the graph, before it is rounded; the same in the graph without Q/DQ.
+        tensor: its name in the graph before rounding, also in the graph without Q/DQ.
         format: ``int8``, ``int4`` or ``fp8``.
         scale: fp32, one number ``[]``, or ``[channels]``.
-        axis: along which several scales lie; -1 for one.
-        source: the quantizer that it was learned or calibrated in, or how it was found.
+        axis: axis of several scales; -1 for a single one.
+        source: the quantizer that it is from, or how it was measured.
         is_weight: whether the tensor is a weight.
     """
 
@@ -41,7 +41,7 @@ class Range:
         return self.scale * np.float32(NumberFormat(self.format).highest)
 
     def to_json(self) -> dict:
-        """Plain data."""
+        """Return the row of ``ranges.json``."""
         scale, amax = (values.tolist() for values in (self.scale, self.amax))
         kind = "weight" if self.is_weight else "activation"
         numbers = {"amax": amax, "scale": scale, "axis": self.axis}
@@ -49,17 +49,17 @@ class Range:
 
 
 def write_ranges(ranges: Sequence[Range], path: Path) -> Path:
-    """Write ``ranges`` as a JSON list, a line each, of {tensor, amax, scale, axis, source, format, kind}."""
+    """Write ``ranges`` as a JSON list, one line for each, of {tensor, amax, scale, axis, source, format, kind}."""
     with written_aside(path) as aside:
-        lines = ",\n".join(json.dumps(found.to_json()) for found in ranges)
+        lines = ",\n".join(json.dumps(each.to_json()) for each in ranges)
         aside.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return path
 
 
 def activation_scales(ranges: Sequence[Range]) -> dict[str, float]:
-    """One scale a tensor: of a tensor that is rounded by several, the largest, which clips nothing."""
+    """Return the scale of each activation; the largest, which clips nothing, if a tensor has several."""
     scales: dict[str, float] = {}
-    for found in ranges:
-        if not found.is_weight:
-            scales[found.tensor] = max(float(found.scale), scales.get(found.tensor, 0.0))
+    for each in ranges:
+        if not each.is_weight:
+            scales[each.tensor] = max(float(each.scale), scales.get(each.tensor, 0.0))
     return scales

@@ -1,4 +1,4 @@
-"""What was written of a quantized student, and the files beside its ONNX file."""
+"""Report of an exported quantized student, and the files written with its ONNX file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from radioplat.models.quantized.architecture import Quantization
 from radioplat.models.quantized.fake_quantize import NumberFormat
 
 LINT_FILE = "lint.json"
-# A net that rounds is chaotic: a difference of 1e-6 in one layer is a whole step in a later one. So the files of
-# quantized students are judged by the cosine of their features, at worst over images and outputs.
+# Rounding amplifies differences: 1e-6 in one layer can be a whole quantization step in a later one. So files of
+# quantized students are checked by the cosine of their features, the minimum over images and outputs.
 LEAST_COSINE = 0.98
 
 
 @dataclass(frozen=True)
 class QuantizedReport:
-    """Beside an :class:`~radioplat.exporting.onnx.export.OnnxReport`.
+    """Part of an :class:`~radioplat.exporting.onnx.export.OnnxReport` for quantized students.
 
     Attributes:
         formats: number formats in the file.
-        cosine: of the features of the file and of torch, at worst over images and outputs.
-        ranges: every scale; also in ``ranges.json`` beside the file.
-        lint: what the linter says of the file; also in ``lint.json`` beside it.
+        cosine: of the features of the file and of torch, the minimum over images and outputs.
+        ranges: all scales; also in ``ranges.json``.
+        lint: result of the linter; also in ``lint.json``.
     """
 
     formats: list[str]
@@ -38,7 +38,7 @@ class QuantizedReport:
     lint: LintReport
 
 
-def write_beside(report: QuantizedReport, path: Path) -> None:
+def write_report(report: QuantizedReport, path: Path) -> None:
     """Write ``ranges.json`` and ``lint.json`` into the folder of ``path``."""
     write_ranges(report.ranges, path.with_name(FILE))
     with written_aside(path.with_name(LINT_FILE)) as aside:
@@ -46,41 +46,41 @@ def write_beside(report: QuantizedReport, path: Path) -> None:
 
 
 def least_opset(formats: Iterable[NumberFormat], data_type: str, opset: int) -> int:
-    """The lowest operator set, at least ``opset``, that holds these formats beside layers in ``data_type``."""
+    """Return the lowest operator set, at least ``opset``, with these formats and layers in ``data_type``."""
     needed = [format.row.least_opset for format in formats]
     return max(opset, HALF_OPSET if needed and data_type != "fp32" else 0, *needed)
 
 
-def float_type(asked: str, formats: Sequence[NumberFormat]) -> str:
-    """The type of the layers that are not quantized: ``int8`` and ``fp8``, which the checkpoint implies, say fp32."""
-    return "fp32" if asked.strip().lower() in [format.value for format in formats] else asked
+def float_type(data_type: str, formats: Sequence[NumberFormat]) -> str:
+    """Return the type of layers that are not quantized: fp32 if ``data_type`` is one of the student's formats."""
+    return "fp32" if data_type.strip().lower() in [format.value for format in formats] else data_type
 
 
 def check_half_scales(ranges: Sequence[Range], data_type: str) -> None:
-    """Refuse scales that fp16 does not hold.
+    """Refuse scales that fp16 cannot represent.
 
     Raises:
-        EngineError: names the quantizer.
+        EngineError: with the name of the quantizer.
     """
     if data_type != "fp16":
         return
-    for found in ranges:
-        if not (found.scale > 6e-8).all() or not (found.scale < 65504).all():
+    for each in ranges:
+        if not (each.scale > 6e-8).all() or not (each.scale < 65504).all():
             raise EngineError(
-                f"the scale of {found.source} is {float(found.scale.min()):.2g}, which fp16 does not hold",
+                f"the scale of {each.source} is {float(each.scale.min()):.2g}, which fp16 cannot represent",
                 where="export.data_type",
                 hint="Use bf16 or fp32.",
             )
 
 
 def student_floats(model: object) -> list[str]:
-    """Patterns of the layers that a quantized student or detector says stay float; none where it does not say."""
+    """Return patterns of the layers of a quantized student or detector that are in floats; none for other models."""
     parts = _quantizations(model)
     return [pattern for prefix, how in parts for name in how.skipped for pattern in _uses(prefix + name)]
 
 
 def student_weight_only(model: object) -> list[str]:
-    """Patterns of the layers of a quantized student or detector whose weights alone are quantized."""
+    """Return patterns of the layers of a quantized student or detector with quantized weights only."""
     return [
         pattern
         for prefix, how in _quantizations(model)
@@ -91,10 +91,10 @@ def student_weight_only(model: object) -> list[str]:
 
 
 def _quantizations(model: object) -> ItemsView[str, Quantization]:
-    """What says which layers are quantized, each with what its names lack; nothing where the model does not say."""
+    """Return the quantizations of a model's parts by the prefix of their layers' names; none for other models."""
     return getattr(getattr(model, "architecture", None), "quantizations", {}).items()
 
 
 def _uses(name: str) -> tuple[str, str]:
-    """A layer's node, and those of its further uses where others share it."""
+    """Return patterns of a layer's node, and of its further calls if it is shared."""
     return name, f"{name}.[0-9]*"

@@ -58,7 +58,8 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
     if config.format is not ExportFormat.onnx:
         size = model.img_size
         path = Path(config.output or task_folder(spec, "export") / NAMES[config.format])
-        return export_weights(model, config.format, path, height or size, width or size, config.adaptors)
+        sizes = {"height": height or size, "width": width or size}
+        return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors)
     needs = find_needs(spec, model, onnx_file(spec))
     # As in TAO: with force_ptq, weights trained by QAT without its scales, which cover too few tensors for DLA.
     with in_float(model) if config.force_ptq else contextlib.nullcontext():

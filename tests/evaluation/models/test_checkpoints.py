@@ -263,7 +263,7 @@ def test_an_engine_without_its_record_or_with_another_is_refused(base, paths, tm
     models = [{"name": name, "path": str(tmp_path / f"{name}.engine")} for name in ("alone", "torn")]
     with pytest.raises(SpecError) as error:
         open_models(load_spec(spec_of(base, tmp_path, *models)), "cpu")
-    assert told(error.value.problems, "evaluate.models[0].path", "record of the engine is not beside it")
+    assert told(error.value.problems, "evaluate.models[0].path", "record of the engine is missing")
     assert told(error.value.problems, "evaluate.models[1].path", "SHA-256 differs")
 
 

@@ -34,9 +34,9 @@ def test_our_ranges_and_taos(tmp_path):
     ["{", "3", [], {}, {"tensor_scales": {"x": 0}}, [{"tensor": "x"}], ["x"], {"tensor_scales": {"x": "nan"}}],
 )
 def test_what_holds_no_ranges_is_named(tmp_path, content):
-    with pytest.raises(EngineError, match="calibration.cal_json_file: .*a.json holds no ranges"):
+    with pytest.raises(EngineError, match="calibration.cal_json_file: .*a.json has no ranges"):
         read_ranges(written(tmp_path / "a.json", content))
-    with pytest.raises(EngineError, match="holds no ranges"):
+    with pytest.raises(EngineError, match="has no ranges"):
         read_ranges(tmp_path / "none.json")
 
 
@@ -61,7 +61,7 @@ def test_images_come_sorted_in_batches_as_the_engine_takes_them(tmp_path):
 
 def test_calibration_images_that_say_nothing_are_refused(tmp_path):
     config = CalibrationConfig(cal_image_dir=[str(tmp_path)], cal_batch_size=2)
-    with pytest.raises(EngineError, match="cal_image_dir: 2 images are asked for and there are 0. Lower cal_batches"):
+    with pytest.raises(EngineError, match="cal_image_dir: 2 images are needed and there are 0. Lower cal_batches"):
         image_batches(config, [3, 4, 4])
     for i in range(2):
         png(tmp_path / f"{i}.png", (9, 99, 199))

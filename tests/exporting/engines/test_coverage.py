@@ -10,9 +10,9 @@ from radioplat.exporting.engines.onnx_layers import WeightLayer
 from radioplat.exporting.qdq.mark import module_of
 
 LAYERS = [
-    WeightLayer("node_a", "backbone.a", "Conv", "int8"),
-    WeightLayer("node_b", "backbone.b", "Conv", "int8"),
-    WeightLayer("node_fc", "head", "Gemm", None),
+    WeightLayer("node_a", "backbone.a", "int8"),
+    WeightLayer("node_b", "backbone.b", "int8"),
+    WeightLayer("node_fc", "head", None),
 ]
 A = Kernel("a", "conv_gemm", "int8", ("node_a", "a_DequantizeLinear"))
 B = Kernel("b", "conv_gemm", "fp32", ("node_b",))

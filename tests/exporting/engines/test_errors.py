@@ -69,7 +69,7 @@ def test_inputs_that_are_not_float32_are_refused(tmp_path):
 def test_weights_that_are_not_beside_the_file_are_named(conv_bf16, tmp_path):
     config = TensorRTConfig(data_type="bf16")
     (tmp_path / "conv.onnx").write_bytes(conv_bf16.path.read_bytes())
-    with pytest.raises(EngineError, match=r"onnx_file: the weights of .* lie in conv.onnx.data, which is not beside"):
+    with pytest.raises(EngineError, match=r"onnx_file: the weights of .* are in conv.onnx.data, which is missing"):
         build_engine(tmp_path / "conv.onnx", tmp_path / "a.engine", config)
     whole = conv_bf16.path.with_name("conv.onnx.data").read_bytes()
     (tmp_path / "conv.onnx.data").write_bytes(whole[:-100])

@@ -64,16 +64,16 @@ def test_a_layer_in_fp16_rounds_as_fp16_and_no_more(conv_file, tmp_path):
 
 def test_quantized_layers_stay_as_they_are(conv_int8, tmp_path):
     copy, notes = set_precisions(read_onnx(conv_int8), ["*:fp16"], tmp_path)
-    assert notes == ["layers_precision left 3 quantized layers as they are"]
+    assert notes == ["layers_precision did not change 3 quantized layers"]
     assert [layer.format for layer in copy.layers] == ["int8"] * 3
     with pytest.raises(
-        EngineError, match=r"layers_precision\[0\]: 'backbone.fc' fits quantized layers alone.*quantize"
+        EngineError, match=r"layers_precision\[0\]: 'backbone.fc' matches only quantized layers.*quantize"
     ):
         set_precisions(read_onnx(conv_int8), ["backbone.fc:fp16"], tmp_path)
 
 
 def test_a_pattern_without_a_layer_names_what_is_near(conv_file, tmp_path):
-    with pytest.raises(EngineError, match=r"layers_precision\[1\]: no layer fits 'backbone.fcc'.*backbone.fc"):
+    with pytest.raises(EngineError, match=r"layers_precision\[1\]: no layer matches 'backbone.fcc'.*backbone.fc"):
         set_precisions(read_onnx(conv_file), ["node_a:fp16", "backbone.fcc:fp16"], tmp_path)
 
 

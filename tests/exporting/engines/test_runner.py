@@ -110,7 +110,7 @@ def test_a_corrupt_or_missing_engine_or_record_is_named(copied):
         with pytest.raises(EngineError, match="no record of an engine.*again"):
             load_engine(copied)
     record.unlink()
-    with pytest.raises(EngineError, match="record of the engine is not beside it.*a.engine.json"):
+    with pytest.raises(EngineError, match="record of the engine is missing.*a.engine.json"):
         load_engine(copied)
     copied.unlink()
     with pytest.raises(EngineError, match="no such engine.*Run `radioplat gen_trt_engine` first"):

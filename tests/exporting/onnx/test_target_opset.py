@@ -143,7 +143,7 @@ def test_the_graph_of_a_cache_is_lowered_too(folders, tmp_path):
             EngineError,
             "reads ONNX up to operator set 19, and bf16 needs 22",
         ),
-        ("fp8_vit", ["tensorrt_version=8.6"], EngineError, "TensorRT 8.6 knows no fp8. It takes 9 or newer"),
+        ("fp8_vit", ["tensorrt_version=8.6"], EngineError, "TensorRT 8.6 has no fp8. Use 9 or newer"),
         (
             "int8_vit",
             ["tensorrt_version=8.6"],

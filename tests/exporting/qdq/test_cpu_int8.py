@@ -49,6 +49,6 @@ def test_types_and_bits_are_those_of_the_cpu(target, floats, batches, tmp_path, 
 
 
 def test_dynamic_is_for_linear_layers(floats, batches, tmp_path):
-    with pytest.raises(EngineError, match=r"convolutions alone.*Take export.cpu=static"):
+    with pytest.raises(EngineError, match=r"only convolutions.*Use export.cpu=static"):
         quantize_for_cpu(floats, tmp_path / "a.onnx", CpuQuantization.dynamic, CpuTarget.arm, batches)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,6 @@ from PIL import Image
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import DataError, EngineError, SpecError
 from radioplat.exporting.deploy import infer_onnxruntime
-from radioplat.exporting.deploy.calibration_cache import read_cache
 from radioplat.exporting.onnx.export import OnnxReport
 from radioplat.models.quantized.architecture import LayerFormats
 from radioplat.models.quantized.quantizer import in_float
@@ -27,6 +26,7 @@ from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.export.export import export
+from tests.helpers.calibration_cache import read_cache
 
 from .conftest import SIZE, VIT, quantized_student
 

@@ -147,7 +147,7 @@ def test_a_scale_that_fp16_does_not_hold_is_named(tmp_path):
     student = quantized_student(VIT, LayerFormats())
     with torch.no_grad():
         student.backbone.blocks[0].mlp.fc1.input_quantizer.scale.fill_(1e-9)
-    with pytest.raises(EngineError, match=r"blocks.0.mlp.fc1.input_quantizer is 1e-09, which fp16 does not hold"):
+    with pytest.raises(EngineError, match=r"blocks.0.mlp.fc1.input_quantizer is 1e-09, which fp16 cannot represent"):
         export_onnx(student, tmp_path / "q.onnx", height=SIZE, width=SIZE, batch_size=1, data_type="fp16")
 
 

@@ -48,10 +48,10 @@ def test_flags(wanted, asked):
 @pytest.mark.parametrize(
     ("says", "asked"),
     [
-        ("knows no fp8. It takes 9 or newer", {"version": "8.6", "formats": ["fp8"]}),
-        ("knows no int4. It takes 10 or newer", {"version": "9.0", "formats": ["int4", "int8"]}),
-        ("knows no bf16", {"version": "8.6", "data_type": "bf16"}),
-        ("takes no quantized weights. Set it to false", {"version": "8.6", "formats": ["int8"]}),
+        ("has no fp8. Use 9 or newer", {"version": "8.6", "formats": ["fp8"]}),
+        ("has no int4. Use 10 or newer", {"version": "9.0", "formats": ["int4", "int8"]}),
+        ("has no bf16", {"version": "8.6", "data_type": "bf16"}),
+        ("reads no quantized weights. Set it to false", {"version": "8.6", "formats": ["int8"]}),
     ],
 )
 def test_what_a_version_does_not_know_is_refused(says, asked):

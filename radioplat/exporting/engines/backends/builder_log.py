@@ -1,22 +1,21 @@
-"""What a TensorRT builder said while it worked: why it failed, and which kernels it chose."""
+"""Log of a TensorRT builder: reasons of failures, and the chosen kernels."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
-from collections import Counter
 
 from radioplat.exporting.engines.interface import Kernel
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 
-# A machine without a GPU adds these to every failure; they are never the reason, since a CPU build needs no driver.
+# Without a GPU every failure has these messages; they are never the reason, because a build needs no driver.
 _NOISE = re.compile(r"cudaError 35|--- (Begin|End) node ---|^ModelImporter\.cpp:\d+: (While parsing|ERROR)")
 _KERNEL = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<kind>\w+), Inputs: (?P<rest>\[ \{.*)")
 _DATA_TYPE = re.compile(r"Datatype: (\w+)")
 _CONSTANT = re.compile(r"Dimensions: \[([-\d,]*)\][^{}]*?Datatype: (\w+)")
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
-# FP4 is in engines of others' files.
+# FP4 occurs in engines of other tools' files.
 _NAMES = {row.log_name: name for name, row in DATA_TYPES.items() if row.log_name} | {"FP4": "fp4"}
 
 
@@ -30,14 +29,14 @@ class EngineLog:
     """
 
     def __init__(self, echo: bool = False) -> None:
-        """With ``echo``, everything but the most detailed level goes to standard error too."""
+        """With ``echo``, print all messages but VERBOSE to standard error."""
         self.errors: list[str] = []
         self.warnings: list[str] = []
         self._echo = echo
         self._layers: str | None = None
 
     def add(self, severity: str, text: str) -> None:
-        """Take one message; ``severity`` is the name of TensorRT's level."""
+        """Add a message; ``severity`` is the name of TensorRT's level."""
         if severity in ("ERROR", "INTERNAL_ERROR"):
             self.errors.append(text)
         elif severity == "WARNING":
@@ -48,32 +47,27 @@ class EngineLog:
             print(f"TensorRT {severity}: {text}", file=sys.stderr)
 
     def reasons(self, limit: int = 3) -> list[str]:
-        """The errors as single lines, without repetitions and without what a missing GPU driver adds."""
+        """Return the errors as single lines, without duplicates and messages about a missing GPU driver."""
         return readable(self.errors, limit)
 
     def kernel_list(self) -> list[Kernel] | None:
-        """Convolution, GEMM and attention kernels, each with what it multiplies in.
+        """Return convolution, GEMM and attention kernels with their data types.
 
-        Read from the builder's ``Layers:`` message, which no document describes: None where it is absent or looks
-        different.
+        They are parsed from the builder's undocumented ``Layers:`` message; None if it is absent or different.
         """
         lines = [_KERNEL.match(line) for line in (self._layers or "").splitlines()]
         return [kernel for line in lines if line and (kernel := _kernel(**line.groupdict()))] or None
 
-    def kernels(self) -> dict[str, int] | None:
-        """Kernels of :meth:`kernel_list` by data type (``{"int8": 20, "fp32": 1}``)."""
-        return dict(Counter(kernel.data_type for kernel in self.kernel_list() or [])) or None
-
 
 def readable(messages: list[str], limit: int = 3) -> list[str]:
-    """Messages one line each, told once, without noise; the noise alone if there is nothing else."""
+    """Return messages as single lines, without duplicates and noise; the noise if there is nothing else."""
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     useful = [line for line in lines if not _NOISE.search(line)] or lines
     return [line[:400] for line in dict.fromkeys(useful)][:limit]
 
 
 def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
-    # "runtime_fusion" is a GEMM or convolution with what follows it; fused attention is a generated kernel.
+    # "runtime_fusion" is a GEMM or convolution with fused operations; fused attention is a generated kernel.
     attention = "_gemm_" in name
     if not attention and kind not in ("gemm", "correlation", "convolution", "runtime_fusion"):
         return None
@@ -82,12 +76,12 @@ def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
     types = _DATA_TYPE.findall(inputs)
     if not types:
         return None
-    # A fused residual is an input too, so where the weights (the largest constant) have the type of an input, that
-    # is the type of the product. Weights of another type are converted first.
-    weights = max(_CONSTANT.findall(constants), key=lambda found: _elements(found[0]), default=("", ""))[1]
-    found = weights if weights in types else types[0]
+    # A fused residual is an input too, so if the weights (the largest constant) have the type of an input, that is the
+    # type of the product. Weights of another type are converted first.
+    weights = max(_CONSTANT.findall(constants), key=lambda constant: _elements(constant[0]), default=("", ""))[1]
+    data_type = weights if weights in types else types[0]
     layers = tuple(dict.fromkeys(_ONNX_LAYER.findall(behind)))
-    return Kernel(name, "attention" if attention else "conv_gemm", _NAMES.get(found, found), layers)
+    return Kernel(name, "attention" if attention else "conv_gemm", _NAMES.get(data_type, data_type), layers)
 
 
 def _elements(dimensions: str) -> int:

@@ -1,6 +1,6 @@
-"""INT8 ranges for TensorRT 8 to 10 and an ONNX file without Q/DQ nodes: a calibration cache, a JSON file, or images.
+"""INT8 ranges for TensorRT 8 to 10 and an ONNX file without Q/DQ nodes: from a cache, a JSON file or images.
 
-Written against TensorRT's documented API and not run yet, as :mod:`radioplat.exporting.engines.backends.tensorrt`.
+Written from TensorRT's documentation and not run yet, like :mod:`radioplat.exporting.engines.backends.tensorrt`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def is_calibrated(config: CalibrationConfig) -> bool:
-    """Whether ranges are asked for that are not in the ONNX file."""
+    """Return whether ``config`` sets ranges that are not in the ONNX file."""
     return bool(config.cal_image_dir or config.cal_cache_file or config.cal_json_file)
 
 
 def set_ranges(build: Build, request: BuildRequest, file: OnnxInput) -> Any:
-    """Give the network its ranges; returns what must live until the engine is built.
+    """Set the ranges of the network; return an object that must stay alive until the engine is built.
 
     Raises:
-        EngineError: TensorRT 11, ranges beside Q/DQ nodes, or a source that cannot be read.
+        EngineError: TensorRT 11, ranges for a file with Q/DQ nodes, or a source that cannot be read.
     """
     config, trt = request.config.calibration, build.trt
     if int(trt.__version__.partition(".")[0]) >= 11:
         raise EngineError(
-            f"TensorRT {trt.__version__} takes INT8 ranges from Q/DQ nodes alone",
+            f"TensorRT {trt.__version__} reads INT8 ranges from Q/DQ nodes only",
             where=_WHERE,
             hint="Run `radioplat quantize`, then `radioplat export` on the checkpoint that it writes.",
         )
     if file.formats:
-        raise EngineError("the ONNX file brings ranges of its own in Q/DQ nodes", where=_WHERE, hint="Remove these.")
+        raise EngineError("the ONNX file has its own ranges in Q/DQ nodes", where=_WHERE, hint="Remove these.")
     if config.cal_json_file:
         _apply(build.network, read_ranges(Path(config.cal_json_file)))
         return None
     if file.image_shape[0] not in (-1, config.cal_batch_size):
-        message = f"the ONNX file takes {file.image_shape[0]} images at once, not {config.cal_batch_size}"
+        message = f"the ONNX file has batch size {file.image_shape[0]}, not {config.cal_batch_size}"
         raise EngineError(message, where=f"{_WHERE}.cal_batch_size")
     calibrator = _calibrator(trt, config, build.shape)
     build.config.int8_calibrator = calibrator
-    # Without one it calibrates at the best batch of the engine's profile, whatever the calibrator gives.
+    # Without this profile it calibrates at the optimal batch size of the engine's profile.
     profile = build.builder.create_optimization_profile()
     profile.set_shape(build.network.get_input(0).name, *[(config.cal_batch_size, *build.shape)] * 3)
     build.config.set_calibration_profile(profile)
@@ -59,26 +59,26 @@ def set_ranges(build: Build, request: BuildRequest, file: OnnxInput) -> Any:
 
 
 def read_ranges(path: Path) -> dict[str, float]:
-    """Largest magnitude by tensor, of our ``ranges.json`` (a list of {tensor, amax, ...}) or TAO's ``tensor_scales``.
+    """Read magnitudes by tensor from ``ranges.json`` (a list of {tensor, amax, ...}) or TAO's ``tensor_scales``.
 
     Raises:
-        EngineError: it cannot be read, or holds no ranges.
+        EngineError: it cannot be read, or has no ranges.
     """
     where = f"{_WHERE}.cal_json_file"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and isinstance(found.get("tensor_scales"), dict):
-            ranges = {str(name): float(value) for name, value in found["tensor_scales"].items()}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get("tensor_scales"), dict):
+            ranges = {str(name): float(value) for name, value in content["tensor_scales"].items()}
         else:
-            rows = found.get("ranges", found) if isinstance(found, dict) else found
-            # TensorRT takes ranges of weights from the weights. A tensor that is rounded twice has the larger one.
+            rows = content.get("ranges", content) if isinstance(content, dict) else content
+            # TensorRT computes ranges of weights itself. A tensor that is rounded twice gets the larger range.
             ranges = {}
             for row in (row for row in rows if row.get("kind") != "weight" and not isinstance(row["amax"], list)):
                 ranges[row["tensor"]] = max(float(row["amax"]), ranges.get(row["tensor"], 0.0))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError(f"{path} holds no ranges: {error}", where=where) from error
+        raise EngineError(f"{path} has no ranges: {error}", where=where) from error
     if not ranges or not all(np.isfinite(value) and value > 0 for value in ranges.values()):
-        raise EngineError(f"{path} holds no ranges above 0", where=where, hint="Calibrate again.")
+        raise EngineError(f"{path} has no ranges above 0", where=where, hint="Calibrate again.")
     return ranges
 
 
@@ -110,7 +110,7 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
     class Calibrator(trt.IInt8EntropyCalibrator2):
         def __init__(self) -> None:
             trt.IInt8EntropyCalibrator2.__init__(self)
-            self.held: torch.Tensor | None = None
+            self.batch: torch.Tensor | None = None
 
         def get_batch_size(self) -> int:
             return config.cal_batch_size
@@ -119,8 +119,8 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
             images = next(batches, None)
             if images is None:
                 return None
-            self.held = held = torch.from_numpy(images).cuda()
-            return [held.data_ptr()]
+            self.batch = batch = torch.from_numpy(images).cuda()  # must stay alive
+            return [batch.data_ptr()]
 
         def read_calibration_cache(self) -> bytes | None:
             return cache.read_bytes() if cache and cache.is_file() else None
@@ -134,10 +134,10 @@ def _calibrator(trt: Any, config: CalibrationConfig, shape: list[int]) -> Any:
 
 
 def image_batches(config: CalibrationConfig, shape: list[int]) -> Iterator[np.ndarray]:
-    """Batches of float32 images in [0, 1], as the engine takes them; the first files in sorted order.
+    """Load batches of float32 images in [0, 1] from the first files in sorted order.
 
     Raises:
-        EngineError: fewer images than asked for, all of them of one colour, or one that cannot be read.
+        EngineError: fewer images than needed, all of them of one colour, or one that cannot be read.
     """
     where = f"{_WHERE}.cal_image_dir"
     files = sorted(f for d in config.cal_image_dir for f in Path(d).rglob("*") if f.suffix.lower() in _IMAGES)
@@ -145,10 +145,10 @@ def image_batches(config: CalibrationConfig, shape: list[int]) -> Iterator[np.nd
     if not config.cal_image_dir:
         return iter(())
     if len(files) < wanted:
-        message = f"{wanted} images are asked for and there are {len(files)}"
+        message = f"{wanted} images are needed and there are {len(files)}"
         raise EngineError(message, where=where, hint="Lower cal_batches, or give another folder.")
     if all(np.ptp(_image(file, shape), (1, 2)).max() == 0 for file in files[:wanted]):
-        raise EngineError("every image is of one colour, which tells no ranges", where=where, hint="Give photographs.")
+        raise EngineError("every image is of one colour, so there are no ranges", where=where, hint="Give photographs.")
     return (np.stack([_image(f, shape) for f in files[start : start + size]]) for start in range(0, wanted, size))
 
 

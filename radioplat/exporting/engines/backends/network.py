@@ -1,4 +1,4 @@
-"""What the two TensorRTs have in common: a parsed network, a profile of batches, and reasons out of their log."""
+"""Common code of both TensorRT backends: parse the network, set the batch profile, report reasons from the log."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog, readable
-from radioplat.exporting.engines.interface import BuildRequest, close_shape
+from radioplat.exporting.engines.interface import BuildRequest, resolve_shape
 from radioplat.exporting.engines.onnx_input import OnnxInput
 
-# What a builder says of a GPU or a driver, and what to do about it.
+# Builder messages about a GPU or a driver, with advice.
 _HINTS = {
-    "FP32 GEMM is not supported": "SM75 multiplies no fp32: leave it out of compute_capabilities, or export in fp16.",
+    "FP32 GEMM is not supported": "SM75 has no fp32 kernels: leave it out of compute_capabilities, or export in fp16.",
 }
 
 
 @dataclass
 class Build:
-    """The objects of one build. The parser owns the weights that the network points to, so all live as long.
+    """The objects of one build. All must stay alive together: the parser owns the weights of the network.
 
     Attributes:
         trt: the library.
@@ -39,12 +39,12 @@ class Build:
 
 
 def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: BuildRequest, flags: int) -> Build:
-    """Parse ``file`` and set what every build sets: workspace, detailed kernel list, batches.
+    """Parse ``file``, and set workspace, detailed kernel list and batch sizes.
 
     Raises:
-        EngineError: the parser refuses the file, or a side of the images stays open.
+        EngineError: the parser refuses the file, or a side of the images is missing.
     """
-    shape, batch = close_shape(file.image_shape, request)
+    shape, batch = resolve_shape(file.image_shape, request)
     logger = make_logger(trt, log)
     builder = trt.Builder(logger)
     network = builder.create_network(flags)
@@ -54,7 +54,7 @@ def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: Build
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if (sparse := getattr(trt.BuilderFlag, "SPARSE_WEIGHTS", None)) is not None:
-        config.set_flag(sparse)  # kernels that skip zeros, for layers whose weights are 2:4; others stay as they are
+        config.set_flag(sparse)  # kernels that skip zeros, for layers with 2:4 weights
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.config.workspace_size << 20)
     profile = builder.create_optimization_profile()
     profile.set_shape(network.get_input(0).name, *[(n, *shape) for n in batch])
@@ -64,7 +64,7 @@ def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: Build
 
 
 def finish_build(build: Build, log: EngineLog, path: Path) -> Any:
-    """The serialized engine.
+    """Return the serialized engine.
 
     Raises:
         EngineError: with the builder's reason.
@@ -76,8 +76,8 @@ def finish_build(build: Build, log: EngineLog, path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def speaking(log: EngineLog, path: Path) -> Iterator[None]:
-    """TensorRT raises bare TypeErrors and RuntimeErrors whose reason is in its log."""
+def reporting(log: EngineLog, path: Path) -> Iterator[None]:
+    """Add the reason from the log to errors that TensorRT raises."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -85,7 +85,7 @@ def speaking(log: EngineLog, path: Path) -> Iterator[None]:
 
 
 def make_logger(trt: Any, log: EngineLog) -> Any:
-    """A logger of ``trt`` that writes into ``log``."""
+    """Return a logger of ``trt`` that writes to ``log``."""
 
     class Logger(trt.ILogger):
         def __init__(self) -> None:
@@ -100,22 +100,22 @@ def make_logger(trt: Any, log: EngineLog) -> Any:
 def _unreadable(parser: Any, path: Path, log: EngineLog) -> EngineError:
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     node, operation = next(((e.node_name(), e.node_operator()) for e in errors if e.node_operator()), ("", ""))
-    what = "TensorRT cannot read the graph" + (f": at node {node} ({operation})" if operation else "")
+    message = "TensorRT cannot read the graph" + (f": at node {node} ({operation})" if operation else "")
     if operation and not parser.supports_operator(operation):
-        hint = "Export the student without it, or take gen_trt_engine.backend=onnxruntime where that knows it."
-        return EngineError(f"{what}: it does not know this operation", where=str(path), hint=hint)
-    error = failure(what, path, readable([e.desc() for e in errors]) or log.reasons())
+        hint = "Export the student without it, or use gen_trt_engine.backend=onnxruntime if that supports it."
+        return EngineError(f"{message}: it does not support this operation", where=str(path), hint=hint)
+    error = failure(message, path, readable([e.desc() for e in errors]) or log.reasons())
     if operation == "Resize":
-        hint = "A table is resized in the graph: export for one size (leave export.dynamic_resolution out)."
+        hint = "A table is resized in the graph: export for one size (without export.dynamic_resolution)."
         return EngineError(error.problems[0].message, where=str(path), hint=hint)
     if operation in ("QuantizeLinear", "DequantizeLinear"):
-        hint = f"Ranges must be symmetric and signed, biases floats: `radioplat lint {path.name}` names what is not."
+        hint = f"Ranges must be symmetric and signed, biases floats: `radioplat lint {path.name}` lists the others."
         return EngineError(error.problems[0].message, where=str(path), hint=hint)
     return error
 
 
-def failure(what: str, path: Path, reasons: list[str]) -> EngineError:
-    """What failed and why, with what to do where that is known."""
-    text = "; ".join(reasons) or "it gave no reason"
+def failure(message: str, path: Path, reasons: list[str]) -> EngineError:
+    """Return the error with its reasons, and advice if there is some."""
+    text = "; ".join(reasons) or "without a reason"
     hint = next((hint for sign, hint in _HINTS.items() if sign in text), "")
-    return EngineError(f"{what}: {text}", where=str(path), hint=hint)
+    return EngineError(f"{message}: {text}", where=str(path), hint=hint)

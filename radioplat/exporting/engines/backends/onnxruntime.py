@@ -1,6 +1,6 @@
-"""onnxruntime: the graph, optimized for CPUs and written down; what a machine without a GPU can run.
+"""Backend onnxruntime: write the graph optimized for CPUs.
 
-Optimizations are those that are the same on every CPU (level "extended"); what depends on the CPU at hand is done when
+Only optimizations that are the same on every CPU (level "extended") are saved; those that depend on the CPU follow when
 the file is opened.
 """
 
@@ -15,24 +15,31 @@ import onnx
 from onnx import ModelProto, helper
 
 from radioplat.errors import EngineError
-from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine, Kernel, close_shape, refuse_unused
+from radioplat.exporting.engines.interface import (
+    SECTION,
+    BuildRequest,
+    BuiltEngine,
+    Kernel,
+    refuse_unsupported,
+    resolve_shape,
+)
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.onnx.precision import FLOAT_CODES
 
-_NOT_HERE = {
-    "calibration": "It takes INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
+_UNSUPPORTED = {
+    "calibration": "It reads INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
     "checkpoint that it writes.",
     "timing_cache": "Remove it; onnxruntime times no kernels.",
-    "workspace_size": "Remove it; onnxruntime takes the memory that it needs.",
-    "compute_capabilities": "Remove it; a file of onnxruntime's is for CPUs.",
+    "workspace_size": "Remove it; onnxruntime has no such limit.",
+    "compute_capabilities": "Remove it; the file is for CPUs.",
 }
-# Ops of an optimized graph that multiply, and what they multiply in; None: in the type of their weights.
+# Operations of an optimized graph that multiply, with their data type; None: the type of their weights.
 _PRODUCTS = {
     **dict.fromkeys(("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"), None),
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "MatMulInteger"), "int8"),
     **dict.fromkeys(("ConvInteger", "DynamicQuantizeMatMul"), "int8"),
 }
-# Casts that it puts around what it has no kernel for.
+# Prefix of casts that it inserts around operations without a kernel.
 _INSERTED = "InsertedPrecisionFreeCast_"
 _ATTENTION = ("Attention", "MultiHeadAttention", "QAttention")
 _UNKNOWN_OP = re.compile(
@@ -41,20 +48,20 @@ _UNKNOWN_OP = re.compile(
 
 
 def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> BuiltEngine:
-    """Let onnxruntime optimize the graph and write it into one file.
+    """Optimize the graph by onnxruntime and write it into one file.
 
     Raises:
-        EngineError: a field it cannot act on, an operation or a type it has no CPU kernel for.
+        EngineError: an unsupported field, or an operation or type without a CPU kernel.
     """
-    refuse_unused(request, "onnxruntime", _NOT_HERE)
+    refuse_unsupported(request, "onnxruntime", _UNSUPPORTED)
     if "bf16" in data_types:
         field = "data_type" if request.config.data_type.strip().lower() == "bf16" else "layers_precision"
-        hint = f"Take fp32 or fp16, or another {SECTION}.backend."
+        hint = f"Use fp32 or fp16, or another {SECTION}.backend."
         raise EngineError("onnxruntime has no bf16 kernels for CPUs", where=f"{SECTION}.tensorrt.{field}", hint=hint)
     import onnxruntime
 
-    shape, batch = close_shape(file.image_shape, request)
-    # Its kernels for fused quantized ops are integer ones; with FP8 the Q/DQ nodes must stay as they are.
+    shape, batch = resolve_shape(file.image_shape, request)
+    # Its fused quantized kernels are for integers; with FP8 the Q/DQ nodes must not be fused.
     level = "basic" if "fp8" in data_types else "extended"
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         optimized = Path(scratch) / "optimized.onnx"
@@ -76,11 +83,11 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
 
 
 def open_session(source: Path | bytes, level: str, *, save_to: Path | None = None, verbose: bool = False):
-    """An ``InferenceSession`` on the CPU.
+    """Return an ``InferenceSession`` on the CPU.
 
     Args:
         level: of optimization: ``disable_all``, ``basic``, ``extended`` or ``all``.
-        save_to: where the optimized graph goes.
+        save_to: path for the optimized graph.
 
     Raises:
         EngineError: onnxruntime refuses the graph.
@@ -95,13 +102,11 @@ def open_session(source: Path | bytes, level: str, *, save_to: Path | None = Non
     options.intra_op_num_threads = torch.get_num_threads()
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
-    where = str(source) if isinstance(source, Path) else ""
+    graph = str(source) if isinstance(source, Path) else source
     try:
-        return onnxruntime.InferenceSession(
-            str(source) if isinstance(source, Path) else source, options, providers=["CPUExecutionProvider"]
-        )
-    except Exception as error:  # its classes share no base but Exception
-        raise _refused(error, where) from error
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common base class
+        raise _refused(error, graph if isinstance(graph, str) else "") from error
 
 
 def _refused(error: Exception, where: str) -> EngineError:
@@ -109,20 +114,20 @@ def _refused(error: Exception, where: str) -> EngineError:
     if unknown := _UNKNOWN_OP.search(text):
         operation = unknown["op"] or unknown["other"]
         hint = "Export the student without this operation."
-        return EngineError(f"onnxruntime does not know the operation {operation}", where=where, hint=hint)
-    hint = "Take gen_trt_engine.backend=tensorrt_rtx." if "NOT_IMPLEMENTED" in text or "Type Error" in text else ""
+        return EngineError(f"onnxruntime does not support the operation {operation}", where=where, hint=hint)
+    hint = "Use gen_trt_engine.backend=tensorrt_rtx." if "NOT_IMPLEMENTED" in text or "Type Error" in text else ""
     return EngineError(f"onnxruntime refuses the graph: {text}", where=where, hint=hint)
 
 
 def _kernels(model: ModelProto) -> list[Kernel] | None:
-    """What the optimized graph multiplies in. Where a CPU has no kernel for a type, onnxruntime has put casts."""
+    """Return the kernels of the optimized graph. For types without a CPU kernel onnxruntime has inserted casts."""
     names = {code: name for name, code in FLOAT_CODES.items()}
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     most = Counter(names[code] for code in types.values() if code in names).most_common(1)
     cast = {n.output[0]: helper.get_attribute_value(n.attribute[0]) for n in model.graph.node if n.op_type == "Cast"}
     default = "fp32" if any(name.startswith(_INSERTED) for name in cast) or not most else most[0][0]
     types |= cast
-    found = []
+    kernels = []
     for node in model.graph.node:
         stated = [names[types[name]] for name in node.input if types.get(name) in names]
         if node.op_type in _ATTENTION:
@@ -131,5 +136,5 @@ def _kernels(model: ModelProto) -> list[Kernel] | None:
             kind, data_type = "conv_gemm", _PRODUCTS[node.op_type] or (stated[0] if stated else default)
         else:
             continue
-        found.append(Kernel(node.name or node.output[0], kind, data_type, (node.name,) if node.name else ()))
-    return found or None
+        kernels.append(Kernel(node.name or node.output[0], kind, data_type, (node.name,) if node.name else ()))
+    return kernels or None

@@ -1,9 +1,9 @@
-"""Ordinary TensorRT (8.6, 10 or 11): an engine for the GPU at hand.
+"""Backend TensorRT (8.6, 10 or 11): an engine for this machine's GPU.
 
-Written against the documented API and not run yet: no machine of ours had both this library and a GPU. What differs:
+Written from the documentation and not run yet, for lack of a machine with this library and a GPU. Differences:
 
-- 11 knows strongly typed networks only; calibrators and precision flags are gone.
-- 10 has both; strongly typed is taken unless ranges come from a calibration.
+- 11 has only strongly typed networks, no calibrators and no precision flags.
+- 10 has both; networks are strongly typed unless ranges come from a calibration.
 - 8.6 has no strongly typed networks: the builder may choose any type that its flags allow.
 """
 
@@ -17,35 +17,35 @@ from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog
 from radioplat.exporting.engines.backends.calibration import is_calibrated, set_ranges
-from radioplat.exporting.engines.backends.network import Build, finish_build, speaking, start_build
+from radioplat.exporting.engines.backends.network import Build, finish_build, reporting, start_build
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
 from radioplat.exporting.engines.library import TENSORRT, load_tensorrt
 from radioplat.exporting.engines.onnx_input import OnnxInput
-from radioplat.exporting.engines.targets import WHERE, lacks, needs
+from radioplat.exporting.engines.targets import WHERE, requirement, unsupported_type
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 
-_INSTALL = "Install one: pip install tensorrt (NVIDIA's own index), or take gen_trt_engine.backend=tensorrt_rtx."
+_INSTALL = "Install one: pip install tensorrt (NVIDIA's index), or use gen_trt_engine.backend=tensorrt_rtx."
 
 
 def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> BuiltEngine:
     """Build for GPU ``request.gpu_id``.
 
     Raises:
-        EngineError: no TensorRT, no GPU, one without the data type, or whatever reason TensorRT gives.
+        EngineError: no TensorRT, no GPU, a GPU without the data type, or TensorRT's reason.
     """
     trt = load_tensorrt(TENSORRT, _INSTALL)
     target = _gpu(request, data_types)
     log = EngineLog(echo=request.verbose)
     calibrated = is_calibrated(request.config.calibration)
-    with speaking(log, file.path):
+    with reporting(log, file.path):
         build = start_build(trt, log, file, request, network_flags(trt, calibrated))
         if not is_typed(trt, calibrated):
             for name in data_types:
                 _allow(trt, build, name)
-        kept_alive = set_ranges(build, request, file) if calibrated else None
+        alive = set_ranges(build, request, file) if calibrated else None
         timings = _read_timings(build, request.timing_cache)
         engine = finish_build(build, log, file.path)
-        del kept_alive
+        del alive
     if timings is not None and request.timing_cache:
         _write_timings(build, Path(request.timing_cache))
     return BuiltEngine(
@@ -60,17 +60,17 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
 
 
 def major(trt: ModuleType) -> int:
-    """10 for version 10.13.2."""
+    """Return 10 for version 10.13.2."""
     return int(trt.__version__.partition(".")[0])
 
 
 def is_typed(trt: ModuleType, calibrated: bool) -> bool:
-    """Whether the network computes in the types of its file alone."""
+    """Return whether the network computes only in the types of its file."""
     return major(trt) >= 11 or (hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and not calibrated)
 
 
 def network_flags(trt: ModuleType, calibrated: bool) -> int:
-    """What ``create_network`` takes."""
+    """Return the flags of ``create_network``."""
     known = trt.NetworkDefinitionCreationFlag
     if is_typed(trt, calibrated):
         return 1 << int(known.STRONGLY_TYPED) if hasattr(known, "STRONGLY_TYPED") else 0
@@ -78,28 +78,28 @@ def network_flags(trt: ModuleType, calibrated: bool) -> int:
 
 
 def _gpu(request: BuildRequest, data_types: list[str]) -> str:
-    """The GPU to build on, chosen for this process."""
+    """Select the GPU to build on for this process; return its compute capability."""
     import torch
 
     if not torch.cuda.is_available():
         raise EngineError(
             "tensorrt builds on the GPU that the engine is for, and there is none",
             where=f"{SECTION}.backend",
-            hint="Take tensorrt_rtx, which needs none, or onnxruntime.",
+            hint="Use tensorrt_rtx, which needs none, or onnxruntime.",
         )
     if not 0 <= request.gpu_id < torch.cuda.device_count():
         raise EngineError(f"there is no GPU {request.gpu_id}", where=f"{SECTION}.gpu_id")
     torch.cuda.set_device(request.gpu_id)
     here = "SM{}{}".format(*torch.cuda.get_device_capability(request.gpu_id))
-    asked = [name.upper() for name in request.config.compute_capabilities]
-    if any(name not in ("AUTO", here) for name in asked):
+    requested = {name.upper() for name in request.config.compute_capabilities}
+    if requested - {"AUTO", here}:
         raise EngineError(
-            f"tensorrt builds for the GPU at hand, {here}, and for no other",
+            f"tensorrt builds only for this machine's GPU, {here}",
             where=WHERE,
-            hint=f"Leave the field out, or take {SECTION}.backend=tensorrt_rtx.",
+            hint=f"Leave the field out, or use {SECTION}.backend=tensorrt_rtx.",
         )
-    if lacking := lacks(here, data_types):
-        raise EngineError(f"this GPU is {here}: {needs(lacking)}", where=f"{SECTION}.tensorrt.data_type")
+    if unsupported := unsupported_type(here, data_types):
+        raise EngineError(f"this GPU is {here}: {requirement(unsupported)}", where=f"{SECTION}.tensorrt.data_type")
     return here
 
 
@@ -124,9 +124,9 @@ def _read_timings(build: Build, path: str | None) -> Any:
     cache = build.config.create_timing_cache(known)
     if cache is None or not build.config.set_timing_cache(cache, ignore_mismatch=False):
         raise EngineError(
-            "this file holds no timings, or those of another GPU or TensorRT",
+            "this file has no timings, or those of another GPU or TensorRT",
             where=f"{SECTION}.timing_cache",
-            hint="Give another file name.",
+            hint="Use another file name.",
         )
     return cache
 

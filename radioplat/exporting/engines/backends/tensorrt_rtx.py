@@ -1,4 +1,4 @@
-"""TensorRT for RTX: engines for several GPU generations, built without a GPU. Its networks are strongly typed."""
+"""Backend TensorRT for RTX: engines for several GPU generations, built without a GPU. Networks are strongly typed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from types import ModuleType
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog
-from radioplat.exporting.engines.backends.network import finish_build, make_logger, speaking, start_build
-from radioplat.exporting.engines.interface import BuildRequest, BuiltEngine, refuse_unused
+from radioplat.exporting.engines.backends.network import finish_build, make_logger, reporting, start_build
+from radioplat.exporting.engines.interface import BuildRequest, BuiltEngine, refuse_unsupported
 from radioplat.exporting.engines.library import RTX, load_tensorrt
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.engines.targets import choose_targets, known_targets
 
-_NOT_HERE = {
-    "calibration": "It takes INT8 ranges from Q/DQ nodes alone: `radioplat quantize`, then `radioplat export` on the "
+_UNSUPPORTED = {
+    "calibration": "It reads INT8 ranges from Q/DQ nodes only: `radioplat quantize`, then `radioplat export` on the "
     "checkpoint that it writes.",
-    # Its timing cache calls do nothing since version 1.2: kernels are timed where the engine runs.
+    # Its timing cache has had no effect since version 1.2: kernels are timed where the engine runs.
     "timing_cache": "Remove it; kernels are chosen on the GPU where the engine runs.",
 }
 
@@ -24,17 +24,17 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     """Build for the GPUs of ``compute_capabilities``.
 
     Args:
-        data_types: in which ``file`` computes.
+        data_types: data types of ``file``.
 
     Raises:
-        EngineError: a field it cannot act on, a GPU without the data type, or whatever reason TensorRT gives.
+        EngineError: an unsupported field, a GPU without the data type, or TensorRT's reason.
     """
-    refuse_unused(request, "TensorRT for RTX", _NOT_HERE)
+    refuse_unsupported(request, "TensorRT for RTX", _UNSUPPORTED)
     trt = load_tensorrt(RTX)
     known = known_targets(trt)
     targets = choose_targets(known, request.config.compute_capabilities, data_types, f"TensorRT {trt.__version__}")
     log = EngineLog(echo=request.verbose)
-    with speaking(log, file.path):
+    with reporting(log, file.path):
         typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
         build = start_build(trt, log, file, request, 0 if typed is None else 1 << int(typed))
         build.config.num_compute_capabilities = len(targets)
@@ -43,7 +43,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         try:
             engine = finish_build(build, log, file.path)
         except EngineError:
-            _forget_failure(trt)
+            _reset_builder(trt)
             raise
     return BuiltEngine(
         data=engine,
@@ -56,10 +56,10 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     )
 
 
-def _forget_failure(trt: ModuleType) -> None:
-    """Build one ReLU: the build after a failed one still goes by the failed one's GPUs (seen in 1.7.1).
+def _reset_builder(trt: ModuleType) -> None:
+    """Build one ReLU, because the build after a failed one uses the failed one's GPUs (seen in 1.7.1).
 
-    An INT8 network for SM89 came out in fp16 after a failure for SM75, without a word; the second one did not.
+    An INT8 network for SM89 was built in fp16 after a failure for SM75, without a message; the second one was not.
     """
     builder = trt.Builder(make_logger(trt, EngineLog()))
     network = builder.create_network(0)

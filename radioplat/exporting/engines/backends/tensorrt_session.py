@@ -1,4 +1,4 @@
-"""Runs TensorRT engines on a GPU, or says why it cannot."""
+"""Run TensorRT engines on a GPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from radioplat.errors import EngineError
-from radioplat.exporting.engines.backends.builder_log import EngineLog
+from radioplat.exporting.engines.backends.builder_log import EngineLog, readable
 from radioplat.exporting.engines.backends.network import make_logger
 from radioplat.exporting.engines.library import RTX, TENSORRT, cuda_driver, load_tensorrt
 from radioplat.exporting.engines.runner import Run
 
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:
-    """The device in words, and the function of one batch.
+    """Return the name of the device, and the function that runs one batch.
 
     Raises:
         EngineError: no library, driver or GPU for this engine.
@@ -34,8 +34,8 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     if engine is None:
         raise cannot_load(record, trt.__version__, log.errors, cuda_driver(), str(path))
     if not torch.cuda.is_available():
-        hint = "Install a torch that is built for CUDA."
-        raise EngineError("torch sees no GPU, and it hands images and features over", where=str(path), hint=hint)
+        hint = "Install torch built for CUDA."
+        raise EngineError("torch finds no GPU, and it copies images and features", where=str(path), hint=hint)
     return torch.cuda.get_device_name(gpu_id), _runner(trt, runtime, engine, f"cuda:{gpu_id}", path)
 
 
@@ -46,7 +46,7 @@ def check_gpu(record: dict[str, Any], capability: tuple[int, int], where: str) -
         capability: the GPU's, (8, 6) for SM86.
 
     Raises:
-        EngineError: it is of another kind.
+        EngineError: it has another compute capability.
     """
     here, targets = "SM{}{}".format(*capability), record["compute_capabilities"]
     if targets and here not in targets:
@@ -55,17 +55,17 @@ def check_gpu(record: dict[str, Any], capability: tuple[int, int], where: str) -
 
 
 def cannot_load(record: dict[str, Any], version: str, errors: list[str], driver: str | None, where: str) -> EngineError:
-    """Why TensorRT gave no engine back.
+    """Return the error for an engine that TensorRT cannot load.
 
     Args:
-        version: of the library that tried.
-        errors: what it logged.
+        version: of the installed library.
+        errors: messages of its log.
         driver: the newest CUDA that the NVIDIA driver supports; None without one.
     """
     text = " ".join(errors)
     if "cudaError 35" in text and "Serialization" not in text:
         if driver is None:
-            hint = "Take the engine to a machine with one, or build with gen_trt_engine.backend=onnxruntime."
+            hint = "Copy the engine to a machine with one, or build with gen_trt_engine.backend=onnxruntime."
             return EngineError("there is no NVIDIA driver on this machine to run the engine", where=where, hint=hint)
         return EngineError(
             f"the NVIDIA driver is too old: it has CUDA {driver} and {record['library']} {version} needs a newer one",
@@ -78,11 +78,9 @@ def cannot_load(record: dict[str, Any], version: str, errors: list[str], driver:
             where=where,
             hint="Install that version, or build the engine again.",
         )
-    reasons = EngineLog()
-    reasons.errors = errors
-    said = "; ".join(reasons.reasons(2)) or "it gave no reason"
+    reasons = "; ".join(readable(errors, 2)) or "without a reason"
     hint = "Run `radioplat gen_trt_engine` again."
-    return EngineError(f"{record['library']} cannot load the engine: {said}", where=where, hint=hint)
+    return EngineError(f"{record['library']} cannot load the engine: {reasons}", where=where, hint=hint)
 
 
 def _runner(trt, runtime, engine, device: str, path: Path) -> Run:
@@ -90,30 +88,30 @@ def _runner(trt, runtime, engine, device: str, path: Path) -> Run:
 
     context = engine.create_execution_context()
     if context is None:
-        raise EngineError("the GPU has no room for the engine", where=str(path), hint="Free memory on it.")
+        raise EngineError("the GPU has not enough memory for the engine", where=str(path), hint="Free memory on it.")
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     outputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
     (images_name,) = [name for name in names if name not in outputs]
 
     def on_device(images: torch.Tensor) -> dict[str, torch.Tensor]:
         context.set_input_shape(images_name, tuple(images.shape))
-        found = {
+        features = {
             name: torch.empty(tuple(context.get_tensor_shape(name)), dtype=torch.float32, device=device)
             for name in outputs
         }
-        for name, tensor in {images_name: images, **found}.items():
+        for name, tensor in {images_name: images, **features}.items():
             context.set_tensor_address(name, tensor.data_ptr())
         if not context.execute_async_v3(torch.cuda.current_stream(device).cuda_stream):
             raise EngineError("TensorRT failed while it ran the engine", where=str(path))
-        return found
+        return features
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
-            given = torch.from_numpy(images).to(device)
-            found = on_device(given)
+            batch = torch.from_numpy(images).to(device)  # must stay alive until the stream is synchronized
+            features = on_device(batch)
         stream.synchronize()
-        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+        return {name: tensor.cpu().numpy() for name, tensor in features.items()}
 
     runner: Any = run
     runner.on_device = on_device
