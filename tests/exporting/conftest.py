@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from radioplat.exporting.onnx import publish
 from radioplat.exporting.onnx.export import OnnxReport, export_onnx
 from radioplat.models.features import Features
 
@@ -87,6 +88,6 @@ def vit_fp16(vit, folder) -> OnnxReport:
 @pytest.fixture(scope="session")
 def conv_bf16(conv, folder) -> OnnxReport:
     """The convolutional net with one head, bf16, dynamic batch, weights in a file beside it."""
-    return export_onnx(
-        conv, folder / "conv.onnx", height=SIZE, width=SIZE, adaptors=["beta"], data_type="bf16", one_file_bytes=0
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish, "ONE_FILE_BYTES", 0)
+        return export_onnx(conv, folder / "conv.onnx", height=SIZE, width=SIZE, adaptors=["beta"], data_type="bf16")

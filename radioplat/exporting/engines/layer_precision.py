@@ -18,12 +18,12 @@ from radioplat.errors import EngineError, Problem
 from radioplat.exporting.engines.interface import SECTION
 from radioplat.exporting.engines.onnx_input import OnnxInput, read_onnx
 from radioplat.exporting.onnx.precision import ALWAYS_FLOAT, FLOAT_CODES, as_type
+from radioplat.exporting.onnx.publish import save
 from radioplat.exporting.qdq.mark import module_of
 
 _WHERE = f"{SECTION}.tensorrt.layers_precision"
 _NOT_LAYERS = {"QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "If", "Loop", "Scan"}
 _NAMES = {code: name for name, code in FLOAT_CODES.items()}
-_ONE_FILE_BYTES = 1_900_000_000
 
 
 def set_precisions(file: OnnxInput, rules: Sequence[str], folder: Path) -> tuple[OnnxInput, list[str]]:
@@ -47,8 +47,7 @@ def set_precisions(file: OnnxInput, rules: Sequence[str], folder: Path) -> tuple
         notes.append(f"layers_precision did not change {count} quantized layers")
     _Retyper(model, file).run({name: code for name, code in types.items() if name not in quantized})
     path = folder / file.path.name
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    onnx.save(model, str(path), save_as_external_data=size > _ONE_FILE_BYTES, location=f"{path.name}.data")
+    save(model, path)
     return read_onnx(path), notes
 
 

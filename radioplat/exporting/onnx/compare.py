@@ -1,4 +1,4 @@
-"""Does an ONNX file compute what the torch module it came from computes?"""
+"""Compare the outputs of an ONNX file with those of its torch module."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from radioplat.errors import EngineError
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far an ONNX file is from torch, at worst over all outputs and batches.
+    """Largest differences of an ONNX file from torch, over all outputs and batches.
 
     Attributes:
         max_abs_error: max |onnx - torch|.
         max_relative_error: max |onnx - torch| / max |torch| of the same output.
         output: name of the output with the largest relative error.
-        min_cosine: of one image's values of one output, in the file and in torch.
+        min_cosine: smallest cosine between the file's and torch's values of one output for one image.
     """
 
     max_abs_error: float
@@ -43,59 +43,60 @@ def compare_with_torch(
     batches: Sequence[int],
     sizes: Sequence[tuple[int, int]],
     noise: Noise | None = None,
-    as_wanted: Callable[[Arrays, Arrays], Arrays] | None = None,
+    reorder: Callable[[Arrays, Arrays], Arrays] | None = None,
 ) -> Agreement:
     """Run a file on onnxruntime and ``module`` on torch, both in fp32 on the CPU, on the same noise images.
 
     Args:
         path: an ONNX file with one input ``images``, float32 ``[B, 3, H, W]`` in [0, 1].
-        module: gives a tuple of float32 tensors, one for each name in ``outputs``.
-        batches: the batch sizes to try; each sees other images.
-        sizes: height and width in pixels, each tried with each batch size.
-        noise: draws images, from their number, height and width; by default each value evenly in [0, 1].
-        as_wanted: given what torch says and what the file says, puts the latter in the order of the former.
+        module: returns a tuple of float32 tensors, one for each name in ``outputs``.
+        batches: batch sizes to compare, each with other images.
+        sizes: height and width in pixels, each compared with each batch size.
+        noise: draws images, from their number, height and width; by default uniformly in [0, 1].
+        reorder: from outputs of torch and of the file, returns the latter in the order of the former.
 
     Raises:
-        EngineError: onnxruntime refuses the file, or torch or the file gives a number that is not finite.
+        EngineError: onnxruntime refuses the file, or an output of torch or the file is not finite.
     """
     session = _open(path)
     generator = torch.Generator().manual_seed(0)
     worst = Agreement(0.0, -1.0, "")
     for batch, (height, width) in itertools.product(batches, sizes):
-        images = (noise or _noise)(batch, height, width, generator)
+        if noise is None:
+            images = torch.rand(batch, 3, height, width, generator=generator)
+        else:
+            images = noise(batch, height, width, generator)
         with torch.no_grad():
-            wanted = [tensor.numpy() for tensor in module(images)]
+            expected = [tensor.numpy() for tensor in module(images)]
         try:
-            got = session.run(list(outputs), {"images": images.numpy()})
-        except Exception as error:  # its classes share no base but Exception
+            results = session.run(list(outputs), {"images": images.numpy()})
+        except Exception as error:  # its errors have no common base class
             problem = f"onnxruntime cannot run the file on {batch} images of {height} x {width}: {_line(error)}"
             raise EngineError(problem, where="export") from error
-        if as_wanted is not None:
-            told, said = (dict(zip(outputs, arrays, strict=True)) for arrays in (wanted, got))
-            got = list(as_wanted(told, said).values())
-        for name, a, b in zip(outputs, wanted, got, strict=True):
+        if reorder is not None:
+            by_name = [dict(zip(outputs, arrays, strict=True)) for arrays in (expected, results)]
+            results = list(reorder(*by_name).values())
+        for name, a, b in zip(outputs, expected, results, strict=True):
             worst = _worse(worst, _difference(name, a, b))
     return worst
 
 
-def _noise(count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(count, 3, height, width, generator=generator)
-
-
-def _difference(name: str, wanted: np.ndarray, got: np.ndarray) -> Agreement:
-    if not np.isfinite(wanted).all():
+def _difference(name: str, expected: np.ndarray, result: np.ndarray) -> Agreement:
+    if not np.isfinite(expected).all():
         raise EngineError(f"the student's output `{name}` is not finite", where="export.checkpoint")
-    if wanted.shape != got.shape:
-        raise EngineError(f"output `{name}` is {list(got.shape)} in the ONNX file and {list(wanted.shape)} in torch")
-    if not np.isfinite(got).all():
+    if expected.shape != result.shape:
+        raise EngineError(
+            f"output `{name}` is {list(result.shape)} in the ONNX file and {list(expected.shape)} in torch"
+        )
+    if not np.isfinite(result).all():
         return Agreement(float("inf"), float("inf"), name, -1.0)
-    error = float(np.abs(got - wanted).max())
-    relative = error / max(float(np.abs(wanted).max()), 1e-6)
-    return Agreement(error, relative, name, min(map(_cosine, wanted, got), default=1.0))
+    error = float(np.abs(result - expected).max())
+    relative = error / max(float(np.abs(expected).max()), 1e-6)
+    return Agreement(error, relative, name, min(map(_cosine, expected, result), default=1.0))
 
 
-def _cosine(wanted: np.ndarray, got: np.ndarray) -> float:
-    a, b = (values.astype(np.float64).ravel() for values in (wanted, got))
+def _cosine(expected: np.ndarray, result: np.ndarray) -> float:
+    a, b = (values.astype(np.float64).ravel() for values in (expected, result))
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norms if norms else float(np.array_equal(a, b))
 
@@ -110,7 +111,7 @@ def _open(path: Path):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # The file is judged as written: onnxruntime's rewrites may change numbers.
+    # Without optimization, because onnxruntime's rewrites may change numbers.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""An ONNX file that takes images of any size: what the tracer is told, and what the dimensions are called after it."""
+"""Dynamic image sizes of an ONNX file: dimensions for the tracer, and their names in the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Sized(typing.Protocol):
 
 
 def step_of(student: _Sized) -> int:
-    """Pixels that the sides of an image must be a multiple of.
+    """Return the number of pixels that the sides of an image must be a multiple of.
 
     Raises:
         EngineError: the backbone is built for one size.
@@ -29,15 +29,17 @@ def step_of(student: _Sized) -> int:
     if not getattr(backbone, "any_size", True):
         name = getattr(backbone, "name", type(backbone).__name__)
         raise EngineError(
-            f"{name} is built for images of one size", where=FIELD, hint="Leave it false, and export a file for a size."
+            f"{name} is built for images of one size",
+            where=FIELD,
+            hint="Set it to false, and export a file for each size.",
         )
     return student.stride
 
 
 def traced_size(height: int, width: int, step: int) -> tuple[int, int]:
-    """A size near ``height x width`` to trace at: whole steps, at least two of them, and unlike sides.
+    """Return a size near ``height x width`` to trace at: multiples of ``step``, at least two, and different.
 
-    torch.export takes a length of 1 for a constant, and two equal lengths for one.
+    torch.export assumes that a length of 1 is constant, and that equal lengths are one dimension.
     """
     rows = max(2, height // step)
     columns = max(2, width // step)
@@ -45,20 +47,20 @@ def traced_size(height: int, width: int, step: int) -> tuple[int, int]:
 
 
 def tried_sizes(height: int, width: int, step: int) -> list[tuple[int, int]]:
-    """The sizes at which the file is compared with torch: the one asked for, and one that is larger and not square."""
+    """Return the sizes at which the file is compared with torch: the requested one, and a larger one, not square."""
     return [(height, width), ((height // step + 1) * step, (width // step + 3) * step)]
 
 
 def sides(step: int) -> dict[int, torch.export.Dim]:
-    """Dynamic dimensions of ``[B, 3, H, W]`` but the batch."""
+    """Return the dynamic dimensions of ``[B, 3, H, W]`` other than the batch."""
     return {2: step * torch.export.Dim(ROWS, min=1), 3: step * torch.export.Dim(COLUMNS, min=1)}
 
 
 def name_sides(file: Path) -> None:
-    """Call the open sides of the images ``height`` and ``width``, and those of maps ``rows`` and ``columns``.
+    """Name the dynamic sides of the images ``height`` and ``width``, and those of maps ``rows`` and ``columns``.
 
     Raises:
-        EngineError: a side is not open: the student's forward fixed it.
+        EngineError: a side is not dynamic, because the student's forward fixed it.
     """
     model = onnx.load(str(file), load_external_data=False)
     (images,) = model.graph.input
@@ -71,9 +73,9 @@ def name_sides(file: Path) -> None:
                 raise EngineError(
                     f"the student's forward fixes the {name} of `{value.name}` while it is traced",
                     where=FIELD,
-                    hint="Leave it false, and export a file for each size.",
+                    hint="Set it to false, and export a file for each size.",
                 )
             dimensions[axis].dim_param = name
-    # What lies between speaks of the tracer's names; it follows from the rest.
+    # Shapes of intermediate values have the tracer's names; they can be inferred.
     del model.graph.value_info[:]
     onnx.save(model, str(file))

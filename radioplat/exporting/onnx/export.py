@@ -1,4 +1,4 @@
-"""A trained student as one ONNX file: backbone features, and the heads that were asked for."""
+"""Export a trained student or detector as an ONNX file: backbone features, and the requested heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radioplat.exporting.onnx.fold_resizes import fold_resizes
 from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
 from radioplat.exporting.onnx.opset import choose_opset
 from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
-from radioplat.exporting.onnx.publish import open_partial_folder, publish, save
+from radioplat.exporting.onnx.publish import ONE_FILE_BYTES, open_partial_folder, publish, save
 from radioplat.exporting.qdq.insert import insert_pairs, remove_marks
 from radioplat.exporting.qdq.lint import lint
 from radioplat.exporting.qdq.mark import MODULES_NOTE
@@ -39,19 +39,17 @@ from radioplat.models.quantized.quantizer import in_float
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version, unread_operators
 
-# An fp32 file that is further from torch than this, relative to the largest value, is wrong rather than rounded.
+# Largest difference of an fp32 file from torch, relative to the largest value, that rounding can explain.
 TOLERANCE = 1e-3
-# Protobuf's limit is 2 GiB a file.
-ONE_FILE_BYTES = 1_900_000_000
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was written.
+    """Result of an export.
 
     Attributes:
         path: the ONNX file.
-        inputs, outputs: shape by name; a dynamic dimension is its name (``batch``). All are float32.
+        inputs, outputs: shape by name; a dynamic dimension is given by its name (``batch``). All are float32.
         opset: the operator set of the file.
         data_type: the arithmetic inside: ``fp32``, ``fp16`` or ``bf16``.
         bytes: size on disk, weights included.
@@ -59,7 +57,7 @@ class OnnxReport:
         precision_error: relative error of the graph rounded to ``data_type`` against torch in fp32; None for fp32.
         quantized: formats, scales and the linter's findings; None for a student in floats.
         side_files: the task's :class:`~radioplat.tasks.export.side_files.SideFiles`; None outside of the task.
-        notes: what differs from what was asked, a sentence each.
+        notes: deviations from the request, one sentence each.
     """
 
     path: Path
@@ -91,36 +89,34 @@ def export_onnx(
     stored_weights: bool = True,
     float_path: str | Path | None = None,
     verbose: bool = False,
-    one_file_bytes: int = ONE_FILE_BYTES,
 ) -> OnnxReport:
-    """Write ``student`` as ONNX and prove the file against torch before it gets its name.
+    """Write ``student`` as ONNX, after comparing the file with torch.
 
     The input is ``images``, float32 ``[B, 3, height, width]`` in [0, 1]. The outputs, float32, are ``summary``
     ``[B, D]`` and ``spatial`` ``[B, h, w, D]``, of a classifier ``logits`` ``[B, C]``, then ``<adaptor>.summary`` and
-    ``<adaptor>.spatial``, each where the student has it; of a detector ``logits`` ``[B, Q, C]`` and ``pred_boxes``
+    ``<adaptor>.spatial``, those that the student has; of a detector ``logits`` ``[B, Q, C]`` and ``pred_boxes``
     ``[B, Q, 4]``, centre x, centre y, width, height as shares of the image, in the order of its queries.
 
     Args:
-        batch_size: a fixed batch, or -1 for a dynamic one.
-        dynamic_resolution: take images of any size whose sides are multiples of the student's stride.
-        opset: at least 17, and 22 for bf16; a lower one is raised with a note. None: 18, or what is needed and read.
-        tensorrt_version: that must read the file; None for the newest.
+        batch_size: a fixed batch size, or -1 for a dynamic one.
+        dynamic_resolution: allow all image sizes whose sides are multiples of the student's stride.
+        opset: at least 17, and 22 for bf16; a lower one is raised with a note. None: 18, or as needed.
+        tensorrt_version: version that must support the file; None for the newest.
         adaptors: heads to add, from ``student.head_names``.
-        data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside; of a quantized student, of its other layers.
-        stored_weights: keep a quantized student's weights as quantized numbers; False: as floats behind a Q/DQ pair.
-        float_path: where a quantized student is written a second time, in fp32 and without Q/DQ, with the same names.
-        verbose: let torch's exporter print.
-        one_file_bytes: beyond this size the weights go to ``<path>.data`` beside the file.
+        data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside; for a quantized student, of its other layers.
+        stored_weights: store a quantized student's weights as quantized numbers; False: as floats before a Q/DQ pair.
+        float_path: path for a second file of a quantized student, in fp32 and without Q/DQ, with the same names.
+        verbose: print the messages of torch's exporter.
 
     Raises:
         EngineError: an unknown adaptor or data type, a student that cannot be traced at this size, a file that cannot
-            be written, or one that onnxruntime does not compute as torch does.
+            be written, or one whose outputs on onnxruntime differ from torch.
     """
     path = Path(path)
-    _known(adaptors, student.head_names)
+    _check_adaptors(adaptors, student.head_names)
     module = flatten(student, list(dict.fromkeys(adaptors)))
     data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
-    if float_path is None:  # else the graph without Q/DQ is what TensorRT reads
+    if float_path is None:  # otherwise TensorRT reads the graph without Q/DQ
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
     opset, notes = choose_opset(opset, data_type, module.formats, tensorrt_version)
     step = step_of(student) if dynamic_resolution else 0
@@ -130,33 +126,37 @@ def export_onnx(
     try:
         written = folder / path.name
         program = trace(module, outputs, (batch_size, height, width), max(opset, TRACED), verbose, step)
-        program.save(str(written), external_data=module.bytes > one_file_bytes)
+        program.save(str(written), external_data=module.bytes > ONE_FILE_BYTES)
         float_file = folder / "float" / Path(float_path).name if float_path else None
-        ranges = _rewrite(written, step, bool(module.formats), stored_weights, float_file, one_file_bytes)
+        ranges = _rewrite(written, step, bool(module.formats), stored_weights, float_file)
         check_half_scales(ranges, data_type)
         if opset < TRACED:
             for file in (written, float_file) if float_file else (written,):
-                _lower_opset(file, tensorrt_version, one_file_bytes)
+                _lower_opset(file, tensorrt_version)
         report = _describe(written, path, opset, notes)
         if batch_size <= 0 and report.inputs["images"][0] != "batch":
-            raise _fixed_batch()
+            raise EngineError(
+                "the student's forward fixes the batch size while it is traced (`len(tensor)` does that)",
+                where="export.batch_size",
+                hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
+            )
 
         def check(file: Path) -> Agreement:
             batches = (1, 3) if batch_size <= 0 else (batch_size,)
             return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **module.comparison)
 
         agreement = check(written)
-        _judge(agreement, path, bool(ranges))
+        _check_agreement(agreement, path, bool(ranges))
         if float_file is not None:
             with in_float(module):
-                _judge(check(float_file), Path(float_path or ""), False)
+                _check_agreement(check(float_file), Path(float_path or ""), False)
         report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
         if ranges:
-            found = lint(written, student_floats(student), student_weight_only(student))
-            quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, found)
+            linted = lint(written, student_floats(student), student_weight_only(student))
+            quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, linted)
             report = replace(report, quantized=quantized)
         if data_type != "fp32":
-            cost = _lower(written, data_type, check, one_file_bytes)
+            cost = _lower(written, data_type, check)
             report = replace(report, data_type=data_type, precision_error=cost)
         onnx.checker.check_model(str(written), full_check=True)
         report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()))
@@ -172,28 +172,28 @@ def export_onnx(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _known(adaptors: Sequence[str], names: Sequence[str]) -> None:
+def _check_adaptors(adaptors: Sequence[str], names: Sequence[str]) -> None:
     for name in adaptors:
         if name not in names:
             valid = f"Valid: {', '.join(names)}." if names else "This student has no heads."
             raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
 
 
-def _lower_opset(file: Path, tensorrt_version: str | None, one_file_bytes: int) -> None:
+def _lower_opset(file: Path, tensorrt_version: str | None) -> None:
     version = parse_version(tensorrt_version or "")
     model = onnx.load(str(file))
     if version:
         lower_opset(model, f"TensorRT {tensorrt_version}", "export.tensorrt_version", unread_operators(version))
     else:
         lower_opset(model, f"operator set {LOWEST_OPSET}", "export.opset_version")
-    save(model, file, one_file_bytes)
+    save(model, file)
 
 
-def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_file_bytes: int) -> float:
-    """Rewrite ``file`` in ``data_type``; returns what the precision costs, relative to torch in fp32."""
+def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement]) -> float:
+    """Rewrite ``file`` in ``data_type``; return the relative error of this precision against torch in fp32."""
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         rounded = Path(scratch) / "rounded.onnx"
-        save(simulate(file, data_type), rounded, one_file_bytes)
+        save(simulate(file, data_type), rounded)
         error = check(rounded).max_relative_error
     if not error < float("inf"):
         raise EngineError(
@@ -203,14 +203,12 @@ def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement], one_f
         )
     model = onnx.load(str(file))
     retype(model, data_type)
-    save(model, file, one_file_bytes)
+    save(model, file)
     return error
 
 
-def _rewrite(
-    file: Path, step: int, quantized: bool, stored: bool, float_file: Path | None, one_file_bytes: int
-) -> list[Range]:
-    """Clean up a traced ``file``; of a quantized student insert Q/DQ and return the scales, and write ``float_file``
+def _rewrite(file: Path, step: int, quantized: bool, stored: bool, float_file: Path | None) -> list[Range]:
+    """Clean up a traced ``file``. For a quantized student, insert Q/DQ and return the scales, and write ``float_file``
     without Q/DQ."""
     if step:
         name_sides(file)
@@ -222,64 +220,49 @@ def _rewrite(
             plain = onnx.ModelProto.FromString(model.SerializeToString())
             remove_marks(plain)
             float_file.parent.mkdir()
-            save(plain, float_file, one_file_bytes)
+            save(plain, float_file)
         ranges = insert_pairs(model, stored)
     else:
         _drop_source_lines(model)
-    save(model, file, one_file_bytes)
+    save(model, file)
     return ranges
 
 
 def _drop_source_lines(model: onnx.ModelProto) -> None:
-    """Keep the modules' names, by which layers are found, of the tracer's notes; the others contain local paths."""
+    """Remove the tracer's metadata but the names of modules, which layers are found by; it contains local paths."""
     for entry in (model.graph, *model.graph.node, *model.graph.value_info):
-        kept = [(note.key, note.value) for note in entry.metadata_props if note.key == MODULES_NOTE]
+        modules = [(note.key, note.value) for note in entry.metadata_props if note.key == MODULES_NOTE]
         del entry.metadata_props[:]
-        for key, value in kept:
+        for key, value in modules:
             entry.metadata_props.add(key=key, value=value)
 
 
 def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxReport:
     model = onnx.load(str(written), load_external_data=False)
-    found = {entry.domain: entry.version for entry in model.opset_import}.get("", 0)
-    if found != opset:
-        raise EngineError(
-            f"operator set {opset} was asked for and torch wrote {found}",
-            where="export.opset_version",
-            hint=f"Use {found}.",
-        )
-    return OnnxReport(path, _shapes(model.graph.input), _shapes(model.graph.output), found, notes=notes)
+    written_opset = {entry.domain: entry.version for entry in model.opset_import}.get("", 0)
+    if written_opset != opset:
+        message = f"torch wrote operator set {written_opset} instead of {opset}"
+        raise EngineError(message, where="export.opset_version", hint=f"Use {written_opset}.")
+    return OnnxReport(path, _shapes(model.graph.input), _shapes(model.graph.output), opset, notes=notes)
 
 
 def _shapes(values) -> dict[str, list[int | str]]:
     return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
 
 
-def _fixed_batch() -> EngineError:
-    return EngineError(
-        "the student's forward fixes the batch size while it is traced (`len(tensor)` does that)",
-        where="export.batch_size",
-        hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
-    )
-
-
-def _judge(agreement: Agreement, path: Path, rounds: bool) -> None:
-    """Refuse a file that differs from torch by more than one in floats, or one that ``rounds``, may."""
+def _check_agreement(agreement: Agreement, path: Path, rounds: bool) -> None:
+    """Refuse a file that differs from torch by more than the limit for floats, or for one that ``rounds``."""
     if rounds and not agreement.min_cosine >= LEAST_COSINE:
         raise EngineError(
             f"a feature of the quantized graph has cosine {agreement.min_cosine:.3f} with torch's (at least "
             f"{LEAST_COSINE} is needed), so the file was not written",
             where=str(path),
-            hint="Is it calibrated? Scales that are far off turn small differences into large ones.",
+            hint="Is it calibrated? Wrong scales turn small differences into large ones.",
         )
     if not rounds and not agreement.max_relative_error <= TOLERANCE:
-        raise _disagreement(agreement, path)
-
-
-def _disagreement(agreement: Agreement, path: Path) -> EngineError:
-    return EngineError(
-        f"output `{agreement.output}` differs from torch by {agreement.max_relative_error:.2g} of its largest value "
-        f"(at most {TOLERANCE:g} is allowed), so the file was not written",
-        where=str(path),
-        hint="The student computes something the exporter translates wrongly; try another export.opset_version.",
-    )
+        raise EngineError(
+            f"output `{agreement.output}` differs from torch by {agreement.max_relative_error:.2g} of its largest "
+            f"value (at most {TOLERANCE:g} is allowed), so the file was not written",
+            where=str(path),
+            hint="The exporter translates some operation of the student wrongly; try another export.opset_version.",
+        )

@@ -1,4 +1,4 @@
-"""A detector as the exporter wants it: images in, ``logits`` and ``pred_boxes`` out."""
+"""A detector for the exporter: images in, ``logits`` and ``pred_boxes`` out."""
 
 from __future__ import annotations
 
@@ -13,50 +13,49 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from radioplat.exporting.onnx.flat_student import LOGITS, FlatStudent
 from radioplat.models.detectors.base import Detector
 
 BOXES = "pred_boxes"
-_THEIRS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("rt_detr", "rt_detr_v2"))
-_CANDIDATES = 4  # images drawn for each that is taken
+_TRANSFORMERS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("rt_detr", "rt_detr_v2"))
+_CANDIDATES = 4  # images drawn for each image that is used
 
 
 class FlatDetector(FlatStudent):
-    """A detector whose forward gives ``logits`` ``[B, Q, C]`` and ``pred_boxes`` ``[B, Q, 4]``: a private copy."""
+    """A copy of a detector whose forward returns ``logits`` ``[B, Q, C]`` and ``pred_boxes`` ``[B, Q, 4]``."""
 
     @property
     def comparison(self) -> dict[str, Any]:
-        """See :class:`FlatStudent`: queries that are equally sure may change places."""
-        return {"noise": self.noise, "as_wanted": as_wanted}
+        """See :class:`FlatStudent`: queries with equal scores may be in another order."""
+        return {"noise": self.noise, "reorder": reorder}
 
     def noise(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """``[count, 3, height, width]`` in [0, 1] of which it is clear which positions become queries.
+        """Draw ``[count, 3, height, width]`` in [0, 1] for which the choice of queries is unambiguous.
 
-        Queries are the surest positions. Where the last that is taken and the first that is not are nearly equal, two
-        programs that add up in another order take another one, and neither is wrong.
+        Queries are the positions with the highest scores. If the last that is chosen and the first that is not have
+        nearly equal scores, programs with another order of additions choose differently, and both are right.
         """
         drawn = torch.rand(_CANDIDATES * count, 3, height, width, generator=generator)
         scores: list[Tensor] = []
-        head = self._first_head().register_forward_hook(lambda _module, _given, told: scores.append(told.amax(-1)))
+        detr = self.student.detr
+        head = getattr(detr, "model", detr).enc_score_head.register_forward_hook(
+            lambda _module, _args, output: scores.append(output.amax(-1))
+        )
         try:
             with torch.no_grad():
                 self(drawn)
         finally:
             head.remove()
-        queries = self.student.detr.config.num_queries
+        queries = detr.config.num_queries
         if queries >= scores[0].shape[1]:
             return drawn[:count]
         best = scores[0].topk(queries + 1, 1).values
         return drawn[(best[:, -2] - best[:, -1]).topk(count).indices]
 
-    def _first_head(self) -> nn.Module:
-        detr = self.student.detr
-        return getattr(detr, "model", detr).enc_score_head
-
     def _named(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
-        with _open_batch():
+        with _dynamic_batch():
             output = self.student(images)
         yield LOGITS, output.logits
         yield BOXES, output.pred_boxes
@@ -64,7 +63,7 @@ class FlatDetector(FlatStudent):
 
 @functools.singledispatch
 def flatten(model: Any, adaptors: Sequence[str] = ()) -> FlatStudent:
-    """Return the module that the exporter traces; a further kind of model registers its own here."""
+    """Return the module that the exporter traces; other kinds of models register theirs here."""
     return FlatStudent(model, adaptors)
 
 
@@ -73,35 +72,37 @@ def _(model: Detector, adaptors: Sequence[str] = ()) -> FlatStudent:
     return FlatDetector(model)
 
 
-def as_wanted(wanted: dict[str, np.ndarray], got: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``got`` with the queries of each image in the order of ``wanted``'s: by the one to one matching in which scores
-    and boxes differ least. Two that are equally sure change places for a difference in the last digit.
+def reorder(expected: dict[str, np.ndarray], result: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return ``result`` with the queries of each image in the order of ``expected``, by the one-to-one matching
+    with the least differences of scores and boxes. Queries with nearly equal scores may be in another order.
 
-    Anything but the outputs of a detector, and what is not finite, is given back as it is.
+    Outputs of other models, or that are not finite, are returned unchanged.
     """
     from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
 
-    if BOXES not in wanted or any(v.shape != got[k].shape or not np.isfinite(got[k]).all() for k, v in wanted.items()):
-        return got
+    if BOXES not in expected or any(
+        v.shape != result[k].shape or not np.isfinite(result[k]).all() for k, v in expected.items()
+    ):
+        return result
     a, b = (
         np.concatenate([1 / (1 + np.exp(-v[LOGITS].astype(np.float64))), v[BOXES].astype(np.float64)], -1)
-        for v in (wanted, got)
+        for v in (expected, result)
     )
     order = np.stack([linear_sum_assignment(cdist(x, y, "chebyshev"))[1] for x, y in zip(a, b, strict=True)])
-    return {name: np.take_along_axis(value, order[..., None], 1) for name, value in got.items()}
+    return {name: np.take_along_axis(value, order[..., None], 1) for name, value in result.items()}
 
 
 @contextlib.contextmanager
-def _open_batch() -> Iterator[None]:
-    """Let transformers' code be traced for any number of images.
+def _dynamic_batch() -> Iterator[None]:
+    """Allow tracing transformers' code for a dynamic batch size.
 
-    Its ``len(tensor)`` must be an int and so fixes the batch (``tensor.shape[0]`` does not), and its checks of shapes
-    are operators that ONNX has not; they can be turned off.
+    Its ``len(tensor)`` must be an int and so fixes the batch size (``tensor.shape[0]`` does not), and its checks of
+    shapes are operators that ONNX does not have; they are turned off.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}))
-        for name in _THEIRS:
+        for name in _TRANSFORMERS:
             stack.enter_context(mock.patch.object(importlib.import_module(name), "len", _length, create=True))
         yield
 

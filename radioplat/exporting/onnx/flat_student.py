@@ -1,4 +1,4 @@
-"""A student as the exporter wants it: one tensor in, a flat tuple of named tensors out."""
+"""A student for the exporter: one tensor in, a tuple of named tensors out."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ INPUT, LOGITS = "images", "logits"
 
 
 class Exportable(typing.Protocol):
-    """What `export_onnx` asks of a student; it is an ``nn.Module`` as well."""
+    """Members of a student that `export_onnx` uses; it is also an ``nn.Module``."""
 
     @property
     def stride(self) -> int:
-        """Pixels a position of its map."""
+        """Pixels per position of its map."""
         ...
 
     @property
     def head_names(self) -> list[str]:
-        """The teachers it has a head for."""
+        """Names of the teachers that it has heads for."""
         ...
 
     def __call__(self, images: Tensor) -> Features:
-        """Float images ``[B, 3, H, W]`` in [0, 1] to backbone features; normalisation happens inside."""
+        """Return backbone features of float images ``[B, 3, H, W]`` in [0, 1], which it normalises."""
         ...
 
     def head(self, name: str, features: Features) -> Features:
-        """Backbone features in the space of teacher ``name``."""
+        """Return backbone features in the space of teacher ``name``."""
         ...
 
 
 class FlatStudent(nn.Module):
-    """A student whose forward gives a tuple of tensors: a private copy, in fp32, on the CPU, in evaluation mode."""
+    """A copy of a student, in fp32, on the CPU, in evaluation mode, whose forward returns a tuple of tensors."""
 
     def __init__(self, student: Exportable, adaptors: Sequence[str] = ()) -> None:
         super().__init__()
@@ -61,17 +61,17 @@ class FlatStudent(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Float ``[B, 3, H, W]`` in [0, 1] to the outputs, in the order of their names."""
+        """Return the outputs for float ``[B, 3, H, W]`` in [0, 1], in the order of their names."""
         return tuple(tensor for _, tensor in self._named(images))
 
     @property
     def comparison(self) -> dict[str, Any]:
-        """What :func:`radioplat.exporting.onnx.compare.compare_with_torch` must know beside the usual."""
+        """Further arguments of :func:`radioplat.exporting.onnx.compare.compare_with_torch`."""
         return {}
 
     @property
     def formats(self) -> list[NumberFormat]:
-        """What its quantizers round to, in the order of the names; none for a student in floats."""
+        """Formats of its quantizers, sorted by name; empty for a student in floats."""
         return sorted({q.format for q in quantizers(self).values() if q.enabled})
 
     @property
@@ -80,41 +80,41 @@ class FlatStudent(nn.Module):
         return sum(t.numel() * t.element_size() for t in [*self.parameters(), *self.buffers()])
 
     def find_outputs(self, height: int, width: int) -> list[str]:
-        """Names of the tensors that :meth:`forward` gives, found by running it once."""
+        """Run :meth:`forward` once; return the names of its outputs."""
         try:
             with torch.no_grad():
                 names = [name for name, _ in self._named(torch.zeros(1, 3, height, width))]
         except RadioplatError:
             raise
-        except Exception as error:  # whatever a backbone raises at a size it cannot take
+        except Exception as error:  # backbones raise errors of any type for a wrong size
             raise EngineError(
                 f"the student cannot run at {height} x {width} pixels: {_root(error)}",
                 where="export.input_height, export.input_width",
                 hint="Give a size that its patches divide.",
             ) from error
         if not names:
-            raise EngineError("the student gives neither a summary nor a map", where="export.checkpoint")
+            raise EngineError("the student has neither a summary nor a map", where="export.checkpoint")
         return names
 
     def _named(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
         student = typing.cast(Exportable, self.student)
         features = student(images, **self.extra)
-        for prefix, found in [("", features)] + [(f"{name}.", student.head(name, features)) for name in self.adaptors]:
-            if found.summary is not None:
-                yield f"{prefix}summary", found.summary
-            if found.spatial is not None:
-                yield f"{prefix}spatial", found.spatial
-            if not prefix and LOGITS in found.named:
-                yield LOGITS, found.named[LOGITS]
+        for prefix, output in [("", features)] + [(f"{name}.", student.head(name, features)) for name in self.adaptors]:
+            if output.summary is not None:
+                yield f"{prefix}summary", output.summary
+            if output.spatial is not None:
+                yield f"{prefix}spatial", output.spatial
+            if not prefix and LOGITS in output.named:
+                yield LOGITS, output.named[LOGITS]
 
 
 def trace(
     module: FlatStudent, outputs: list[str], shape: tuple[int, int, int], opset: int, verbose: bool, step: int = 0
 ):
-    """The ONNX program of ``module`` at images of ``shape`` (batch, height, width); batch 0 or less is any batch.
+    """Trace ``module`` to an ONNX program for images of ``shape`` (batch, height, width); batch 0 or less is dynamic.
 
     Args:
-        step: above 0, images of any size whose sides are multiples of it.
+        step: above 0, image sizes are dynamic, with sides that are multiples of it.
     """
     batch, height, width = shape
     dynamic = batch <= 0
@@ -122,9 +122,9 @@ def trace(
         height, width = traced_size(height, width, step)
     # torch.export treats a sample batch of 1 as a constant.
     example = torch.zeros(2 if dynamic else batch, 3, height, width)
-    open_sides = {0: torch.export.Dim("batch", min=1)} if dynamic else {}
-    open_sides.update(sides(step) if step else {})
-    dimensions = {INPUT: open_sides} if open_sides else None
+    dynamic_sides = {0: torch.export.Dim("batch", min=1)} if dynamic else {}
+    dynamic_sides.update(sides(step) if step else {})
+    dimensions = {INPUT: dynamic_sides} if dynamic_sides else None
     try:
         with contextlib.nullcontext() if verbose else _quiet():
             return torch.onnx.export(
@@ -138,7 +138,7 @@ def trace(
                 custom_translation_table=translations() if module.formats else None,
                 verbose=verbose,
             )
-    except Exception as error:  # the exporter has many classes of failure, none of them a contract
+    except Exception as error:  # the exporter raises errors of many types
         hint = "A fixed export.batch_size may succeed." if dynamic else ""
         hint = f"Without {FIELD} it may succeed." if step else hint
         raise EngineError(f"torch cannot export this student: {_root(error)}", where="export", hint=hint) from error
@@ -146,7 +146,7 @@ def trace(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back the exporter's warnings and log lines: nobody who runs a task can act on them."""
+    """Silence the exporter's warnings and log lines, which need no action of users."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -161,7 +161,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _root(error: BaseException) -> str:
-    """The first line of the innermost cause: exporters wrap it in pages of advice."""
+    """Return the first line of the innermost cause, which the exporter wraps in long advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

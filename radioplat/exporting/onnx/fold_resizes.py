@@ -1,6 +1,6 @@
-"""Tables resized to the images, as timm's ViTs resize theirs: in a file for images of one size they are constants.
+"""Fold Resize nodes of position tables (timm's ViTs) into constants, in files for one image size.
 
-torch's exporter leaves the Resize in the graph, at the table's own size too, and TensorRT reads none with antialiasing.
+torch's exporter leaves them in the graph, even at the table's own size, and TensorRT supports none with antialiasing.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ RESIZE = "Resize"
 
 
 def fold_resizes(model: onnx.ModelProto) -> None:
-    """Put its result in the place of each Resize that follows from constants alone, in place, as onnxruntime has it."""
+    """Replace each Resize that depends only on constants by its result on onnxruntime, in index."""
     graph = model.graph
-    makers = {name: i for i, node in enumerate(graph.node) for name in node.output}
+    producers = {name: i for i, node in enumerate(graph.node) for name in node.output}
     constants = {tensor.name for tensor in graph.initializer}
     resizes = [node.output[0] for node in graph.node if node.op_type == RESIZE]
-    asked = [name for name in resizes if _follows(name, graph, makers, constants)]
-    if not asked:
+    constant = [name for name in resizes if _is_constant(name, graph, producers, constants)]
+    if not constant:
         return
-    results = _compute(model, asked, _behind(asked, graph, makers))
-    for array, name in zip(results, asked, strict=True):
+    results = _compute(model, constant, _ancestors(constant, graph, producers))
+    for array, name in zip(results, constant, strict=True):
         graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    _keep_used(graph, {makers[name] for name in asked})
+    _keep_used(graph, {producers[name] for name in constant})
 
 
-def _follows(name: str, graph: onnx.GraphProto, makers: dict[str, int], constants: Collection[str]) -> bool:
-    """Whether ``name`` depends on no input of the graph."""
-    needed = _behind([name], graph, makers)
+def _is_constant(name: str, graph: onnx.GraphProto, producers: dict[str, int], constants: Collection[str]) -> bool:
+    """Return whether ``name`` depends on no input of the graph."""
+    needed = _ancestors([name], graph, producers)
     read = {name for i in needed for name in graph.node[i].input if name}
-    made = {name for i in needed for name in graph.node[i].output}
+    computed = {name for i in needed for name in graph.node[i].output}
     plain = not any(a.HasField("g") or a.graphs for i in needed for a in graph.node[i].attribute)
-    return plain and read <= made | set(constants)
+    return plain and read <= computed | set(constants)
 
 
-def _behind(names: Collection[str], graph: onnx.GraphProto, makers: dict[str, int]) -> list[int]:
-    """The nodes that ``names`` are made by, in the graph's order."""
-    found: set[int] = set()
-    open_names = list(names)
-    while open_names:
-        place = makers.get(open_names.pop())
-        if place is not None and place not in found:
-            found.add(place)
-            open_names += graph.node[place].input
-    return sorted(found)
+def _ancestors(names: Collection[str], graph: onnx.GraphProto, producers: dict[str, int]) -> list[int]:
+    """Return the indices of all nodes that ``names`` depend on, in the graph's order."""
+    indices: set[int] = set()
+    pending = list(names)
+    while pending:
+        index = producers.get(pending.pop())
+        if index is not None and index not in indices:
+            indices.add(index)
+            pending += graph.node[index].input
+    return sorted(indices)
 
 
-def _compute(model: onnx.ModelProto, names: list[str], places: list[int]):
+def _compute(model: onnx.ModelProto, names: list[str], indices: list[int]):
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     part.graph.name = "constants"
-    part.graph.node.extend(model.graph.node[i] for i in places)
+    part.graph.node.extend(model.graph.node[i] for i in indices)
     read = {name for node in part.graph.node for name in node.input}
     part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in read)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -66,19 +66,19 @@ def _compute(model: onnx.ModelProto, names: list[str], places: list[int]):
     return session.run(names, {})
 
 
-def _keep_used(graph: onnx.GraphProto, gone: set[int]) -> None:
-    """Drop the nodes that are ``gone``, and what then nobody reads."""
+def _keep_used(graph: onnx.GraphProto, removed: set[int]) -> None:
+    """Remove the nodes ``removed``, and nodes and tensors that no node reads then."""
     read = {value.name for value in graph.output}
-    kept = []
-    for place in range(len(graph.node) - 1, -1, -1):
-        node = graph.node[place]
-        if place not in gone and any(name in read for name in node.output):
+    nodes = []
+    for index in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[index]
+        if index not in removed and any(name in read for name in node.output):
             read.update(node.input)
-            kept.append(node)
-    made = {name for node in kept for name in node.output}
+            nodes.append(node)
+    computed = {name for node in nodes for name in node.output}
     tensors = [tensor for tensor in graph.initializer if tensor.name in read]
-    values = [value for value in graph.value_info if value.name in made]
-    for field, items in ((graph.node, kept[::-1]), (graph.initializer, tensors), (graph.value_info, values)):
+    values = [value for value in graph.value_info if value.name in computed]
+    for field, items in ((graph.node, nodes[::-1]), (graph.initializer, tensors), (graph.value_info, values)):
         items = [type(item).FromString(item.SerializeToString()) for item in items]
         del field[:]
         field.extend(items)

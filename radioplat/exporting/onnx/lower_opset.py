@@ -1,8 +1,7 @@
-"""A graph of ONNX's operator set 18, the lowest that torch's exporter writes, in operator set 17.
+"""Rewrite a graph of ONNX's operator set 18, the lowest of torch's exporter, in operator set 17 for TensorRT 8.
 
-TensorRT 8 reads no newer one. onnx's own version converter has no way down for Split and Pad, leaves ReduceMean with an
-attribute that set 17 does not know, and takes no model beyond 2 GiB; so what differs is rewritten here, and whatever
-has no form in the older set is refused by its name.
+onnx's version converter does not convert Split and Pad to 17, leaves ReduceMean with an attribute that 17 does not
+have, and fails for models above 2 GiB. So differences are rewritten here, and operators without a form in 17 are refused.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ def lower_opset(model: ModelProto, target: str, where: str, unread: Collection[s
     """Rewrite ``model`` in operator set 17, in place; names of tensors and of all other nodes stay.
 
     Args:
-        target: what the file is for, for messages.
-        where: the field that asks for it.
-        unread: operators of set 17 that the target does not read all the same. LayerNormalization is then written out
-            in simpler ones, any other is refused.
+        target: name of the target, for messages.
+        where: the field that selects it.
+        unread: operators of set 17 that the target does not support. LayerNormalization is replaced by simpler
+            operators, others are refused.
 
     Raises:
-        EngineError: names the operators that have no form that the target reads.
+        EngineError: with the operators that have no form for the target.
     """
     nodes, refused = list[NodeProto](), set[str]()
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in model.graph.node if n.op_type == "Constant"}
     for node in model.graph.node:
-        if why := _lower(node, constants):
-            refused.add(why)
+        if unsupported := _lower(node, constants):
+            refused.add(unsupported)
         if node.op_type == NORM and NORM in unread and not refused:
-            nodes += _written_out(node, model.graph, where)
+            nodes += _expand_norm(node, model.graph, where)
             continue
         if node.op_type in unread:
             refused.add(node.op_type)
         nodes.append(node)
     if refused:
         raise EngineError(
-            f"{target} does not read {', '.join(sorted(refused))}, which the student is made of",
+            f"{target} does not support {', '.join(sorted(refused))}, which the student uses",
             where=where,
-            hint="Take a newer one, or another backbone.",
+            hint="Use a newer one, or another backbone.",
         )
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(copies)
     _drop_unread_axes(model.graph)
     next(entry for entry in model.opset_import if not entry.domain).version = LOWEST_OPSET
 
 
 def _lower(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
-    """Make ``node`` one of set 17, in place; returns what cannot be, empty where all can."""
+    """Rewrite ``node`` in set 17, in place; return a description of what is not supported, else an empty text."""
     if node.domain or _since(node.op_type, LOWEST_OPSET) == _since(node.op_type, TRACED):
         return ""
     if any(attribute.HasField("g") for attribute in node.attribute):
@@ -75,7 +74,7 @@ def _since(name: str, opset: int) -> int:
 
 
 def _reduction(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
-    """Axes are an attribute, not an input."""
+    """Move the axes from an input to an attribute."""
     _pop(node, "noop_with_empty_axes")
     if len(node.input) < 2:
         return ""
@@ -88,7 +87,7 @@ def _reduction(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
 
 
 def _split(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
-    _pop(node, "num_outputs")  # as many equal parts as there are outputs
+    _pop(node, "num_outputs")  # set 17 splits into one equal part per output
     return ""
 
 
@@ -105,8 +104,8 @@ def _resize(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
 
 
 def _scatter(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
-    how = next((a.s for a in node.attribute if a.name == "reduction"), b"none")
-    return "" if how in (b"none", b"add", b"mul") else f"{node.op_type} of {how.decode()}"
+    mode = next((a.s for a in node.attribute if a.name == "reduction"), b"none")
+    return "" if mode in (b"none", b"add", b"mul") else f"{node.op_type} of {mode.decode()}"
 
 
 _CHANGES: dict[str, Callable[[NodeProto, dict[str, onnx.TensorProto]], str]] = {
@@ -120,7 +119,7 @@ _CHANGES: dict[str, Callable[[NodeProto, dict[str, onnx.TensorProto]], str]] = {
 
 
 def _pop(node: NodeProto, name: str):
-    """Take an attribute away; returns its value, None where there is none."""
+    """Remove an attribute; return its value, or None if there is none."""
     for place, attribute in enumerate(node.attribute):
         if attribute.name == name:
             value = helper.get_attribute_value(attribute)
@@ -129,41 +128,39 @@ def _pop(node: NodeProto, name: str):
     return None
 
 
-def _written_out(node: NodeProto, graph: GraphProto, where: str) -> Iterator[NodeProto]:
-    """LayerNormalization as operators that have been there since set 13, named after its output."""
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    first, result = given.get("axis", -1), node.output[0]
+def _expand_norm(node: NodeProto, graph: GraphProto, where: str) -> Iterator[NodeProto]:
+    """Yield LayerNormalization as operators of set 13, named after its output."""
+    options = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    first, result = options.get("axis", -1), node.output[0]
     if first >= 0 or len(node.output) > 1:
-        raise EngineError(f"{node.name} normalises in a way that is not written out", where=where)
-    axes, names = list(range(first, 0)), {k: f"{result}.{k}" for k in ("mean", "apart", "square", "variance", "sum")}
+        raise EngineError(f"{node.name} normalises other axes than the last ones, or has several outputs", where=where)
+    axes, names = list(range(first, 0)), {k: f"{result}.{k}" for k in ("mean", "centered", "square", "variance", "sum")}
     names |= {k: f"{result}.{k}" for k in ("deviation", "unit", "scaled", "epsilon")}
-    epsilon = helper.make_tensor(names["epsilon"], onnx.TensorProto.FLOAT, [], [given.get("epsilon", 1e-5)])
+    epsilon = helper.make_tensor(names["epsilon"], onnx.TensorProto.FLOAT, [], [options.get("epsilon", 1e-5)])
     graph.initializer.append(epsilon)
     image, scale, *shift = [name for name in node.input if name]
     last = names["scaled"] if shift else result
 
     def make(kind: str, inputs: list[str], output: str, **attributes) -> NodeProto:
-        made = helper.make_node(kind, inputs, [output], name=output, **attributes)
-        made.metadata_props.extend(node.metadata_props)
-        return made
+        operation = helper.make_node(kind, inputs, [output], name=output, **attributes)
+        operation.metadata_props.extend(node.metadata_props)
+        return operation
 
     yield make("ReduceMean", [image], names["mean"], axes=axes)
-    yield make("Sub", [image, names["mean"]], names["apart"])
-    yield make("Mul", [names["apart"], names["apart"]], names["square"])
+    yield make("Sub", [image, names["mean"]], names["centered"])
+    yield make("Mul", [names["centered"], names["centered"]], names["square"])
     yield make("ReduceMean", [names["square"]], names["variance"], axes=axes)
     yield make("Add", [names["variance"], names["epsilon"]], names["sum"])
     yield make("Sqrt", [names["sum"]], names["deviation"])
-    yield make("Div", [names["apart"], names["deviation"]], names["unit"])
+    yield make("Div", [names["centered"], names["deviation"]], names["unit"])
     yield make("Mul", [names["unit"], scale], last)
     if shift:
         yield make("Add", [last, shift[0]], result)
 
 
 def _drop_unread_axes(graph: GraphProto) -> None:
-    """Constants that only axes were read from."""
+    """Remove constants that were only read as axes."""
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    if len(kept) < len(graph.initializer):
-        kept = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+    for i in reversed(range(len(graph.initializer))):
+        if graph.initializer[i].name not in read:
+            del graph.initializer[i]

@@ -1,4 +1,4 @@
-"""Which operator set an ONNX file is written in."""
+"""Choose the operator set of an ONNX file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, newest_opset,
 
 
 def choose_opset(
-    asked: int | None, data_type: str, formats: Sequence[NumberFormat], tensorrt_version: str | None
+    requested: int | None, data_type: str, formats: Sequence[NumberFormat], tensorrt_version: str | None
 ) -> tuple[int, list[str]]:
-    """The operator set of a file in ``data_type`` with these ``formats`` of Q/DQ, and what differs from what was asked.
+    """Return the operator set of a file in ``data_type`` with these ``formats`` of Q/DQ, and notes on deviations.
 
     Args:
-        asked: None for the one that is usual, or needed and read.
-        tensorrt_version: that must read the file; None for the newest.
+        requested: None for 18, or as needed.
+        tensorrt_version: version that must support the file; None for the newest.
 
     Raises:
-        EngineError: the target reads no operator set that holds the file, or does not read the one that is asked for.
+        EngineError: the target supports no operator set for the file, or not the requested one.
     """
     lowest = max(LOWEST_OPSET, DATA_TYPES[data_type].least_opset)
     oldest, newest = least_opset(formats, data_type, lowest), onnx.defs.onnx_opset_version()
@@ -35,18 +35,18 @@ def choose_opset(
             raise EngineError(
                 f"TensorRT {tensorrt_version} reads ONNX up to operator set {read}, and {kinds} needs {oldest}",
                 where="export.tensorrt_version",
-                hint="Take a newer TensorRT, or another export.data_type or quantization.",
+                hint="Use a newer TensorRT, or another export.data_type or quantization.",
             )
         newest = min(newest, read)
-    if asked is None:
+    if requested is None:
         return max(oldest, min(TRACED, newest)), []
-    if asked > newest:
-        who = f"TensorRT {tensorrt_version}" if version else f"onnx {onnx.__version__}"
+    if requested > newest:
+        reader = f"TensorRT {tensorrt_version}" if version else f"onnx {onnx.__version__}"
         raise EngineError(
-            f"operator set {asked} is unknown to {who}",
+            f"operator set {requested} is unknown to {reader}",
             where="export.opset_version",
             hint=f"Valid: {oldest} to {newest}.",
         )
-    if asked < oldest:
-        return oldest, [f"export.opset_version {asked} was raised to {oldest}, the lowest for {kinds} here"]
-    return asked, []
+    if requested < oldest:
+        return oldest, [f"export.opset_version {requested} was raised to {oldest}, the lowest for {kinds} here"]
+    return requested, []

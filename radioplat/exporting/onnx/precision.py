@@ -1,9 +1,9 @@
-"""The arithmetic an ONNX file is typed for.
+"""Float types of an ONNX file.
 
-A strongly typed engine computes in the types its ONNX file states, so fp16 and bf16 are made here, not in the builder.
-The finished fp32 graph is retyped rather than the torch module converted first: by then the exporter has folded
-BatchNorm in fp32 (folding a bf16 graph leaves fp32 weights beside bf16 inputs, which no builder accepts), and a
-student that casts inside its forward needs no second code path.
+A strongly typed engine computes in the types of its ONNX file, so fp16 and bf16 are set here, not in the builder. The
+finished fp32 graph is retyped instead of the torch module, because the exporter has then folded BatchNorm in fp32
+(folding in a bf16 graph leaves fp32 weights with bf16 inputs, which no builder accepts), and students that cast in
+their forward need no special code.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from radioplat.spec.resolved.number_formats import DATA_TYPES, FLOATS
 
 # ONNX's numbers of the types that a graph may compute in.
 FLOAT_CODES: dict[str, int] = {name: getattr(TensorProto, DATA_TYPES[name].onnx_type) for name in FLOATS}
-# Inputs that ONNX defines as float32 whatever the data: Resize's region and scales.
+# Inputs that ONNX defines as float32 for all data types: Resize's region and scales.
 ALWAYS_FLOAT = {"Resize": (1, 2)}
 
 
 def parse_data_type(text: str, where: str) -> str:
-    """``fp32``, ``fp16`` or ``bf16``, in any case (TAO writes ``FP16``).
+    """Return ``fp32``, ``fp16`` or ``bf16``, given in any case (TAO writes ``FP16``).
 
     Raises:
-        EngineError: for any other name; ``where`` is the field it came from.
+        EngineError: another name; ``where`` is its field.
     """
     name = text.strip().lower()
     if name in FLOATS:
         return name
     hint = f"Valid: {', '.join(FLOATS)}."
     if name == "int8":
-        hint += " An int8 engine comes from an ONNX file that `quantize` wrote; give the data type of its other layers."
-    raise EngineError(f"{text!r} is not a data type an engine can be built for", where=where, hint=hint)
+        hint += " For int8, use `radioplat quantize`, and set the data type of the other layers here."
+    raise EngineError(f"{text!r} is not a data type of engines", where=where, hint=hint)
 
 
 def stored_data_type(model: ModelProto) -> str | None:
-    """The float type that holds most of the weights of ``model`` (external data need not be loaded).
+    """Return the float type of most weights of ``model`` (external data need not be loaded).
 
     Returns:
-        ``fp32``, ``fp16``, ``bf16``, or None where the file has no float weights.
+        ``fp32``, ``fp16``, ``bf16``, or None if the file has no float weights.
     """
     names = {code: name for name, code in FLOAT_CODES.items()}
     sizes: Counter[str] = Counter()
@@ -57,7 +57,7 @@ def stored_data_type(model: ModelProto) -> str | None:
 def retype(model: ModelProto, data_type: str) -> None:
     """Make an fp32 ``model`` compute in ``data_type``, in place; its inputs and outputs stay fp32.
 
-    So a client sees one interface at any precision (and bf16 has no numpy type to feed).
+    So the interface is the same at any precision (and numpy has no bf16).
     """
     code, graph = FLOAT_CODES[data_type], model.graph
     if code == TensorProto.FLOAT:
@@ -74,16 +74,16 @@ def retype(model: ModelProto, data_type: str) -> None:
 
 
 def simulate(file: Path, data_type: str) -> ModelProto:
-    """The fp32 model in ``file``, still in fp32, made to round every weight and every node's result to ``data_type``.
+    """Return the fp32 model in ``file`` with every weight and every node's result rounded to ``data_type``.
 
-    It runs where the real thing has no kernels (bf16 on a CPU), and tells what the precision costs. Sums inside a node
-    stay fp32, as they do on a GPU.
+    It runs on machines without kernels for the type (bf16 on a CPU), and shows the error of the precision. Sums inside
+    a node stay fp32, as on a GPU.
     """
     code, model = FLOAT_CODES[data_type], onnx.load(str(file))
     for tensor in _tensors(model.graph):
         if tensor.data_type == TensorProto.FLOAT:
             _replace(tensor, as_type(tensor, code).astype(np.float32))
-    # Types need no weights, and inference takes no model beyond protobuf's 2 GiB.
+    # Without the weights: inference fails for models above protobuf's 2 GiB.
     typed = onnx.shape_inference.infer_shapes(onnx.load(str(file), load_external_data=False)).graph
     values = list(typed.value_info) + list(typed.output)
     floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -101,22 +101,22 @@ def simulate(file: Path, data_type: str) -> ModelProto:
 
 
 def _retype_graph(graph: GraphProto, code: int) -> None:
-    kept = {node.input[i] for node in _nodes(graph) for i in ALWAYS_FLOAT.get(node.op_type, ()) if i < len(node.input)}
-    kept_constants = {id(a.t) for n in _nodes(graph) if kept.intersection(n.output) for a in n.attribute}
+    fixed = {node.input[i] for node in _nodes(graph) for i in ALWAYS_FLOAT.get(node.op_type, ()) if i < len(node.input)}
+    fixed_constants = {id(a.t) for n in _nodes(graph) if fixed.intersection(n.output) for a in n.attribute}
     for tensor in _tensors(graph):
-        if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept and id(tensor) not in kept_constants:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in fixed and id(tensor) not in fixed_constants:
             _replace(tensor, as_type(tensor, code))
     for node in _nodes(graph):
         for attribute in node.attribute:
             if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
                 attribute.i = code
-    # Intermediate types follow from the rest; stale ones would contradict it.
+    # Intermediate types are inferred again; old ones would be wrong.
     for inner in _graphs(graph):
         del inner.value_info[:]
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """``graph`` and the bodies of its control flow."""
+    """Yield ``graph`` and the bodies of its control flow."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -130,7 +130,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Weights, and the constants held by nodes."""
+    """Yield weights and the constants of nodes."""
     for inner in _graphs(graph):
         yield from inner.initializer
     for node in _nodes(graph):
@@ -140,8 +140,8 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 
 def as_type(tensor: TensorProto, code: int) -> np.ndarray:
-    """Values of ``tensor`` in the type that ONNX numbers ``code``."""
-    with np.errstate(over="ignore"):  # an overflow shows as infinite features, and is reported as that
+    """Return the values of ``tensor`` in ONNX's type ``code``."""
+    with np.errstate(over="ignore"):  # an overflow gives infinite features, which are reported
         return numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(code))
 
 

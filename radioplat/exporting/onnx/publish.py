@@ -1,4 +1,4 @@
-"""Write ONNX files beside their destination and rename them when complete."""
+"""Write ONNX files to a temporary folder and rename them when complete."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import onnx
 
 from radioplat.errors import EngineError
 
+ONE_FILE_BYTES = 1_900_000_000  # protobuf's limit is 2 GiB
 
-def open_partial_folder(path: Path) -> Path:
-    """Create a temporary folder beside ``path``, from which the finished files are renamed.
+
+def open_partial_folder(path: Path, allow_folder: bool = False) -> Path:
+    """Create a temporary folder next to ``path``, from which the finished files are renamed.
 
     Raises:
-        EngineError: ``path`` is a folder, or its folder cannot be written.
+        EngineError: ``path`` is a folder without ``allow_folder``, or its folder cannot be written.
     """
-    if path.is_dir():
-        raise EngineError("this is a folder, not a file name", where=str(path), hint="Give a name that ends in .onnx.")
+    if path.is_dir() and not allow_folder:
+        raise EngineError("this is a folder, not a file name", where=str(path), hint="Give the name of a file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -26,12 +28,12 @@ def open_partial_folder(path: Path) -> Path:
         raise EngineError(f"cannot write here: {error.strerror}", where=str(path.parent)) from error
 
 
-def save(model: onnx.ModelProto, file: Path, one_file_bytes: int) -> None:
-    """Write ``model`` over ``file``; weights beyond ``one_file_bytes`` go to ``<file>.data``."""
+def save(model: onnx.ModelProto, file: Path) -> None:
+    """Write ``model`` to ``file``; more weights than :data:`ONE_FILE_BYTES` go to ``<file>.data``."""
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     for old in (file, file.with_name(f"{file.name}.data")):
         old.unlink(missing_ok=True)
-    onnx.save(model, str(file), save_as_external_data=size > one_file_bytes, location=f"{file.name}.data")
+    onnx.save(model, str(file), save_as_external_data=size > ONE_FILE_BYTES, location=f"{file.name}.data")
 
 
 def publish(folder: Path, path: Path) -> None:

@@ -1,6 +1,6 @@
-"""A RADIO-style vision model with adaptors, for ``transformers.AutoModel``; needs torch, timm and transformers alone.
+"""A RADIO-style vision model with adaptors, for ``transformers.AutoModel``; needs only torch, timm and transformers.
 
-``radioplat export export.format=hf`` puts this file into the folder it writes. The tensors' names and ``config.json``
+``radioplat export export.format=hf`` copies this file into its folder. The tensors' names and ``config.json``
 are those of NVIDIA's RADIO models on Hugging Face.
 """
 
@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 
 class RadioConfig(PretrainedConfig):
-    """``args`` is how the backbone is built, ``adaptor_configs`` the widths of each adaptor."""
+    """Configuration: ``args`` of the backbone, and ``adaptor_configs`` with the widths of each adaptor."""
 
     model_type = "radio"
 
@@ -43,7 +43,7 @@ class PatchGenerator(nn.Module):
         return torch.cat([self.cls_token["token"].expand(b, -1, -1), tokens], dim=1)
 
     def positions(self, h, w):
-        """The table resized to max(h, w) a side, of which the top left h x w: ``[1, h * w, D]``."""
+        """Return the top left h x w of the table, resized to max(h, w) per side: ``[1, h * w, D]``."""
         table = self.pos_embed.reshape(1, self.side, self.side, -1).permute(0, 3, 1, 2)
         if max(h, w) != self.side:
             size = (max(h, w), max(h, w))
@@ -52,7 +52,7 @@ class PatchGenerator(nn.Module):
 
 
 class Vit(nn.Module):
-    """timm's blocks behind a patch generator."""
+    """A patch generator, then timm's blocks."""
 
     def __init__(self, args):
         super().__init__()
@@ -73,7 +73,7 @@ class Vit(nn.Module):
 
 
 class Conditioner(nn.Module):
-    """Images in [0, 1] to what the backbone was trained on."""
+    """Normalizes images in [0, 1] for the backbone."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ class Adaptor(nn.Module):
 
 
 class Radio(nn.Module):
-    """Everything that has weights."""
+    """All modules with weights."""
 
     def __init__(self, config):
         super().__init__()
@@ -152,7 +152,8 @@ class Radio(nn.Module):
 class RadioModel(PreTrainedModel):
     """``model(images)``: ``(summary, features)``, or with adaptors a dict of such pairs, ``backbone``'s first.
 
-    Images are ``[B, 3, H, W]`` in [0, 1], whole patches a side. A summary is ``[B, D]``, features ``[B, h * w, D]``.
+    Images are ``[B, 3, H, W]`` in [0, 1], with sides that are multiples of the patch size. A summary is ``[B, D]``,
+    features are ``[B, h * w, D]``.
     """
 
     config_class = RadioConfig
@@ -164,7 +165,7 @@ class RadioModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module):
-        """Nothing: every tensor is in the folder."""
+        """Do nothing: all tensors are loaded."""
 
     def forward(self, pixel_values):
         """``[B, 3, H, W]`` in [0, 1] to every adaptor's summary and features."""

@@ -1,4 +1,4 @@
-"""A student as a plain module: fp32, nothing reparametrized, heads that give raw features by their layers alone."""
+"""Plain copies of a student: fp32, without parametrizations, with heads whose layers return raw features."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LAST = "final.2"  # the last linear of an MLP2
 
 
 def plain_copy(student: Student) -> Student:
-    """A private copy on the CPU, fp32, in evaluation mode, with plain weights where they were parametrized."""
+    """Return a copy on the CPU, in fp32 and evaluation mode, with plain weights in place of parametrized ones."""
     copied = copy.deepcopy(student).to(device="cpu", dtype=torch.float32).eval().requires_grad_(False)
     for module in copied.modules():
         if parametrize.is_parametrized(module):
-            # A copy shares the class that torch made for the original, and removing changes that class.
+            # The copy shares the class that torch created for the original; removing parametrizations would change it.
             shared = type(module)
             module.__class__ = type(shared.__name__, shared.__bases__, dict(shared.__dict__))
             for name in list(module.parametrizations):
@@ -30,16 +30,16 @@ def plain_copy(student: Student) -> Student:
 
 
 def has_mlp(head: TeacherHead, kind: str) -> bool:
-    """Whether the head's ``kind`` (``summary`` or ``spatial``) is there and ends in an ``MLP2``."""
+    """Return whether the head's ``kind`` (``summary`` or ``spatial``) exists and ends in an ``MLP2``."""
     module = getattr(head, kind, None)
     return isinstance(module, nn.Module) and any(name.endswith(f"{LAST}.weight") for name in module.state_dict())
 
 
 def folded(head: TeacherHead, kind: str) -> dict[str, torch.Tensor] | None:
-    """Tensors of the head's ``kind``, what brings it to raw features in the last linear.
+    """Return the tensors of the head's ``kind``, with target denormalization folded into the last linear layer.
 
     Returns:
-        By the names of an ``MLP2``; None where this kind is absent or no MLP.
+        Tensors by the names of an ``MLP2``; None if this kind is absent or not an MLP.
     """
     if not has_mlp(head, kind):
         return None
@@ -48,19 +48,19 @@ def folded(head: TeacherHead, kind: str) -> dict[str, torch.Tensor] | None:
     return {name: tensor.detach() for name, tensor in getattr(plain, kind).state_dict().items()}
 
 
-def finer(head: TeacherHead, tensors: dict[str, torch.Tensor]) -> int:
-    """How many times finer than the student's map a head's is, from its folded ``spatial`` tensors."""
+def upsampling(head: TeacherHead, tensors: dict[str, torch.Tensor]) -> int:
+    """Return the upsampling factor of a head's map over the student's, from its folded ``spatial`` tensors."""
     bias = next(v for k, v in tensors.items() if k.endswith(f"{LAST}.bias"))
     return math.isqrt(len(bias) // head.spatial_mean.numel())
 
 
 def is_linear(head: TeacherHead, kind: str) -> bool:
-    """Whether the head's ``kind`` is there and ends in no MLP."""
+    """Return whether the head's ``kind`` exists and is not an MLP."""
     return isinstance(getattr(head, kind, None), nn.Module) and not has_mlp(head, kind)
 
 
-def silent_head(width: int) -> dict[str, torch.Tensor]:
-    """An ``MLP2`` from ``width`` to one number that is always 0, where a format demands a head and there is none."""
+def zero_head(width: int) -> dict[str, torch.Tensor]:
+    """Return an ``MLP2`` from ``width`` to one number that is always 0, for formats that need a head."""
     return {
         "fc1.weight": torch.zeros(1, width),
         "fc1.bias": torch.zeros(1),

@@ -1,8 +1,8 @@
-"""A student as NVlabs/RADIO's own code reads it: the one place that knows how its files are laid out for writing.
+"""Write a student as a file for NVlabs/RADIO's code; the only module with the layout for writing.
 
-Written from a reading of NVlabs/RADIO (hubconf.py and radio/, commit c0f3701);
-tests/exporting/weights/radio_layout.json describes what its loader builds. ``models/weights/radio_layout.py`` reads
-the same files.
+Written from the source code of NVlabs/RADIO (hubconf.py and radio/, commit c0f3701);
+tests/exporting/weights/radio_layout.json describes the model that its loader builds.
+``models/weights/radio_layout.py`` reads the same files.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from radioplat.errors import EngineError
-from radioplat.exporting.weights.plain_student import finer, folded, has_mlp, is_linear, plain_copy, silent_head
+from radioplat.exporting.weights.plain_student import folded, has_mlp, is_linear, plain_copy, upsampling, zero_head
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.heads import AttentionHead, TeacherHead
 from radioplat.models.student.student import Student
 
-# timm's own architectures with a class token, by width; every argument is written beside the name all the same.
+# timm's architectures with a class token, by width; all arguments are written as well.
 TIMM_NAMES = {
     192: "vit_tiny_patch16_224",
     384: "vit_small_patch16_224",
@@ -32,7 +32,7 @@ TIMM_NAMES = {
     1280: "vit_huge_patch14_224",
     1536: "vit_giant_patch14_224",
 }
-# Arguments of timm's ViT for what comes before the blocks, where RADIO has its patch generator.
+# Arguments of timm's ViT for the part before the blocks, in place of which RADIO has its patch generator.
 FRONT_ARGUMENTS = (
     "num_registers",
     "register_multiple",
@@ -51,13 +51,13 @@ FRONT_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class RadioFile:
-    """What goes into the ``.pth``.
+    """Content of the ``.pth``.
 
     Attributes:
         state_dict: fp32 tensors by RADIO's names.
-        args: what becomes its ``argparse.Namespace``.
+        args: content of its ``argparse.Namespace``.
         adaptors: the heads in it, by teacher's name.
-        notes: what of the student is not in it, or is in it for the loader's sake, a sentence each.
+        notes: omissions, and additions that the loader needs, one sentence each.
     """
 
     state_dict: dict[str, torch.Tensor]
@@ -70,26 +70,26 @@ def write_radio(student: Student, path: Path, adaptors: Sequence[str] = ()) -> R
     """Write ``student`` as a ``.pth`` for ``hubconf.radio_model(version=path, adaptor_names=[...])``.
 
     Args:
-        adaptors: heads to write; none named: all that the format can hold.
+        adaptors: heads to write; default: all that the format supports.
 
     Raises:
-        EngineError: the format cannot hold this student, or a head that was named.
+        EngineError: the format does not support this student, or a head in ``adaptors``.
     """
-    found = radio_file(student, adaptors)
-    torch.save({"state_dict": found.state_dict, "args": argparse.Namespace(**found.args)}, path)
-    return found
+    content = radio_file(student, adaptors)
+    torch.save({"state_dict": content.state_dict, "args": argparse.Namespace(**content.args)}, path)
+    return content
 
 
 def radio_file(student: Student, adaptors: Sequence[str] = (), own_code: bool = False) -> RadioFile:
-    """What :func:`write_radio` writes.
+    """Return the content that :func:`write_radio` writes.
 
     Args:
-        own_code: it goes with code of ours, which computes heads that NVlabs' loader cannot build.
+        own_code: whether it is for radioplat's code, which supports heads that NVlabs' loader cannot build.
     """
     require_radio(student)
     student = plain_copy(student)
     backbone = student.backbone
-    chosen, notes = _choose(student, adaptors, own_code)
+    chosen, notes = _supported_heads(student, adaptors, own_code)
     teachers, per_teacher, registers = _teachers(student)
     tensors = {f"base_model.{k}": v.clone() for k, v in backbone.state_dict().items()}
     for entry in teachers:
@@ -104,69 +104,69 @@ def radio_file(student: Student, adaptors: Sequence[str] = (), own_code: bool = 
 
 
 def require_radio(student: Student) -> None:
-    """Refuse a student that is no RADIO ViT.
+    """Refuse a student whose backbone is not a RADIO ViT.
 
     Raises:
-        EngineError: with what to do instead.
+        EngineError: with other formats.
     """
     if not isinstance(student.backbone, RadioViT):
         raise EngineError(
             f"a {student.architecture.type} cannot be a RADIO checkpoint: RADIO's loader builds a ViT with a patch "
             "generator",
             where="export.format",
-            hint="Take timm, safetensors or onnx, or distil a radio_vit_* student.",
+            hint="Use timm, safetensors or onnx, or distil a radio_vit_* student.",
         )
 
 
-def known_adaptors(asked: Sequence[str], known: Sequence[str]) -> list[str]:
-    """``asked`` without repetition, all of ``known`` where none is named.
+def known_adaptors(adaptors: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return ``adaptors`` without duplicates; if empty, all of ``known``.
 
     Raises:
-        EngineError: one is no head of the student.
+        EngineError: one is not a head of the student.
     """
-    for name in asked:
+    for name in adaptors:
         if name not in known:
             valid = f"Valid: {', '.join(known)}." if known else "This student has no heads."
             raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
-    return list(dict.fromkeys(asked or known))
+    return list(dict.fromkeys(adaptors or known))
 
 
-def _choose(student: Student, adaptors: Sequence[str], own_code: bool) -> tuple[list[str], list[str]]:
-    """The heads that go in; one that cannot is refused if it was named, else noted."""
+def _supported_heads(student: Student, adaptors: Sequence[str], own_code: bool) -> tuple[list[str], list[str]]:
+    """Return the supported heads, and notes on others; refuse an unsupported one in ``adaptors``."""
     chosen, notes = [], []
     for name in known_adaptors(adaptors, student.head_names):
-        head, why = student.heads[name], ""
+        head, reason = student.heads[name], ""
         if name.isdigit():
-            why = "RADIO takes a number for a place in its list"
+            reason = "RADIO interprets a number as a position in its list"
         elif any(is_linear(head, kind) for kind in ("summary", "spatial")):
-            why = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
+            reason = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
         elif not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
-            why = "it has neither summary nor map"
+            reason = "it has neither summary nor map"
         elif isinstance(head.spatial, AttentionHead) and not own_code:
-            why = _beyond_their_attention(head)
-        if why and adaptors:
-            raise EngineError(f"head {name!r} cannot be in this format: {why}", where="export.adaptors")
-        if why:
-            notes.append(f"head {name} is left out: {why}")
+            reason = _unsupported_attention(head)
+        if reason and adaptors:
+            raise EngineError(f"head {name!r} cannot be in this format: {reason}", where="export.adaptors")
+        if reason:
+            notes.append(f"head {name} is left out: {reason}")
         else:
             chosen.append(name)
     return chosen, notes
 
 
-def _beyond_their_attention(head: TeacherHead) -> str:
-    """What NVlabs' loader cannot build of an ``attn`` head, or run; empty for nothing."""
+def _unsupported_attention(head: TeacherHead) -> str:
+    """Return the reason why NVlabs' loader does not support an ``attn`` head; empty if it does."""
     if head.architecture.upsample > 1:
-        return "RADIO's loader cannot run an attn head whose map is made finer (fd_upsample_factor above 1)"
+        return "RADIO's loader cannot run an attn head with an upsampled map (fd_upsample_factor above 1)"
     if head.spatial is not None and len(head.spatial.mlp.blocks):
         return "RADIO's attn heads have no inner blocks (spatial_num_inner above 0)"
     return ""
 
 
 def _teachers(student: Student) -> tuple[list[dict[str, Any]], bool, int]:
-    """RADIO's list of teachers, whether each has a class token, and how many registers it must be told of.
+    """Return RADIO's list of teachers, whether each has a class token, and the number of registers for its arguments.
 
-    Its loader gives the i-th distinct name the i-th class token in the backbone's summary, so names stand in the order
-    of their tokens; a second head on a token comes after them, out of the summary.
+    Its loader gives the i-th distinct name the i-th class token of the backbone's summary, so names are in the order of
+    their tokens; a second head of a token comes after them and is not in the summary.
     """
     generator, heads = student.backbone.patch_generator, student.architecture.heads
     taught = student.architecture.summary_slots
@@ -181,39 +181,41 @@ def _teachers(student: Student) -> tuple[list[dict[str, Any]], bool, int]:
         }
         for slot in range(count)
     ]
-    held = {entry["name"] for entry in entries}
+    names_so_far = {entry["name"] for entry in entries}
     more = [
         {"name": head.name, "type": "generic", "use_summary": False, "token_slot": head.token_slot}
         for head in heads
-        if head.name not in held
+        if head.name not in names_so_far
     ]
     if not more or count == 1:
         return entries + more, count > 1 or not more, total - count
     registers = total - count - len(more)
     if registers < 0:
         raise EngineError(
-            f"RADIO's loader wants a token for each of {count + len(more)} teachers, and the student has {total}",
+            f"RADIO's loader needs a token for each of {count + len(more)} teachers, and the student has {total}",
             where="export.format",
-            hint="Name fewer of them in export.adaptors, or take safetensors.",
+            hint="List fewer of them in export.adaptors, or use safetensors.",
         )
     return entries + more, True, registers
 
 
 def _head(head: TeacherHead, entry: dict[str, Any], width: int, notes: list[str]) -> dict[str, torch.Tensor]:
-    """Both MLPs of one teacher: RADIO's loader wants both, so one that is not there is written as silence."""
+    """Return both MLPs of one teacher; RADIO's loader needs both, so a missing one is written with output 0."""
     tensors: dict[str, torch.Tensor] = {}
     for kind, prefix in (("summary", "_heads"), ("spatial", "_feature_projections")):
-        found = folded(head, kind)
-        if found is None:
-            found = silent_head(width)
+        weights = folded(head, kind)
+        if weights is None:
+            weights = zero_head(width)
             entry.setdefault("filled", []).append(kind)
-            notes.append(f"{entry['name']} has no {kind} head: RADIO's loader wants one and gets one that says 0")
+            notes.append(
+                f"{entry['name']} has no {kind} head: RADIO's loader needs one, so one with output 0 is written"
+            )
         elif kind == "spatial":
-            if any(k.startswith("mlp.") for k in found):
+            if any(k.startswith("mlp.") for k in weights):
                 entry["spatial_mlp_version"] = "attn"
-            if (factor := finer(head, found)) > 1:
+            if (factor := upsampling(head, weights)) > 1:
                 entry["fd_upsample_factor"] = factor
-        tensors |= {f"{prefix}.{entry['name']}.{k}": v for k, v in found.items()}
+        tensors |= {f"{prefix}.{entry['name']}.{k}": v for k, v in weights.items()}
     return tensors
 
 
@@ -223,7 +225,7 @@ def _args(student: Student, teachers: list[dict[str, Any]], per_teacher: bool, r
     drop, drop_path = kwargs.pop("drop_rate", 0.0), kwargs.pop("drop_path_rate", 0.0)
     table, patch = backbone.patch_generator.side * backbone.stride, backbone.stride
     kwargs = {k: v for k, v in kwargs.items() if k not in FRONT_ARGUMENTS}
-    # Its loader crops positions as CPE does only where the table is not of the size timm's model is built for.
+    # Its loader crops positions like CPE only if the table's size differs from that of timm's model.
     kwargs["img_size"] = patch if table != patch else 2 * patch
     return {
         "model": TIMM_NAMES.get(kwargs["embed_dim"], "vit_base_patch16_224"),

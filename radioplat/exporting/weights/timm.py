@@ -1,4 +1,4 @@
-"""A student's backbone under timm's own names: what ``timm.create_model(...).load_state_dict`` takes."""
+"""A student's backbone with timm's names, for ``timm.create_model(...).load_state_dict``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from radioplat.models.student.student import Student
 
 @dataclass(frozen=True)
 class TimmFile:
-    """A backbone as timm builds it.
+    """A backbone for timm.
 
     Attributes:
-        name, kwargs: of ``timm.create_model``.
+        name, kwargs: arguments of ``timm.create_model``.
         tensors: its state dict, fp32.
-        mean, std: of images in [0, 1], which timm's model does not apply itself.
-        token: the class token of a RADIO ViT that became timm's.
-        notes: what is not in it, a sentence each.
+        mean, std: normalization of images in [0, 1], which timm's model does not include.
+        token: the class token of a RADIO ViT that is timm's class token.
+        notes: omissions, one sentence each.
     """
 
     name: str
@@ -40,27 +40,27 @@ class TimmFile:
     notes: list[str] = field(default_factory=list)
 
     def create(self) -> nn.Module:
-        """The model with its weights, in evaluation mode."""
+        """Return the model with its weights, in evaluation mode."""
         model = timm.create_model(self.name, pretrained=False, **self.kwargs)
         model.load_state_dict(self.tensors)
         return model.eval()
 
     @property
     def call(self) -> str:
-        """The line that builds the model."""
+        """The line of Python that builds the model."""
         arguments = ", ".join(f"{k}={v!r}" for k, v in self.kwargs.items())
         return f"timm.create_model({self.name!r}{', ' if arguments else ''}{arguments})"
 
 
 def timm_file(student: Student, height: int, width: int, adaptors: Sequence[str] = ()) -> TimmFile:
-    """The backbone of ``student`` in timm's names.
+    """Return the backbone of ``student`` with timm's names.
 
-    A timm student is written as it is. A RADIO ViT becomes timm's ViT, equal to it at ``height`` x ``width``: one class
-    token stays, the others and the registers become registers, and the position table is cut for that one size.
+    A timm student is not changed. A RADIO ViT becomes timm's ViT, equal to it at ``height`` x ``width``: one class
+    token stays, the others and the registers become registers, and the position table is cropped for that size.
 
     Args:
-        height, width: pixels; of a RADIO ViT whole patches.
-        adaptors: at most one: the teacher whose class token a RADIO ViT keeps; default: the first that has a summary.
+        height, width: pixels; for a RADIO ViT multiples of the patch size.
+        adaptors: at most one: the teacher whose class token stays; default: the first with a summary.
 
     Raises:
         EngineError: several adaptors, or an unknown one.
@@ -69,17 +69,14 @@ def timm_file(student: Student, height: int, width: int, adaptors: Sequence[str]
         raise EngineError(
             "timm's models have no adaptors, and one class token",
             where="export.adaptors",
-            hint="Name the one teacher whose class token is kept, or none.",
+            hint="Give the one teacher whose class token stays, or none.",
         )
     if adaptors:
         known_adaptors(adaptors, student.head_names)
     student = plain_copy(student)
     if isinstance(student.backbone, RadioViT):
         return _vit(student, height, width, adaptors)
-    return _as_is(student, student.backbone)
-
-
-def _as_is(student: Student, backbone: TimmBackbone) -> TimmFile:
+    backbone: TimmBackbone = student.backbone
     architecture = student.architecture
     notes = [f"the heads of {', '.join(student.head_names)} are left out"] if student.head_names else []
     tensors = {k: v.clone() for k, v in backbone.model.state_dict().items()}
@@ -110,7 +107,7 @@ def _vit(student: Student, height: int, width: int, adaptors: Sequence[str]) -> 
     notes = [
         f"the class token {f'of {name}' if name else slot} is timm's; the other {generator.num_class_tokens - 1} and "
         f"{generator.num_registers} registers are its registers",
-        f"positions are those of {height} x {width} pixels: at others timm resizes them, a RADIO ViT crops its table",
+        f"positions are for {height} x {width} pixels: at others timm resizes them, and a RADIO ViT crops its table",
     ]
     if student.head_names:
         notes.append(f"the heads of {', '.join(student.head_names)} are left out")

@@ -90,7 +90,7 @@ def test_several_gpus_in_one_file(conv_file, tmp_path):
 @pytest.mark.usefixtures("rtx")
 def test_what_an_older_gpu_lacks_is_told_with_what_to_do(conv_int8, tmp_path):
     config = TensorRTConfig(data_type="int8", compute_capabilities=["SM75"])
-    with pytest.raises(EngineError, match="FP32 GEMM is not supported.*SM75 multiplies no fp32: leave it out"):
+    with pytest.raises(EngineError, match="FP32 GEMM is not supported.*SM75 has no fp32 kernels: leave it out"):
         build_engine(conv_int8, tmp_path / "a.engine", config, backend=RTX)
     # TensorRT for RTX leaves what failed to the next build, which took no INT8 kernel then.
     config = TensorRTConfig(data_type="int8", compute_capabilities=["SM89"])
@@ -166,8 +166,8 @@ def test_fields_that_a_backend_cannot_act_on_are_refused(conv_int8, tmp_path, ba
 @pytest.mark.parametrize(
     ("name", "data_type", "says"),
     [
-        ("conv_int8", "fp32", "quantizes layers, 3 to int8.*data_type=int8"),
-        ("conv_int8", "fp8", "its Q/DQ nodes hold int8.*radioplat quantize"),
+        ("conv_int8", "fp32", "quantized layers .3 to int8.*data_type=int8"),
+        ("conv_int8", "fp8", "its Q/DQ nodes are int8.*radioplat quantize"),
         ("conv_file", "int8", "no Q/DQ nodes.*radioplat quantize"),
         ("conv_file", "int5", "Valid: fp32, fp16, bf16, int8, fp8"),
     ],

@@ -35,8 +35,8 @@ def one_op(path, operation, domain="", elem_type=TensorProto.FLOAT):
 @pytest.mark.parametrize(
     ("backend", "says"),
     [
-        (RTX, r"at node odd \(Mystery\): it does not know this operation. Export the student without it"),
-        (ORT, "onnxruntime does not know the operation nowhere:Mystery. Export the student without"),
+        (RTX, r"at node odd \(Mystery\): it does not support this operation. Export the student without it"),
+        (ORT, "onnxruntime does not support the operation nowhere:Mystery. Export the student without"),
     ],
 )
 def test_an_unsupported_operation_is_named(tmp_path, backend, says):

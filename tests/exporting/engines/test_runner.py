@@ -62,8 +62,8 @@ def test_the_builder_sees_batches_of_allowed_sizes_only(engine):
 @pytest.mark.parametrize(
     ("images", "says"),
     [
-        (np.zeros((2, 3, 32, 31), np.float32), r"takes images \[B, 3, 32, 32\], not \[2, 3, 32, 31\]"),
-        (np.zeros((0, 3, 32, 32), np.float32), "takes images"),
+        (np.zeros((2, 3, 32, 31), np.float32), r"needs images \[B, 3, 32, 32\], not \[2, 3, 32, 31\]"),
+        (np.zeros((0, 3, 32, 32), np.float32), "needs images"),
         (np.zeros((2, 3, 32, 32), np.uint8), "float32 images in .*, not uint8"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_corrupt_or_missing_engine_or_record_is_named(copied):
     record = copied.with_name("a.engine.json")
     for content in ("{", "[]", "{}"):
         record.write_text(content)
-        with pytest.raises(EngineError, match="no record of an engine.*again"):
+        with pytest.raises(EngineError, match="not the record of an engine.*again"):
             load_engine(copied)
     record.unlink()
     with pytest.raises(EngineError, match="record of the engine is missing.*a.engine.json"):

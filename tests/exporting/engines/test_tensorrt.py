@@ -78,7 +78,7 @@ def test_open_sides_are_closed_by_the_fields(tmp_path):
         ({"compute_capabilities": ["SM86", "SM42"]}, "compute_capabilities", "'SM42'.*Valid: SM75, SM80, SM86"),
         ({"compute_capabilities": ["CURRENT"]}, "compute_capabilities", "Valid: SM75"),
         ({"compute_capabilities": []}, "compute_capabilities", "at least one GPU"),
-        ({"data_type": "fp16"}, "data_type", "is typed fp32.*export.data_type=fp16"),
+        ({"data_type": "fp16"}, "data_type", "is fp32, not fp16.*export.data_type=fp16"),
         ({"data_type": "int8"}, "data_type", "quantize"),
         ({"opt_batch_size": 99}, "{min,opt,max}_batch_size", "1, 99, 16"),
     ],

@@ -14,7 +14,7 @@ from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.runner import load_engine
 from radioplat.exporting.onnx.compare import compare_with_torch
 from radioplat.exporting.onnx.export import TOLERANCE, export_onnx
-from radioplat.exporting.onnx.flat_detector import FlatDetector, as_wanted
+from radioplat.exporting.onnx.flat_detector import FlatDetector, reorder
 from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import save_detector
 from radioplat.models.student.student import StudentArchitecture
@@ -75,7 +75,7 @@ def test_the_file_says_what_torch_says(exported):
         output = detector(images)
     wanted = {"logits": output.logits.numpy(), "pred_boxes": output.pred_boxes.numpy()}
     found = dict(zip(wanted, session.run(list(wanted), {"images": images.numpy()}), strict=True))
-    for name, value in as_wanted(wanted, found).items():
+    for name, value in reorder(wanted, found).items():
         assert np.abs(value - wanted[name]).max() < 1e-4 * np.abs(wanted[name]).max()
         assert value.std(0).max() > 1e-3, "images differ, and so does what is said of them"
 
@@ -107,7 +107,7 @@ def test_a_file_that_says_something_else_is_told(exported, tmp_path):
         batches=(1,),
         sizes=[(SIZE, SIZE)],
         noise=module.noise,
-        as_wanted=as_wanted,
+        reorder=reorder,
     )
     assert told.max_relative_error > TOLERANCE
 
@@ -136,12 +136,12 @@ def test_queries_are_matched_one_to_one():
     wanted = {"logits": generator.normal(size=(2, 9, 3)), "pred_boxes": generator.random((2, 9, 4))}
     order = np.stack([generator.permutation(9) for _ in range(2)])
     mixed = {name: np.take_along_axis(value, order[..., None], 1) for name, value in wanted.items()}
-    back = as_wanted(wanted, mixed)
+    back = reorder(wanted, mixed)
     assert all(np.array_equal(back[name], wanted[name]) for name in wanted)
     broken = mixed | {"logits": np.full_like(mixed["logits"], np.nan)}
-    assert as_wanted(wanted, broken) is broken
+    assert reorder(wanted, broken) is broken
     features = {"summary": generator.normal(size=(2, 5))}
-    assert as_wanted(features, features) is features
+    assert reorder(features, features) is features
 
 
 @pytest.mark.parametrize(
