@@ -11,7 +11,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from radioplat.errors import DataError, EngineError
-from radioplat.exporting.qdq.graph import Graph, read_graph
+from radioplat.exporting.qdq.graph import Graph, read_graph, replace_entries
 from radioplat.exporting.qdq.ranges import Range
 from radioplat.models.quantized.fake_quantize import NumberFormat
 
@@ -84,8 +84,7 @@ def _without_weights(model: ModelProto) -> ModelProto:
         if tensor.data_type == TensorProto.FLOAT and len(tensor.raw_data) > 1024:
             light.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, tensor.dims))
     small = [t for t in light.graph.initializer if t.data_type != TensorProto.FLOAT or len(t.raw_data) <= 1024]
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(small)
+    replace_entries(light.graph.initializer, small)
     return light
 
 

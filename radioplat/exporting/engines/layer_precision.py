@@ -19,6 +19,7 @@ from radioplat.exporting.engines.interface import SECTION
 from radioplat.exporting.engines.onnx_input import OnnxInput, read_onnx
 from radioplat.exporting.onnx.precision import ALWAYS_FLOAT, FLOAT_CODES, as_type
 from radioplat.exporting.onnx.publish import save
+from radioplat.exporting.qdq.graph import replace_entries
 from radioplat.exporting.qdq.mark import module_of
 
 _WHERE = f"{SECTION}.tensorrt.layers_precision"
@@ -100,13 +101,10 @@ class _Retyper:
         for node in self._graph.node:
             before, after = self._retype(node, types[node.name]) if node.name in types else ([], [])
             nodes += [*before, node, *after]
-        del self._graph.node[:]
-        self._graph.node.extend(nodes)
-        del self._graph.value_info[:]
         used = {name for node in nodes for name in node.input} | {value.name for value in self._graph.output}
-        weights = [tensor for tensor in self._graph.initializer if tensor.name in used]
-        del self._graph.initializer[:]
-        self._graph.initializer.extend(weights)
+        replace_entries(self._graph.node, nodes)
+        del self._graph.value_info[:]
+        replace_entries(self._graph.initializer, [t for t in self._graph.initializer if t.name in used])
 
     def _retype(self, node: NodeProto, code: int) -> tuple[list[NodeProto], list[NodeProto]]:
         """Change ``node`` in place; return the casts to insert before and after it."""

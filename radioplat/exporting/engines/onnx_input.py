@@ -16,6 +16,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import SECTION
 from radioplat.exporting.engines.onnx_layers import WeightLayer, weight_layers
 from radioplat.exporting.onnx.precision import stored_data_type
+from radioplat.exporting.qdq.graph import shapes_of
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS, engine_type
 
 ENGINE_TYPES = (*FLOATS, *ACTIVATIONS)
@@ -85,7 +86,7 @@ def read_onnx(path: Path) -> OnnxInput:
             kind = TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
             hint = "`radioplat export` writes float32 inputs and outputs at any export.data_type."
             raise EngineError(f"{value.name} of {path} is {kind}, not float32", where=_WHERE, hint=hint)
-    inputs = {name: shape for name, shape in _shapes(model.graph.input).items() if name not in weights}
+    inputs = {name: shape for name, shape in shapes_of(model.graph.input).items() if name not in weights}
     return OnnxInput(
         path=path,
         model=model,
@@ -93,7 +94,7 @@ def read_onnx(path: Path) -> OnnxInput:
         float_type=stored_data_type(model),
         layers=weight_layers(model),
         inputs=inputs,
-        outputs=_shapes(model.graph.output),
+        outputs=shapes_of(model.graph.output),
     )
 
 
@@ -177,7 +178,3 @@ def _digest(files: list[Path]) -> str:
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: digest)
     return digest.hexdigest()
-
-
-def _shapes(values) -> dict[str, list[int | str]]:
-    return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}

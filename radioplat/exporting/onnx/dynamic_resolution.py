@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import typing
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -14,12 +14,7 @@ FIELD = "export.dynamic_resolution"
 HEIGHT, WIDTH, ROWS, COLUMNS = "height", "width", "rows", "columns"
 
 
-class _Sized(typing.Protocol):
-    @property
-    def stride(self) -> int: ...
-
-
-def step_of(student: _Sized) -> int:
+def step_of(student: Any) -> int:
     """Return the number of pixels that the sides of an image must be a multiple of.
 
     Raises:

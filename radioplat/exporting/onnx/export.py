@@ -22,6 +22,7 @@ from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
 from radioplat.exporting.onnx.opset import choose_opset
 from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
 from radioplat.exporting.onnx.publish import ONE_FILE_BYTES, open_partial_folder, publish, save
+from radioplat.exporting.qdq.graph import shapes_of
 from radioplat.exporting.qdq.insert import insert_pairs, remove_marks
 from radioplat.exporting.qdq.lint import lint
 from radioplat.exporting.qdq.mark import MODULES_NOTE
@@ -243,11 +244,7 @@ def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxRe
     if written_opset != opset:
         message = f"torch wrote operator set {written_opset} instead of {opset}"
         raise EngineError(message, where="export.opset_version", hint=f"Use {written_opset}.")
-    return OnnxReport(path, _shapes(model.graph.input), _shapes(model.graph.output), opset, notes=notes)
-
-
-def _shapes(values) -> dict[str, list[int | str]]:
-    return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+    return OnnxReport(path, shapes_of(model.graph.input), shapes_of(model.graph.output), opset, notes=notes)
 
 
 def _check_agreement(agreement: Agreement, path: Path, rounds: bool) -> None:

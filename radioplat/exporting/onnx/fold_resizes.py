@@ -10,6 +10,8 @@ from collections.abc import Collection
 import onnx
 import onnxruntime
 
+from radioplat.exporting.qdq.graph import replace_entries
+
 RESIZE = "Resize"
 
 
@@ -79,6 +81,4 @@ def _keep_used(graph: onnx.GraphProto, removed: set[int]) -> None:
     tensors = [tensor for tensor in graph.initializer if tensor.name in read]
     values = [value for value in graph.value_info if value.name in computed]
     for field, items in ((graph.node, nodes[::-1]), (graph.initializer, tensors), (graph.value_info, values)):
-        items = [type(item).FromString(item.SerializeToString()) for item in items]
-        del field[:]
-        field.extend(items)
+        replace_entries(field, items)

@@ -1,7 +1,7 @@
 """Rewrite a graph of ONNX's operator set 18, the lowest of torch's exporter, in operator set 17 for TensorRT 8.
 
 onnx's version converter does not convert Split and Pad to 17, leaves ReduceMean with an attribute that 17 does not
-have, and fails for models above 2 GiB. So differences are rewritten here, and operators without a form in 17 are refused.
+have, and fails for models above 2 GiB. So differences are rewritten here; operators without a form in 17 are refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from radioplat.errors import EngineError
+from radioplat.exporting.qdq.graph import replace_entries
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET
 
 TRACED = 18
@@ -49,9 +50,7 @@ def lower_opset(model: ModelProto, target: str, where: str, unread: Collection[s
             where=where,
             hint="Use a newer one, or another backbone.",
         )
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+    replace_entries(model.graph.node, nodes)
     _drop_unread_axes(model.graph)
     next(entry for entry in model.opset_import if not entry.domain).version = LOWEST_OPSET
 

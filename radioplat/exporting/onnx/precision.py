@@ -17,6 +17,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from radioplat.errors import EngineError
+from radioplat.exporting.qdq.graph import replace_entries
 from radioplat.spec.resolved.number_formats import DATA_TYPES, FLOATS
 
 # ONNX's numbers of the types that a graph may compute in.
@@ -68,9 +69,7 @@ def retype(model: ModelProto, data_type: str) -> None:
         _rename(node, {name: f"{name}.{data_type}" for name in outside})
     into = [_cast(v.name, f"{v.name}.{data_type}", code) for v in graph.input]
     out = [_cast(f"{v.name}.{data_type}", v.name, TensorProto.FLOAT) for v in graph.output]
-    nodes = list(graph.node)
-    del graph.node[:]
-    graph.node.extend(into + nodes + out)
+    replace_entries(graph.node, [*into, *graph.node, *out])
 
 
 def simulate(file: Path, data_type: str) -> ModelProto:
@@ -95,8 +94,7 @@ def simulate(file: Path, data_type: str) -> ModelProto:
                 node.output[i] = f"{name}.exact"
                 nodes.append(_cast(f"{name}.exact", f"{name}.rounded", code))
                 nodes.append(_cast(f"{name}.rounded", name, TensorProto.FLOAT))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_entries(graph.node, nodes)
     return model
 
 

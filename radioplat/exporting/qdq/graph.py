@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from radioplat.errors import EngineError
 
@@ -32,6 +34,18 @@ def read_graph(path: str | Path, where: str = "") -> ModelProto:
     if not model.graph.node:
         raise EngineError(f"{path} is not an ONNX file: it has no graph", where=where)
     return model
+
+
+def replace_entries(field: Any, entries: Iterable[Any]) -> None:
+    """Replace the entries of a repeated protobuf field; ``entries`` may be from the field itself."""
+    copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
+    del field[:]
+    field.extend(copies)
+
+
+def shapes_of(values: Iterable[ValueInfoProto]) -> dict[str, list[int | str]]:
+    """Return shape by name; a dynamic dimension is given by its name."""
+    return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
 
 
 class Graph:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from radioplat.errors import EngineError
-from radioplat.exporting.qdq.graph import DEQUANTIZE, QUANTIZE, Graph, attribute
+from radioplat.exporting.qdq.graph import DEQUANTIZE, QUANTIZE, Graph, attribute, replace_entries
 from radioplat.exporting.qdq.layers import CONVOLUTIONS
 from radioplat.exporting.qdq.mark import DOMAIN, Mark, marks, module_of
 from radioplat.exporting.qdq.ranges import Range
@@ -149,12 +149,8 @@ def _name_layers(model: ModelProto) -> None:
 
 
 def _replace_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
-    others = [entry for entry in model.opset_import if entry.domain != DOMAIN]
-    del model.opset_import[:]
-    model.opset_import.extend(others)
+    replace_entries(model.graph.node, nodes)
+    replace_entries(model.opset_import, [entry for entry in model.opset_import if entry.domain != DOMAIN])
 
 
 def _drop_unused(graph: GraphProto) -> None:
@@ -167,6 +163,5 @@ def _drop_unused(graph: GraphProto) -> None:
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     computed = {name for node in graph.node for name in node.output}
     for field, names in ((graph.initializer, used), (graph.value_info, computed)):
-        entries = [entry for entry in field if entry.name in names]
-        del field[:]
-        field.extend(entries)
+        for i in reversed([i for i, entry in enumerate(field) if entry.name not in names]):
+            del field[i]

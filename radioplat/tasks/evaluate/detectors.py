@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from radioplat.models.vision_model import model_kind
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.evaluate.side_by_side import kernel_notes, record_evaluations, set_differences
+from radioplat.tasks.evaluate.side_by_side import Row, kernel_notes, record_evaluations, set_differences
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.table import Table
@@ -31,31 +31,19 @@ from radioplat.tracking.task_log import log_task
 
 
 @dataclass
-class DetectorRow:
-    """Result of one of ``evaluate.models``.
+class DetectorRow(Row):
+    """One detector of ``evaluate.models``.
 
     Attributes:
-        kind, bytes, size: see :class:`radioplat.evaluation.models.detectors.DetectorModel`.
         result: None if it did not run on this machine.
         right, spurious, missed: correct and wrong boxes, and objects without a box, at the report's ``threshold``.
-        difference: from the first model that ran, by the names of :meth:`figures`, in percentage points.
-        state: of an engine: :func:`radioplat.exporting.engines.record.state_of`, evaluated now; empty for others.
-        kernels: of an engine: its convolution and GEMM kernels by data type.
         absent: the reason why it did not run.
     """
 
-    name: str
-    kind: str
-    path: str
-    bytes: int
-    size: int
     result: DetectionResult | None = None
     right: int | None = None
     spurious: int | None = None
     missed: int | None = None
-    difference: dict[str, float] = field(default_factory=dict)
-    state: str = ""
-    kernels: dict[str, int] = field(default_factory=dict)
     absent: str = ""
 
     @property

@@ -4,55 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 from radioplat.errors import EngineError
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.models.checkpoints import ListedModel
-from radioplat.evaluation.models.engine import EngineModel
+from radioplat.evaluation.models.detectors import DetectorModel
 from radioplat.tracking.table import Table, show_cell
 
 
-class Row(Protocol):
-    """Common members of the rows of students and detectors; see :class:`ModelRow`."""
-
-    name: str
-    difference: dict[str, float]
-    kernels: dict[str, int]
-
-    @property
-    def ran(self) -> bool:
-        """Whether the model ran on this machine."""
-        ...
-
-    def figures(self) -> dict[str, float]:
-        """Return the measured values, by name."""
-        ...
-
-
-class WithEngine(Protocol):
-    """A model that may be an engine."""
-
-    @property
-    def engine(self) -> EngineModel | None:
-        """The engine; None for other models."""
-        ...
-
-
 @dataclass
-class ModelRow:
-    """One of ``evaluate.models``.
+class Row:
+    """One of ``evaluate.models``; base of the rows of students and detectors.
 
     Attributes:
         kind, bytes: see :class:`radioplat.evaluation.models.checkpoints.ListedModel`.
-        size: side of its input in pixels; None if it did not run.
-        params, macs: of a checkpoint's backbone, for one image.
-        measured: results by the ``row`` of a metric, a number or several by name; see :meth:`Findings.of_model`.
+        size: side of its input in pixels; None for a student that did not run.
         difference: from the first model that ran, by the names of :meth:`figures`, times 100 (percentage points).
         state: of an engine: :func:`radioplat.exporting.engines.record.state_of`, evaluated now; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
-        absent: metrics that cannot be measured, with reasons.
     """
 
     name: str
@@ -60,12 +31,33 @@ class ModelRow:
     path: str
     bytes: int
     size: int | None = None
+    difference: dict[str, float] = field(default_factory=dict, kw_only=True)
+    state: str = field(default="", kw_only=True)
+    kernels: dict[str, int] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def ran(self) -> bool:
+        """Whether the model ran on this machine."""
+        return self.size is not None
+
+    def figures(self) -> dict[str, float]:
+        """Return the measured values, by name."""
+        raise NotImplementedError
+
+
+@dataclass
+class ModelRow(Row):
+    """One student, teacher or file of ``evaluate.models``.
+
+    Attributes:
+        params, macs: of a checkpoint's backbone, for one image.
+        measured: results by the ``row`` of a metric, a number or several by name; see :meth:`Findings.of_model`.
+        absent: metrics that cannot be measured, with reasons.
+    """
+
     params: int | None = None
     macs: int | None = None
     measured: dict[str, Any] = field(default_factory=dict)
-    difference: dict[str, float] = field(default_factory=dict)
-    state: str = ""
-    kernels: dict[str, int] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
 
     @classmethod
@@ -74,11 +66,6 @@ class ModelRow:
         own = {f.name for f in fields(cls)}
         measured = {name: value for name, value in row.items() if name not in own}
         return cls(**{name: value for name, value in row.items() if name in own}, measured=measured)
-
-    @property
-    def ran(self) -> bool:
-        """Whether the model ran on this machine."""
-        return self.size is not None
 
     def figures(self) -> dict[str, float]:
         """Return the measured values by name: ``knn``, ``fidelity/<teacher>/<kind>``."""
@@ -124,7 +111,7 @@ def set_differences(rows: Sequence[Row]) -> None:
         row.difference.update({name: 100 * (v - before[name]) for name, v in row.figures().items() if name in before})
 
 
-def record_evaluations(models: Sequence[WithEngine], rows: Sequence[Row]) -> list[str]:
+def record_evaluations(models: Sequence[ListedModel | DetectorModel], rows: Sequence[Row]) -> list[str]:
     """Write its figures into the record of each engine that ran; return a line for each that cannot be written."""
     lines = []
     for model, row in zip(models, rows, strict=True):

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.import_paths import IMPORT_PATH
 from radioplat.spec.loading.fields import faults, first_line
+from radioplat.spec.ranges import number, range_problems
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.tasks.tune.domains import Domain, read_domain
 
@@ -89,21 +90,21 @@ class SchedulerConfig:
     type: SchedulerType = SchedulerType.none
     metric: str = "loss"  # loss; with validation also fidelity, knn
     mode: Better = Better.min
-    grace_steps: int = 20  # no trial is stopped before
-    reduction_factor: int = 3  # asha: one of this many trials continues
-    interval_steps: int = 20  # pbt: steps between comparisons; each writes a checkpoint
-    quantile: float = 0.25  # pbt: share of the worst trials that copy the weights of the best
+    grace_steps: int = number(20, above=0)  # no trial is stopped before
+    reduction_factor: int = number(3, at_least=2)  # asha: one of this many trials continues
+    interval_steps: int = number(20, above=0)  # pbt: steps between comparisons; each writes a checkpoint
+    quantile: float = number(0.25, above=0, at_most=0.5)  # pbt: share of trials that copy the best ones
     resample: float = 0.25  # pbt: probability of a new value instead of a neighbour of the old one
-    report_steps: int = 10
+    report_steps: int = number(10, above=0)
 
 
 @dataclass
 class BudgetConfig:
     """Limits of the sweep; interrupted trials continue when it is started again with higher ones."""
 
-    trials: int | None = None  # default of a grid: all points
-    hours: float | None = None  # of all starts
-    money: float | None = None  # at cluster.gpu_hour_price and cluster.cpu_hour_price
+    trials: int | None = number(None, above=0)  # default of a grid: all points
+    hours: float | None = number(None, above=0)  # of all starts
+    money: float | None = number(None, above=0)  # at cluster.gpu_hour_price and cluster.cpu_hour_price
 
 
 @dataclass
@@ -125,7 +126,7 @@ class TuneSpace:
     search: SearchConfig = field(default_factory=SearchConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    concurrent: int = 2
+    concurrent: int = number(2, above=0)
     resources: TrialResources = field(default_factory=TrialResources)
     max_failures: int = 3  # restarts of one trial, each from its last checkpoint
     share_teachers: bool = True  # one pool of teachers for all trials
@@ -209,24 +210,9 @@ def _problems(space: TuneSpace) -> Iterator[Problem]:
             yield Problem(f"{objective.metric!r} is not known", f"objectives[{i}].metric", hint)
     if len(space.modes) < len(space.objectives):
         yield Problem("a metric is named twice", "objectives")
-    positive = {
-        "concurrent": space.concurrent,
-        "budget.trials": space.budget.trials,
-        "budget.hours": space.budget.hours,
-        "budget.money": space.budget.money,
-        "scheduler.grace_steps": space.scheduler.grace_steps,
-        "scheduler.interval_steps": space.scheduler.interval_steps,
-        "scheduler.report_steps": space.scheduler.report_steps,
-    }
-    for where, value in positive.items():
-        if value is not None and not value > 0:
-            yield Problem(f"must be above 0, not {value}", where)
+    yield from range_problems(space)
     if space.budget.trials is None and space.search.algorithm is not Algorithm.grid:
         yield Problem("the number of trials is needed", "budget.trials", "Only a grid has a default.")
-    if space.scheduler.reduction_factor < 2:
-        yield Problem("must be at least 2", "scheduler.reduction_factor")
-    if not 0 < space.scheduler.quantile <= 0.5:
-        yield Problem(f"must be above 0 and at most 0.5, not {space.scheduler.quantile}", "scheduler.quantile")
     yield from _scheduler_problems(space)
 
 

@@ -85,7 +85,7 @@ def test_places_that_are_not_overwritten(radio_student, tmp_path):
 
 
 def test_sizes_and_students_that_do_not_fit(radio_student, tmp_path):
-    with pytest.raises(EngineError, match="20 x 48 pixels are no whole patches of 8"):
+    with pytest.raises(EngineError, match="20 x 48 pixels are not multiples of the patch size 8"):
         export_weights(radio_student(), ExportFormat.timm, tmp_path / "x", height=20, width=48)
     with pytest.raises(EngineError, match="one class token"):
         export_weights(

@@ -214,7 +214,7 @@ def test_an_attention_head_is_as_described(radio_student, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"), [({"spatial_num_inner": 1}, "no inner blocks"), ({"upsample": 2}, "map is made finer")]
+    ("changes", "why"), [({"spatial_num_inner": 1}, "no inner blocks"), ({"upsample": 2}, "with an upsampled map")]
 )
 def test_an_attention_head_that_their_loader_cannot_build_is_left_out(changes, why, radio_student):
     student = attends(radio_student, **{"spatial_num_inner": 0} | changes)
@@ -250,7 +250,7 @@ def test_chosen_adaptors_and_refusals(radio_student):
     odd = radio_student(heads=flat)
     assert radio_file(odd).adaptors == ["clip"]
     assert ["left out" in note for note in radio_file(odd).notes[:2]] == [True, True]
-    for name, why in (("flat", "use_mlp"), ("2", "a place in its list")):
+    for name, why in (("flat", "use_mlp"), ("2", "a position in its list")):
         with pytest.raises(EngineError, match=why):
             radio_file(odd, [name])
     cnn = radio_student(type="test_efficientnet", kwargs={}, heads=())
