@@ -16,6 +16,7 @@ import tempfile
 import timeit
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import onnx
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
-from radioplat.exporting.qdq.graph import Graph, read_graph
+from radioplat.exporting.qdq.graph import Graph, name_of, read_graph
 from radioplat.exporting.qdq.layers import find_layers
 from radioplat.exporting.qdq.mark import module_of
 from radioplat.spec.schema.export import CpuQuantization, CpuTarget
@@ -118,7 +119,8 @@ def _static(model: onnx.ModelProto, path: Path, target: CpuTarget, batches: Sequ
             return next(self._feeds, None)
 
     signed = target is CpuTarget.arm
-    layers = find_layers(Graph(model))
+    nodes = [layer.node for layer in find_layers(Graph(model))]
+    names = [name_of(node) for node in nodes if not (module_of(node) or node.name).startswith(_HEADS)]
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         file = Path(scratch) / "float.onnx"
         onnx.save(model, str(file))
@@ -132,7 +134,7 @@ def _static(model: onnx.ModelProto, path: Path, target: CpuTarget, batches: Sequ
             per_channel=True,
             reduce_range=target is CpuTarget.x86,
             op_types_to_quantize=["Conv", "MatMul", "Gemm"],
-            nodes_to_quantize=[layer.name for layer in layers if not _is_head(layer.node)],
+            nodes_to_quantize=names,
             extra_options={"WeightSymmetric": True, "ActivationSymmetric": signed},
         )
 
@@ -148,16 +150,13 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _is_head(node: onnx.NodeProto) -> bool:
-    return (module_of(node) or node.name).startswith(_HEADS)
-
-
 def _compare(source: Path, path: Path, method: CpuQuantization, target: CpuTarget, images: np.ndarray) -> CpuReport:
     sessions = [_session(file) for file in (source, path)]
     name = sessions[0].get_inputs()[0].name
     ours, theirs = (session.run(None, {name: images}) for session in reversed(sessions))
     one = images if isinstance(sessions[0].get_inputs()[0].shape[0], int) else images[:1]
-    fp32_seconds, seconds = (_fastest(session, {name: one}) for session in sessions)
+    timers = [timeit.Timer(partial(session.run, None, {name: one})) for session in sessions]
+    fp32_seconds, seconds = (min(timer.repeat(_REPEATS, number=1)) for timer in timers)
     model = onnx.load(str(path))
     return CpuReport(
         path=path,
@@ -183,10 +182,6 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
     """Return the mean over images."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (a, b))
     return float(((x * y).sum(1) / np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), 1e-30)).mean())
-
-
-def _fastest(session, feed: dict[str, np.ndarray]) -> float:
-    return min(timeit.repeat(lambda: session.run(None, feed), number=1, repeat=_REPEATS))
 
 
 def _session(path: Path):

@@ -56,13 +56,11 @@ def observe(path: Path, batches: Iterable[np.ndarray]) -> tuple[list[Range], lis
     for name, value in amax.items():
         if not np.isfinite(value):
             raise EngineError(f"tensor {name} is not finite on the calibration images", where=str(path))
-    return [_range(name, value) for name, value in amax.items()], untyped
-
-
-def _range(tensor: str, amax: float) -> Range:
-    """Return the range of a tensor; zeros are exact at any scale, and a scale must not be 0."""
-    scale = np.float32((amax or 1.0) / NumberFormat.int8.highest)
-    return Range(tensor, NumberFormat.int8.value, np.asarray(scale), -1, SOURCE if amax else SILENT)
+    int8, ranges = NumberFormat.int8, []
+    for name, value in amax.items():  # zeros are exact at any scale, and a scale must not be 0
+        scale = np.asarray(np.float32((value or 1.0) / int8.highest))
+        ranges.append(Range(name, int8.value, scale, -1, SOURCE if value else SILENT))
+    return ranges, untyped
 
 
 def _float_tensors(model: ModelProto) -> tuple[list[str], list[str]]:

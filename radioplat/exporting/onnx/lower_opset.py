@@ -90,10 +90,6 @@ def _split(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
     return ""
 
 
-def _pad(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
-    return "Pad of some axes" if len(node.input) > 3 and node.input[3] else ""
-
-
 def _resize(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
     if _pop(node, "antialias"):
         return "Resize with antialiasing"
@@ -110,7 +106,7 @@ def _scatter(node: NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
 _CHANGES: dict[str, Callable[[NodeProto, dict[str, onnx.TensorProto]], str]] = {
     **{f"Reduce{name}": _reduction for name in _REDUCTIONS},
     "Split": _split,
-    "Pad": _pad,
+    "Pad": lambda node, constants: "Pad of some axes" if len(node.input) > 3 and node.input[3] else "",
     "Resize": _resize,
     "ScatterElements": _scatter,
     "ScatterND": _scatter,

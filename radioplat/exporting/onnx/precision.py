@@ -63,10 +63,12 @@ def retype(model: ModelProto, data_type: str) -> None:
     code, graph = FLOAT_CODES[data_type], model.graph
     if code == TensorProto.FLOAT:
         return
-    outside = [value.name for value in list(graph.input) + list(graph.output)]
+    outside = {value.name for value in (*graph.input, *graph.output)}
     _retype_graph(graph, code)
-    for node in _nodes(graph):
-        _rename(node, {name: f"{name}.{data_type}" for name in outside})
+    for names in (names for node in _nodes(graph) for names in (node.input, node.output)):
+        for i, name in enumerate(names):
+            if name in outside:
+                names[i] = f"{name}.{data_type}"
     into = [_cast(v.name, f"{v.name}.{data_type}", code) for v in graph.input]
     out = [_cast(f"{v.name}.{data_type}", v.name, TensorProto.FLOAT) for v in graph.output]
     replace_entries(graph.node, [*into, *graph.node, *out])
@@ -145,12 +147,6 @@ def as_type(tensor: TensorProto, code: int) -> np.ndarray:
 
 def _replace(tensor: TensorProto, array: np.ndarray) -> None:
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-
-
-def _rename(node: NodeProto, names: dict[str, str]) -> None:
-    for side in (node.input, node.output):
-        for i, name in enumerate(side):
-            side[i] = names.get(name, name)
 
 
 def _cast(source: str, target: str, code: int) -> NodeProto:

@@ -98,10 +98,12 @@ def _diagnose(folder: Path, lines: list[dict], attempt: int, status: str) -> Dia
         return Diagnosis(_one_line(failure), list(_signs(folder, attempt))[:1])
     if words:
         who = f"attempt {attempt}, rank {words[0].rank}"
-        return Diagnosis(f"{who}: {_one_line(words[0].detail)}", advice=_advice(words[0].cause))
+        return Diagnosis(f"{who}: {_one_line(words[0].detail)}", advice=_ADVICE.get(words[0].cause, ""))
     sign = next(_signs(folder, attempt), "")
     if cause and cause not in ("unknown", "done"):
-        return Diagnosis(f"attempt {attempt}: {cause}: {_one_line(detail)}", [sign] if sign else [], _advice(cause))
+        return Diagnosis(
+            f"attempt {attempt}: {cause}: {_one_line(detail)}", [sign] if sign else [], _ADVICE.get(cause, "")
+        )
     if sign:
         return Diagnosis(f"attempt {attempt}: {sign}")
     if failure:
@@ -118,7 +120,7 @@ def _hang(folder: Path, attempt: int, words: LastWords | None, detail: str) -> D
     return Diagnosis(
         f"attempt {attempt}: rank {rank} hung: {_one_line(detail)}{at}",
         [f"stacks: {path}" for path in sorted(attempt_folder(folder, attempt).glob("stacks_*.txt"))],
-        _advice("hang"),
+        _ADVICE["hang"],
     )
 
 
@@ -147,7 +149,7 @@ def _not_finite(folder: Path, failure: str) -> Diagnosis:
         last = [row for row in rows if row["step"] == rows[-1]["step"]]
         evidence = [f"step {last[0]['step']}: {len(last)} samples in micro-batches with {last[0]['reason']}"]
         evidence += [f"sample {row['id']}{_name(folder, row['id'])}" for row in last[:_EXAMPLES]]
-    return Diagnosis(_one_line(failure), evidence, _advice("non_finite"))
+    return Diagnosis(_one_line(failure), evidence, _ADVICE["non_finite"])
 
 
 def _name(folder: Path, row: int) -> str:
@@ -170,7 +172,7 @@ def _silent(folder: Path, attempt: int) -> Diagnosis:
     return Diagnosis(
         f"attempt {attempt}: the run ended without a message {age / 60:.0f} minutes ago: killed from outside, or "
         "its machine was lost",
-        advice="Run the command again: it continues from the last checkpoint.",
+        advice=_ADVICE["node_lost"],
     )
 
 
@@ -227,10 +229,6 @@ def _task_folder(run: Path) -> Path:
         hint = "Give the results_dir of a run, or its distill or train folder."
         raise DataError("no run has started here", where=str(run), hint=hint)
     return max(result, key=lambda folder: (folder / "status.json").stat().st_mtime)
-
-
-def _advice(cause: str) -> str:
-    return _ADVICE.get(cause, "")
 
 
 def _one_line(text: str) -> str:

@@ -65,17 +65,8 @@ def _show(spec: Spec, folder: Path, batches: int) -> Path:
     if page.left_out:
         notes.append(f"{page.left_out} more samples are not drawn; the page has at most {MOST}")
     title = f"First batches of {run.task}"
-    rejects = _rejects(data)
-    template = "show_data.html.j2"
-    return write_page(
-        folder / "data.html",
-        "radioplat.tasks.inspect",
-        template,
-        title=title,
-        notes=notes,
-        rejects=rejects,
-        steps=steps,
-    )
+    facts: dict[str, Any] = {"notes": notes, "rejects": _rejects(data), "steps": steps}
+    return write_page(folder / "data.html", "radioplat.tasks.inspect", "show_data.html.j2", title=title, **facts)
 
 
 class _Page:

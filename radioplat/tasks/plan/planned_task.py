@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from radioplat.errors import EngineError, SpecError
@@ -18,9 +19,10 @@ TASKS = (*COMMANDS, "quantize")
 
 def next_task(spec: Spec) -> tuple[str, str]:
     """Return the task that a spec describes, and the reason if it is not a distillation."""
-    if spec.quantize.mode is QuantizeMode.qat and _student(spec) is not None:
-        why = f"quantize.mode is qat, and there is a checkpoint, {_student(spec)}"
-        return "quantize", f"quantize: {why}; --task distill plans the run before it"
+    if spec.quantize.mode is QuantizeMode.qat:
+        with contextlib.suppress(EngineError):  # without a checkpoint the run before it is planned
+            why = f"quantize.mode is qat, and there is a checkpoint, {_find(spec)}"
+            return "quantize", f"quantize: {why}; --task distill plans the run before it"
     if not spec.distill.teacher and not training_task(spec).has_labels(spec):
         return command_with(teachers=True), ""  # reports the missing teachers
     command = command_of(spec)
@@ -49,13 +51,6 @@ def trained_by(spec: Spec, task: str) -> tuple[Spec, str, Path, list[str]]:
     folder = Path(spec.quantize.qat.results_dir or Path(spec.results_dir) / "qat")
     changed, notes = training_spec(spec, start, folder)
     return changed, command_of(spec), folder, notes
-
-
-def _student(spec: Spec) -> Path | None:
-    try:
-        return _find(spec)
-    except EngineError:
-        return None
 
 
 def _find(spec: Spec) -> Path:
