@@ -41,7 +41,7 @@ def write_engine(path: Path, data: Any, facts: dict[str, Any]) -> dict[str, Any]
         "bytes": view.nbytes,
         "built": True,
         "executed": False,
-        "execution": {"reason": "nobody has tried"},
+        "execution": {"reason": "not tried"},
         "evaluated": False,
         "evaluation": None,
     }

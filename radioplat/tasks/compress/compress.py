@@ -148,7 +148,7 @@ class _Chain:
                 return
             message = (
                 f"{self._metric} after {entry.name} is {entry.kept:.1%} of the starting student's, "
-                f"and {gates.min_kept:.1%} was asked"
+                f"and {gates.min_kept:.1%} is required"
             )
             if gates.on_fail is OnFail.stop:
                 hint = "Take a milder setting, a lower min_kept, or on_fail: relax; the same command then continues."

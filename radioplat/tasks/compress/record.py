@@ -68,7 +68,7 @@ class Record:
                 outcome = entry.pop("outcome")
                 self.entries[entry["name"]] = Entry(**entry, outcome=Outcome(**outcome) if outcome else None)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            hint = "Move the folder away to begin the chain anew."
+            hint = "Move the folder away to start the chain again."
             raise RadioplatError(f"cannot be read: {error}", where=str(path), hint=hint) from None
 
     def write(self, **facts: Any) -> None:
