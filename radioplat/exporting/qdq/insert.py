@@ -103,6 +103,11 @@ class _Pair:
             # No engine has convolutions with weights in another format than their inputs: store a byte for each number
             # (fp8 represents all integers up to 16).
             row_of_inputs = inputs.row if inputs is not None else DATA_TYPES[engine_type(row.name)]
+            kind = getattr(TensorProto, row_of_inputs.onnx_type)
+        if len(consumers) == 1 and consumers[0].op_type == "Transpose" and weight.ndim == 2:
+            # Transposed here, so that the engine need not.
+            self.transpose, self._output = consumers[0], consumers[0].output[0]
+            perm = attribute(consumers[0], "perm", [1, 0])
             weight, axis = weight.transpose(perm), -1 if axis == -1 else perm.index(axis)
         name = f"{mark.layer}.weight{self._suffix}"
         if stored:

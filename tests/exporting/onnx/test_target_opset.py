@@ -148,7 +148,7 @@ def test_the_graph_of_a_cache_is_lowered_too(folders, tmp_path):
             "int8_vit",
             ["tensorrt_version=8.6"],
             EngineError,
-            "export.stored_weights: the parser of TensorRT 8.6 takes no",
+            "export.stored_weights: the parser of TensorRT 8.6 reads no",
         ),
         (
             "int8_vit",
@@ -185,10 +185,10 @@ def antialiased(x):
 @pytest.mark.parametrize(
     ("how", "asked", "says"),
     [
-        (antialiased, {"tensorrt_version": "8.6"}, "TensorRT 8.6 does not read Resize with antialiasing"),
-        (antialiased, {"opset": 17}, "opset_version: operator set 17 does not read Resize with antialiasing"),
-        (torch.nn.functional.mish, {"tensorrt_version": "8.6"}, "TensorRT 8.6 does not read Mish"),
-        (torch.nn.functional.hardswish, {"tensorrt_version": "8.4"}, "TensorRT 8.4 does not read HardSwish"),
+        (antialiased, {"tensorrt_version": "8.6"}, "TensorRT 8.6 does not support Resize with antialiasing"),
+        (antialiased, {"opset": 17}, "opset_version: operator set 17 does not support Resize with antialiasing"),
+        (torch.nn.functional.mish, {"tensorrt_version": "8.6"}, "TensorRT 8.6 does not support Mish"),
+        (torch.nn.functional.hardswish, {"tensorrt_version": "8.4"}, "TensorRT 8.4 does not support HardSwish"),
     ],
 )
 def test_an_operator_that_the_target_has_not_is_named(how, asked, says, tmp_path):

@@ -48,7 +48,7 @@ def test_a_radio_vit_is_timms_vit_with_the_other_tokens_as_registers(radio_stude
             own, said = student.backbone(pixels), created(found).forward_features(pixels)
         torch.testing.assert_close(said[:, 0], own.named["tokens"][:, slot], rtol=0, atol=1e-4)
         torch.testing.assert_close(said[:, 8:], own.spatial.flatten(1, 2), rtol=0, atol=1e-4)
-        assert any(f"positions are those of {size[0]} x {size[1]}" in note for note in found.notes)
+        assert any(f"positions are for {size[0]} x {size[1]}" in note for note in found.notes)
 
 
 def test_layer_scale_no_norm_and_no_registers(radio_student, image_batch):
