@@ -74,7 +74,7 @@ def test_places_that_are_not_overwritten(radio_student, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.txt").write_text("mine")
     for form, path, why in (
-        (ExportFormat.hf, tmp_path / "photos", "something else"),
+        (ExportFormat.hf, tmp_path / "photos", "not an earlier export"),
         (ExportFormat.hf, tmp_path / "photos" / "a.txt", "writes a folder"),
         (ExportFormat.radio, tmp_path / "photos", "not a file name"),
         (ExportFormat.radio, tmp_path / "photos" / "a.txt" / "x.pth", "cannot write"),
