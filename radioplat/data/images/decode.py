@@ -185,20 +185,9 @@ def _white(image: Image.Image) -> float:
 
 
 def _upright(rgb: np.ndarray, orientation: int) -> np.ndarray:
-    """Apply the EXIF orientation (EXIF 2.32, tag 274)."""
-    match orientation:
-        case 2:
-            rgb = rgb[:, ::-1]
-        case 3:
-            rgb = rgb[::-1, ::-1]
-        case 4:
-            rgb = rgb[::-1]
-        case 5:
-            rgb = rgb.swapaxes(0, 1)
-        case 6:
-            rgb = np.rot90(rgb, -1)
-        case 7:
-            rgb = rgb[::-1, ::-1].swapaxes(0, 1)
-        case 8:
-            rgb = np.rot90(rgb)
-    return rgb
+    """Apply the EXIF orientation (EXIF 2.32, tag 274): a transposition, then flips along the two axes."""
+    if orientation >= 5:
+        rgb = rgb.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        rgb = rgb[::-1]
+    return rgb[:, ::-1] if orientation in (2, 3, 6, 7) else rgb
