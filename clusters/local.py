@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
@@ -170,19 +171,10 @@ def _execute(cluster: LocalCluster, command: str = "list", *arguments: str) -> b
 
 def _descendants(parent: int) -> list[int]:
     """Return the process ids of all descendants of ``parent``."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        parents.setdefault(above, []).append(int(path.name))
-    descendants, pending = [], [parent]
-    while pending:
-        children = parents.get(pending.pop(), [])
-        descendants += children
-        pending += children
-    return descendants
+    try:
+        return [process.pid for process in psutil.Process(parent).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _command(process: int) -> bytes:

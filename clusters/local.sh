@@ -22,13 +22,13 @@ environment() {
     echo "export RADIOPLAT_DASHBOARD=http://$(cat "$folder/dashboard")"
 }
 
-free_ports() { # COUNT: different ones that nobody listens on
+free_ports() { # COUNT: different unused ports
     "$python" -c 'import socket, sys
 sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(int(sys.argv[1]))]
 print(*(s.getsockname()[1] for s in sockets))' "$1"
 }
 
-start() { # NAME ARGUMENTS ...: one raylet in a process group of its own
+start() { # NAME ARGUMENTS ...: one raylet in its own process group
     setsid "$(dirname "$(command -v "$python")")/ray" start --block --disable-usage-stats "${@:2}" \
         >"$folder/$1.log" 2>&1 </dev/null &
     echo $! >>"$folder/groups"
@@ -44,12 +44,12 @@ up() {
     chmod 700 "$folder"
     (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$folder/token")
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$folder/token RAY_worker_niceness=0
-    # `down` takes the whole cluster away: there is nobody to drain for.
+    # `down` ends the whole cluster, so no node needs to be drained.
     export RAY_health_check_period_ms=1000 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
     unset RAY_ADDRESS
     read -r gcs dashboard client agent < <(free_ports 4)
     echo "127.0.0.1:$dashboard" >"$folder/dashboard"
-    # The head has no place for a training worker: it decodes and teaches.
+    # The head runs no training worker, but decode tasks and teachers.
     start head --head --port="$gcs" --dashboard-host=127.0.0.1 --dashboard-port="$dashboard" \
         --ray-client-server-port="$client" --dashboard-agent-listen-port="$agent" --temp-dir="$folder/ray" \
         --num-cpus="${HEAD_CPUS:-4}"

@@ -22,8 +22,8 @@
 set -uo pipefail
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_health_check_period_ms=1000
-export RADIOPLAT_DEBUG=1 # the traceback of a defect (exit status 70) stands in this job's log, not only in the node's /tmp
-readonly again=75 # EX_TEMPFAIL: the same command goes on where this one stopped
+export RADIOPLAT_DEBUG=1 # write the traceback of a defect (exit status 70) to this job's log, not only to the node's /tmp
+readonly again=75 # EX_TEMPFAIL: the same command resumes the run
 readonly patience=${HEAD_PATIENCE:-180} # seconds for Ray's head to start
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -16,9 +16,9 @@ class View:
     Attributes:
         pixels: uint8 ``[B, 3, H, W]``, RGB, not normalised.
         homography: float32 ``[B, 3, 3]``, maps homogeneous view pixels (x, y, 1) to source image pixels.
-        valid: bool ``[B, H, W]``, True where a pixel shows the image; None where every pixel does.
-        boxes: float32 ``[B, M, 6]``, of the objects that it shows, in its pixels: left, top, right, bottom, label (-1
-            where there is no box), and 1 for a crowd; None where nothing is to be found.
+        valid: bool ``[B, H, W]``, True where a pixel belongs to the image; None if all do.
+        boxes: float32 ``[B, M, 6]``, of the visible objects, in pixels of the view: left, top, right, bottom, label (-1
+            for padding), and 1 for a crowd; None without annotations.
     """
 
     pixels: np.ndarray
@@ -28,7 +28,7 @@ class View:
 
     @cached_property
     def shown(self) -> np.ndarray:
-        """``pixels`` with those that show nothing black: what a model is given, whatever stands there."""
+        """``pixels`` with invalid ones black: the input of the models."""
         return self.pixels if self.valid is None else np.where(self.valid[:, None], self.pixels, np.uint8(0))
 
 
@@ -37,12 +37,12 @@ class Batch:
     """A micro-batch.
 
     Attributes:
-        micro_batch: its number in the run, or -1 for padding (weight zero, no teacher sees it).
-        views: by view name (``"224"``); all of one micro-batch.
-        sample_id: int64 ``[B]``, the row in the run's copy of the index.
-        position: int64 ``[B]``, the place in the order.
-        weight: float32 ``[B]``, 0 for a sample that proved unreadable, else 1.
-        label: int64 ``[B]``, -1 where there is none.
+        micro_batch: its number in the run, or -1 for padding (weight zero, not sent to teachers).
+        views: by view name (``"224"``).
+        sample_id: int64 ``[B]``, rows of the run's copy of the index.
+        position: int64 ``[B]``, positions in the order.
+        weight: float32 ``[B]``, 0 for an unreadable sample, else 1.
+        label: int64 ``[B]``, -1 if there is none.
         faults: reason by sample_id for each sample of weight 0.
     """
 
@@ -59,6 +59,6 @@ class Batch:
 
     @cached_property
     def checksums(self) -> np.ndarray:
-        """crc32 of each sample's pixels in the first view: int64 ``[B]``; a millisecond a megabyte, once."""
+        """crc32 of each sample's pixels in the first view, int64 ``[B]``; takes a millisecond per megabyte."""
         pixels = next(iter(self.views.values())).pixels
         return np.array([zlib.crc32(np.ascontiguousarray(image).data) for image in pixels], np.int64)

@@ -104,7 +104,7 @@ def walk_tar(window: Window) -> Iterator[Member | Damage]:
                 yield Damage("not_a_tar", 0, size, "no member header at its beginning")
                 return
             end = next_header if next_header >= 0 else size
-            lost = "what follows is lost" if next_header < 0 else f"it goes on at byte {next_header}"
+            lost = "what follows is lost" if next_header < 0 else f"members continue at byte {next_header}"
             yield Damage("corrupt_tar", place, end - place, f"no member header at byte {bad.place}; {lost}")
             if next_header < 0:
                 return
