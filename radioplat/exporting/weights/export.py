@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -28,13 +29,6 @@ from radioplat.models.weights.read import load_into
 from radioplat.spec.schema.export import ExportFormat
 
 TOLERANCE = 1e-4  # of features from the file, in fp32, relative to the largest value
-# File names in the task's folder.
-NAMES = {
-    ExportFormat.radio: "student_radio.pth",
-    ExportFormat.hf: "student_hf",
-    ExportFormat.timm: "student_timm.safetensors",
-    ExportFormat.safetensors: "student.safetensors",
-}
 
 
 @dataclass(frozen=True)
@@ -82,18 +76,13 @@ def export_weights(
             f"{height} x {width} pixels are not multiples of the patch size {student.stride}",
             where="export.input_height, export.input_width",
         )
-    write = {
-        ExportFormat.radio: _radio,
-        ExportFormat.hf: _hf,
-        ExportFormat.timm: _timm,
-        ExportFormat.safetensors: _safetensors,
-    }[form]
-    partial = _partial_folder(path, is_folder=form is ExportFormat.hf)
+    definition = FORMATS[form]
+    partial = _partial_folder(path, definition.is_folder)
     try:
         target = partial / path.name
-        if form is ExportFormat.hf:
+        if definition.is_folder:
             target.mkdir()
-        backbone, chosen, load, notes = write(student, target, path, (height, width), adaptors)
+        backbone, chosen, load, notes = definition.write(student, target, path, (height, width), adaptors)
         difference = _difference(student, backbone, height, width)
         files = [file for file in (target.rglob("*") if target.is_dir() else [target]) if file.is_file()]
         size = sum(file.stat().st_size for file in files)
@@ -109,23 +98,24 @@ def export_weights(
 
 def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str]) -> list[Problem]:
     """Return the reasons why ``student``, which may be on the meta device, cannot be exported in ``form``."""
-    architecture, unsupported = student.architecture, ""
+    if form is ExportFormat.onnx:
+        return []
+    definition, architecture, unsupported = FORMATS[form], student.architecture, ""
     if architecture.pruned is not None or architecture.low_rank:
         unsupported = "the shapes of a pruned student or one of low rank"
     elif architecture.quantized is not None:
         unsupported = "a quantized student's scales"
-    if unsupported and form not in (ExportFormat.onnx, ExportFormat.safetensors):
+    if unsupported and not definition.any_student:
         message = f"format {form.value} has no place for {unsupported}"
         return [Problem(message, "export.format", "Use onnx or safetensors.")]
     try:
-        if form in (ExportFormat.radio, ExportFormat.hf):
+        if definition.radio_only:
             require_radio(student)
-        if form is ExportFormat.timm and len(adaptors) > 1:
-            return [
-                Problem("timm's models have no adaptors, and one class token", "export.adaptors", "Name one or none.")
-            ]
     except EngineError as error:
         return error.problems
+    if len(adaptors) > definition.most_adaptors:
+        message = "timm's models have no adaptors, and one class token"
+        return [Problem(message, "export.adaptors", "Name one or none.")]
     return []
 
 
@@ -166,6 +156,42 @@ def _safetensors(student: Student, target: Path, path: Path, size: tuple[int, in
     metadata = {"mean": json.dumps(architecture.mean), "std": json.dumps(architecture.std)}
     save_one_file(reduced, target, metadata | {"input_size": str(architecture.img_size)})
     return load_student(target).backbone, chosen, f"radioplat.load_student({str(path)!r})", notes
+
+
+@dataclass(frozen=True)
+class WeightsFormat:
+    """A format of exported weights.
+
+    Attributes:
+        file_name: default name in the task's folder.
+        write: ``write(student, target, final path, (height, width), adaptors)`` writes ``target``, and returns a function
+            that computes the file's features, the heads in it, a line of Python that opens it, and notes.
+        reader: what reads it, for ``plan``.
+        is_folder: ``target`` is a folder.
+        any_student: also pruned, low-rank and quantized students.
+        radio_only: only RADIO ViTs.
+        most_adaptors: limit of named heads.
+    """
+
+    file_name: str
+    write: Callable[[Student, Path, Path, tuple[int, int], Sequence[str]], Written]
+    reader: str
+    is_folder: bool = False
+    any_student: bool = False
+    radio_only: bool = False
+    most_adaptors: float = math.inf
+
+
+FORMATS = {
+    ExportFormat.radio: WeightsFormat(
+        "student_radio.pth", _radio, "torch.hub.load('NVlabs/RADIO', ...) reads it", radio_only=True
+    ),
+    ExportFormat.hf: WeightsFormat(
+        "student_hf", _hf, "transformers.AutoModel reads it", is_folder=True, radio_only=True
+    ),
+    ExportFormat.timm: WeightsFormat("student_timm.safetensors", _timm, "timm.create_model reads it", most_adaptors=1),
+    ExportFormat.safetensors: WeightsFormat("student.safetensors", _safetensors, "one file", any_student=True),
+}
 
 
 def _read_radio(path: Path) -> Encode:

@@ -9,7 +9,7 @@ from typing import Any
 
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.onnx.export import OnnxReport, export_onnx
-from radioplat.exporting.weights.export import NAMES, WeightsReport, export_weights
+from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.models.vision_model import open_model
@@ -57,7 +57,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             raise SpecError(*problems)
     if config.format is not ExportFormat.onnx:
         size = model.img_size
-        path = Path(config.output or task_folder(spec, "export") / NAMES[config.format])
+        path = Path(config.output or task_folder(spec, "export") / FORMATS[config.format].file_name)
         sizes = {"height": height or size, "width": width or size}
         return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors)
     needs = find_needs(spec, model, onnx_file(spec))

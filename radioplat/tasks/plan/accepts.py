@@ -10,7 +10,7 @@ from radioplat.compression.pruning.prune import require_plain
 from radioplat.compression.quantization.placement import KINDS
 from radioplat.design.student import build_on_meta
 from radioplat.errors import RadioplatError
-from radioplat.exporting.weights.export import format_problems
+from radioplat.exporting.weights.export import FORMATS, format_problems
 from radioplat.models.backbones.pyramid import Pyramid
 from radioplat.models.modifiers.low_rank import splittable
 from radioplat.models.probe import probe
@@ -122,18 +122,10 @@ def _quantize(student: Student) -> str:
 
 
 def _format(form: ExportFormat) -> Callable[[Student], str]:
-    details = {
-        ExportFormat.onnx: "one file, with the heads in export.adaptors",
-        ExportFormat.radio: "torch.hub.load('NVlabs/RADIO', ...) reads it",
-        ExportFormat.hf: "transformers.AutoModel reads it",
-        ExportFormat.timm: "timm.create_model reads it",
-        ExportFormat.safetensors: "one file",
-    }
-
     def check(student: Student) -> str:
         if problems := format_problems(student, form, []):
             raise _Refusal("; ".join(problem.message for problem in problems))
-        return details[form]
+        return FORMATS[form].reader if form in FORMATS else "one file, with the heads in export.adaptors"
 
     return check
 
