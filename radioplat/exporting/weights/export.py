@@ -164,7 +164,7 @@ class WeightsFormat:
 
     Attributes:
         file_name: default name in the task's folder.
-        write: ``write(student, target, final path, (height, width), adaptors)`` writes ``target``, and returns a function
+        write: ``write(student, target, final path, (height, width), adaptors)`` writes ``target``; returns a function
             that computes the file's features, the heads in it, a line of Python that opens it, and notes.
         reader: what reads it, for ``plan``.
         is_folder: ``target`` is a folder.
