@@ -6,22 +6,19 @@ A further kind of model is a class with the members of :class:`VisionModel`, a :
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from radioplat.models.detectors import checkpoint as detectors
-from radioplat.models.detectors.base import DetectorArchitecture
+from radioplat.models.detectors.checkpoint import DETECTOR
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization
-from radioplat.models.student import checkpoint as students
+from radioplat.models.student.checkpoint import STUDENT
 from radioplat.models.student.student import StudentArchitecture
-
-Files = dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]  # tensors and metadata by file name
+from radioplat.models.weights.model_format import Files, Format, save_files
 
 
 class Architecture(Protocol):
@@ -126,49 +123,7 @@ class VisionModel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Format:
-    """Files of one kind of model.
-
-    Attributes:
-        file_names: all files with weights.
-        key: of the architecture, in the metadata of those files.
-        architecture: its class.
-        holds: returns whether a path is a folder or file that ``load`` can open.
-        read: returns the architecture at a path; no tensor is read.
-        load: opens the model at a path; arguments as of :func:`open_model`.
-        files: returns the files' content from an architecture and tensors by the names of ``state_dict``.
-    """
-
-    file_names: tuple[str, ...]
-    key: str
-    architecture: type
-    holds: Callable[[str | Path], bool]
-    read: Callable[[str | Path, str], Architecture]
-    load: Callable[[str | Path, str, bool | None], VisionModel]
-    files: Callable[[Any, dict[str, torch.Tensor]], Files]
-
-
-FORMATS: dict[ModelKind, Format] = {
-    ModelKind.detector: Format(
-        (detectors.DETECTOR_FILE,),
-        detectors.DETECTOR_KEY,
-        DetectorArchitecture,
-        detectors.is_detector,
-        detectors.read_detector_architecture,
-        detectors.load_detector,
-        detectors.detector_files,
-    ),
-    ModelKind.student: Format(
-        (students.STUDENT_FILE, students.HEADS_FILE),
-        students.STUDENT_KEY,
-        StudentArchitecture,
-        students.is_checkpoint,
-        students.read_architecture,
-        students.load_student,
-        students.student_files,
-    ),
-}
+FORMATS: dict[ModelKind, Format] = {ModelKind.detector: DETECTOR, ModelKind.student: STUDENT}
 
 
 def model_kind(path: str | Path) -> ModelKind | None:
@@ -189,7 +144,7 @@ def open_architecture(path: str | Path, where: str = "") -> Architecture:
     Raises:
         WeightsError: there is no model, or its file is torn.
     """
-    return FORMATS[model_kind(path) or ModelKind.student].read(path, where)
+    return FORMATS[model_kind(path) or ModelKind.student].read_architecture(path, where)
 
 
 def open_model(path: str | Path, where: str = "", ema: bool | None = None) -> VisionModel:
@@ -214,4 +169,4 @@ def model_files(model: VisionModel, tensors: dict[str, torch.Tensor]) -> Files:
 def save_model(model: VisionModel, folder: Path) -> None:
     """Write ``model``, fp32, into ``folder``, which is created if missing; :func:`open_model` opens it."""
     folder.mkdir(parents=True, exist_ok=True)
-    students.save_files(model_files(model, model.state_dict()), folder)
+    save_files(model_files(model, model.state_dict()), folder)

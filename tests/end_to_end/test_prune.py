@@ -13,7 +13,7 @@ import torch
 import radioplat
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import EngineError, SpecError, WeightsError
-from radioplat.models.student.checkpoint import has_average, read_average
+from radioplat.models.weights.model_format import has_average, read_average
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.export.export import export

@@ -11,7 +11,7 @@ import torch
 
 from radioplat.design.views import run_views
 from radioplat.models.backbones.timm_backbone import TimmBackbone
-from radioplat.models.student.checkpoint import EMA_FILE
+from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.plan.plan import plan

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import radioplat
@@ -19,7 +19,6 @@ from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import (
     FORMATS,
-    Format,
     VisionModel,
     model_kind,
     open_architecture,
@@ -27,6 +26,7 @@ from radioplat.models.vision_model import (
     save_model,
     weight_files,
 )
+from radioplat.models.weights.model_format import Format
 
 pytest.importorskip("transformers")
 
@@ -118,25 +118,28 @@ def test_what_is_no_model_or_torn_is_named(model, saved, tmp_path):
         open_model(weight_files(saved)[0])
 
 
+class ToyForm(str):
+    """The architecture of a third kind of model."""
+
+    def to_json(self):
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text):
+        return cls(json.loads(text))
+
+
 class Toy(nn.Module):
     """A third kind of model."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture=None, where="") -> None:
         super().__init__()
-        self.model_kind, self.architecture = "toy", "a toy"
+        self.model_kind, self.architecture = "toy", architecture or ToyForm("a toy")
         self.layer = nn.Linear(2, 2)
 
 
 def test_a_further_kind_is_one_entry(monkeypatch, tmp_path):
-    def load(path, where, ema):
-        toy = Toy()
-        toy.load_state_dict(load_file(Path(path) / "toy.safetensors"))
-        return toy
-
-    form = Format(
-        ("toy.safetensors",), "radioplat.toy", str, lambda path: (Path(path) / "toy.safetensors").is_file(),
-        lambda path, where: "a toy", load, lambda architecture, tensors: {"toy.safetensors": (tensors, {})},
-    )  # fmt: skip
+    form = Format({"toy.safetensors": ""}, "radioplat.toy", ToyForm, Toy)
     monkeypatch.setitem(FORMATS, "toy", form)
     toy = Toy()
     save_model(toy, tmp_path)

@@ -16,9 +16,10 @@ from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.checkpoint import has_average, is_checkpoint, load_student
+from radioplat.models.student.checkpoint import is_checkpoint, load_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import weight_files
+from radioplat.models.weights.model_format import has_average
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec

@@ -20,8 +20,8 @@ from radioplat.models.detectors.base import Found, best_boxes
 from radioplat.models.detectors.checkpoint import load_detector
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import quantizers
-from radioplat.models.student.checkpoint import has_average
 from radioplat.models.vision_model import model_kind, weight_files
+from radioplat.models.weights.model_format import has_average
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 

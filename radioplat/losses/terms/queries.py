@@ -56,7 +56,7 @@ def match_queries(mine: Answers, theirs: Answers) -> Pairs:
     if mine.logits.shape[-1] != theirs.logits.shape[-1]:
         raise ValueError(f"{mine.logits.shape[-1]} classes cannot be matched with {theirs.logits.shape[-1]}")
     at: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-    for logits, boxes, their_logits, their_boxes in zip(*map(_fp32, (*mine, *theirs)), strict=True):
+    for logits, boxes, their_logits, their_boxes in zip(*(t.float() for t in (*mine, *theirs)), strict=True):
         scores = torch.cdist(logits.sigmoid(), their_logits.sigmoid(), p=1)
         corners = [box_convert(b, "cxcywh", "xyxy") for b in (boxes, their_boxes)]
         cost = _CLASS * scores + _L1 * torch.cdist(boxes, their_boxes, p=1) - _GIOU * generalized_box_iou(*corners)
@@ -95,7 +95,3 @@ def best_class_score(logits: torch.Tensor) -> torch.Tensor:
         logits: ``[..., C]``; the result is ``[...]``.
     """
     return logits.detach().float().sigmoid().amax(-1)
-
-
-def _fp32(values: torch.Tensor) -> torch.Tensor:
-    return values.detach().float()

@@ -89,13 +89,20 @@ class TimmBackbone(nn.Module):
         """Return the output of ``forward_features`` as a map ``[B, h, w, D]``."""
         if raw.ndim == 4:
             return raw if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else raw.permute(0, 2, 3, 1)
-        patches = raw[:, getattr(self.model, "num_prefix_tokens", 0) :]
-        count, size = patches.shape[1], images.shape[-2:]
-        grids = [tuple(side // self.stride for side in size), tuple(-(-side // self.stride) for side in size)]
-        for h, w in grids:  # cut to whole patches, or padded
-            if h * w == count:
-                return patches.reshape(patches.shape[0], h, w, patches.shape[2])
-        raise ValueError(f"its {count} tokens are no map of {grids[0][0]} x {grids[0][1]} positions")
+        return map_of(raw[:, getattr(self.model, "num_prefix_tokens", 0) :], images, self.stride)
+
+
+def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Tensor:
+    """Arrange patch tokens ``[B, N, D]`` of ``images``, which were cut to whole patches or padded, as ``[B, h, w, D]``.
+
+    Raises:
+        ValueError: ``N`` is no grid of this image.
+    """
+    height, width = images.shape[-2:]
+    for h, w in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
+        if h * w == tokens.shape[1]:
+            return tokens.reshape(tokens.shape[0], h, w, tokens.shape[2])
+    raise ValueError(f"its {tokens.shape[1]} tokens are no map of {height // stride} x {width // stride} positions")
 
 
 def _stride(model: nn.Module, where: str) -> int:

@@ -239,7 +239,7 @@ class Detector(nn.Module):
             return Outputs(logits, boxes)
         losses = dict(output.loss_dict)
         noised = getattr(getattr(self.detr, "model", self.detr), "denoising_class_embed", None)
-        if self.training and noised is not None and not any(map(_count, targets)):
+        if self.training and noised is not None and not any(len(target["class_labels"]) for target in targets):
             # Nothing is denoised where nothing is there; ranks that see objects wait for its gradient all the same.
             losses["loss_bbox"] = losses["loss_bbox"] + 0 * noised.weight.sum()
         return Outputs(logits, boxes, losses)
@@ -294,7 +294,3 @@ def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **o
     own = detector.student.state_dict()
     detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})
     return detector
-
-
-def _count(target: dict[str, torch.Tensor]) -> int:
-    return len(target["class_labels"])

@@ -49,13 +49,12 @@ def reshape(module: nn.Module, how: Reshaping) -> None:
             setattr(owner, attribute, tuple(value) if isinstance(old, tuple) else value)
 
 
-def difference(base: nn.Module, changed: nn.Module, kept: dict[str, list[int]] | None = None) -> Reshaping:
+def difference(base: nn.Module, changed: nn.Module, kept: dict[str, list[int]]) -> Reshaping:
     """Return the changes that turn ``base`` into the form of ``changed``; ``base`` is changed in place.
 
     Args:
         kept: indices of the children that remain in ``changed``, by the name of the container that lost some.
     """
-    kept = kept or {}
     for name, indices in kept.items():
         keep_children(base.get_submodule(name), indices)
     before = {**dict(base.named_parameters()), **dict(base.named_buffers())}

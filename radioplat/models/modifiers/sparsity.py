@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -36,14 +34,10 @@ def apply_sparsity_mask(backbone: nn.Module, how: Sparsity) -> int:
         zeros = weight.detach() == 0
         count += int(zeros.sum())
         if weight.requires_grad:
-            weight.register_hook(partial(_without, zeros))
+            weight.register_hook(lambda gradient, zeros=zeros: gradient.masked_fill(zeros, 0))
     return count
 
 
 def own_weight(layer: nn.Module) -> nn.Parameter:
     """Return the matrix that the optimizer updates; of a reparametrized layer, the one before the scale."""
     return layer.parametrizations.weight.original if parametrize.is_parametrized(layer, "weight") else layer.weight
-
-
-def _without(zeros: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.masked_fill(zeros, 0)

@@ -122,7 +122,8 @@ def _student_paths(spec: Spec) -> list[tuple[str, str]]:
 
 
 def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: bool) -> Match:
-    source = read_source(path, where, shapes_only, _attention_heads(student))
+    heads = student.backbone.blocks[0].attn.num_heads if isinstance(student.backbone, RadioViT) else None
+    source = read_source(path, where, shapes_only, heads)
     match = match_backbone(student, source, path, where)
     if where == MODEL_PATH:
         for part in (match_heads(student, source, _moving(spec)), match_classifier(student, source)):
@@ -140,7 +141,3 @@ def _moving(spec: Spec) -> set[tuple[str, str]]:
     if spec.distill.target_norm.fit is not TargetNormFit.running:
         return set()
     return {(teacher.name, kind) for teacher in resolve_teachers(spec) for kind in teacher.norms}
-
-
-def _attention_heads(student: Student) -> int | None:
-    return student.backbone.blocks[0].attn.num_heads if isinstance(student.backbone, RadioViT) else None

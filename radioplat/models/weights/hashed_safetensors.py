@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from typing import BinaryIO
 
 import torch
 
@@ -29,14 +29,9 @@ _DTYPES = {
 _PIECE = 2**24  # bytes that are hashed and written at a time
 
 
-class Sink(Protocol):
-    """A writable binary file."""
-
-    def write(self, data: memoryview | bytes, /) -> object:
-        """Write all of ``data``."""
-
-
-def write_tensors(sink: Sink, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> str:
+def write_tensors(
+    file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> str:
     """Write ``tensors`` (of any device and strides) as one safetensors file.
 
     Returns:
@@ -59,7 +54,7 @@ def write_tensors(sink: Sink, tensors: Mapping[str, torch.Tensor], metadata: Map
     def put(data: memoryview | bytes) -> None:
         """Hash and write."""
         digest.update(data)
-        sink.write(data)
+        file.write(data)
 
     put(len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:

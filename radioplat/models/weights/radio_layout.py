@@ -108,11 +108,6 @@ class RadioParts:
         head = MLP2(width, mlp["fc1.weight"].shape[0], mlp["final.2.weight"].shape[0], inner)
         return AttentionHead(width, head) if attends else head
 
-    @property
-    def has_norm(self) -> bool:
-        """Whether a LayerNorm follows the last block; most RADIO models have none."""
-        return "norm.weight" in self.backbone
-
 
 def is_radio(tensors: dict[str, torch.Tensor]) -> bool:
     """Return whether ``tensors`` are a RADIO checkpoint's."""

@@ -136,7 +136,9 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
     args = content.get("args") if isinstance(content, dict) else None
     args = vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
     # A wrapper may also contain other tensors (a best accuracy).
-    while isinstance(content, dict) and (inner := next((content[k] for k in _WRAPPERS if _is_dict(content, k)), None)):
+    while isinstance(content, dict) and (
+        inner := next((content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)), None)
+    ):
         content = inner
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__}, not tensors by name", where=where)
@@ -144,10 +146,6 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
     if not tensors:
         raise WeightsError(f"{path} holds no tensors", where=where)
     return Contents(tensors, args)
-
-
-def _is_dict(content: dict, key: str) -> bool:
-    return isinstance(content.get(key), dict)
 
 
 def _bare(name: object) -> str:

@@ -15,7 +15,8 @@ from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluation.measure.registry import objective_needs
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
-from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, STUDENT_FILE
+from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE
+from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.compress import OnFail, Stage
 from radioplat.spec.schema.root import Spec

@@ -26,7 +26,7 @@ from radioplat.evaluation.metrics.knn import Knn, KnnResult
 from radioplat.evaluation.metrics.metric import Inputs, Setup
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.open_models import TRAINED, open_evaluated, teachers_of, with_teachers
-from radioplat.models.student.checkpoint import has_average
+from radioplat.models.weights.model_format import has_average
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.side_by_side import (

@@ -17,8 +17,8 @@ from radioplat.design.tasks.registry import model_task_of, task_for
 from radioplat.errors import Problem, SpecError
 from radioplat.launch.driver import RunResult, run_task
 from radioplat.models.model_kind import ModelKind
-from radioplat.models.student.checkpoint import EMA_FILE
 from radioplat.models.vision_model import model_kind, open_model, weight_files
+from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.checks.tasks.run import check
 from radioplat.spec.checks.tasks.training_task import command_of

@@ -77,8 +77,7 @@ class Adapter(nn.Module):
         Raises:
             WeightsError: they cannot be read or do not fit.
         """
-        target = self.target
-        target.load_state_dict(self.fitting(teacher))
+        self.target.load_state_dict(self.fitting(teacher))
 
     def check(self, teacher: ResolvedTeacher) -> None:
         """Read the weights and check that they fit; ``self`` may be on the meta device.
@@ -147,16 +146,3 @@ def options_of(teacher: ResolvedTeacher, **defaults: Any) -> tuple[dict[str, Any
             )
         options[name] = value
     return options, kwargs
-
-
-def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Tensor:
-    """Arrange patch tokens ``[B, N, D]`` of ``images`` as a map ``[B, h, w, D]``.
-
-    Raises:
-        ValueError: ``N`` is no grid of this image.
-    """
-    height, width = images.shape[-2:]
-    for h, w in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
-        if h * w == tokens.shape[1]:
-            return tokens.reshape(tokens.shape[0], h, w, tokens.shape[2])
-    raise ValueError(f"its {tokens.shape[1]} tokens are no map of {height // stride} x {width // stride} positions")

@@ -59,14 +59,14 @@ class ClipTeacher(TimmTeacher):
         tower = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith(("visual.", "model.visual."))}
         return tower or tensors
 
-    def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
+    def fitting(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
         """See :meth:`Adapter.fitting`; the error names the projection if only that is missing."""
         try:
-            return super().fitting(teacher)
+            return super().fitting(teacher, fresh)
         except WeightsError:
             if self.summary != "projection":
                 raise
-            self.fitted(teacher, fresh=self.backbone.classifier_prefix)
+            super().fitting(teacher, self.backbone.classifier_prefix)
             raise WeightsError(
                 f"{teacher.weights} lacks the projection to the space shared with text",
                 where=f"{teacher.where}.model.backbone.kwargs.summary",

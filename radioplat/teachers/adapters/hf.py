@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from radioplat.errors import RadioplatError, SpecError, WeightsError
+from radioplat.models.backbones.timm_backbone import map_of
 from radioplat.models.features import Features
 from radioplat.models.on_meta import on_meta
 from radioplat.models.weights.read import require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, map_of, weights_field, weights_of
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weights_field, weights_of
 
 # Models for which AutoModel would also load a text tower.
 _TOWERS = {

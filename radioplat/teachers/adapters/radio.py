@@ -37,7 +37,7 @@ class RadioTeacher(Adapter):
         if parts is None:
             self.native = NativeInput(summary="class tokens")
             return
-        if not parts.has_norm:
+        if "norm.weight" not in parts.backbone:  # as in most RADIO models
             backbone.norm = nn.Identity()
         self.normalizer.update({k: torch.empty(v.shape) for k, v in parts.normalizer.items()})
         if adaptor:
@@ -59,8 +59,10 @@ class RadioTeacher(Adapter):
             known = f"It has: {', '.join(sorted(parts.heads)) or 'none'}."
             raise SpecError(f"this checkpoint has no adaptor {adaptor!r}", where=f"{where}.kwargs.adaptor", hint=known)
         built = cls(RadioViT(**{**parts.vit, **kwargs}), parts.summary_slots, parts, adaptor)
-        mean, std = (tuple(parts.conditioner[k].flatten().tolist()) if _real(parts, k) else None for k in _NORM)
-        built.native = NativeInput(mean, std, None, f"adaptor {adaptor}" if adaptor else "class tokens")
+        real = {k: tuple(v.flatten().tolist()) for k, v in parts.conditioner.items() if not v.is_meta}
+        built.native = NativeInput(
+            real.get("norm_mean"), real.get("norm_std"), None, f"adaptor {adaptor}" if adaptor else "class tokens"
+        )
         return built
 
     @classmethod
@@ -89,10 +91,6 @@ class RadioTeacher(Adapter):
         )
         slots = list(named.summary_slots) if tokens == named.class_tokens else []
         return cls(build_backbone(architecture, where), slots, None, None)
-
-    def load(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
-        self.load_state_dict(self.fitting(teacher))
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
         """See :class:`Adapter`."""
@@ -124,17 +122,10 @@ class RadioTeacher(Adapter):
         return Features(summary if "summary" in wanted else None, spatial)
 
 
-_NORM = ("norm_mean", "norm_std")
-
-
 def _prefix_tokens(contents: Contents) -> int:
     """Return the number of class tokens and registers of a RADIO ViT, under any prefix; 0 for other files."""
     name = "patch_generator.cls_token.token"
     return next((len(v) for k, v in contents.tensors.items() if k == name or k.endswith(f".{name}")), 0)
-
-
-def _real(parts: RadioParts, key: str) -> bool:
-    return key in parts.conditioner and not parts.conditioner[key].is_meta
 
 
 def _contents(teacher: ResolvedTeacher, shapes_only: bool = False) -> Contents | None:

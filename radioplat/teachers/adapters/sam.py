@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -28,7 +30,7 @@ class SamTeacher(TimmTeacher):
     def build(cls, teacher: ResolvedTeacher) -> SamTeacher:
         """See :class:`Adapter`."""
         options, kwargs = options_of(teacher, neck=(True, False))
-        built = super().build(_with_kwargs(teacher, kwargs))
+        built = super().build(replace(teacher, backbone=replace(teacher.backbone, kwargs=kwargs)))
         built.neck = options["neck"]
         # Positions are resized to the image in forward; only this check prevents other sizes.
         built.target.patch_embed.strict_img_size = False
@@ -55,9 +57,3 @@ class SamTeacher(TimmTeacher):
             return super().forward(images, wanted)
         finally:
             model.neck = neck
-
-
-def _with_kwargs(teacher: ResolvedTeacher, kwargs: dict) -> ResolvedTeacher:
-    from dataclasses import replace
-
-    return replace(teacher, backbone=replace(teacher.backbone, kwargs=kwargs))

@@ -95,12 +95,12 @@ class TimmTeacher(Adapter):
         """timm's model."""
         return self.backbone.model
 
-    def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
-        """See :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family."""
-        return self.fitted(teacher)
+    def fitting(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
+        """See :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family.
 
-    def fitted(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-        """Do as :meth:`fitting`, where tensors that start with ``fresh`` may be missing."""
+        Args:
+            fresh: prefixes of tensors that may be missing.
+        """
         where, path = weights_field(teacher), weights_of(teacher)
         tensors = self.prepared(read_weights(path, where))
         ignore = self.backbone.classifier_prefix
@@ -123,13 +123,9 @@ class TimmTeacher(Adapter):
         named = {"logits": model.forward_head(raw)} if "logits" in wanted else {}
         return Features(
             self._summary(raw) if "summary" in wanted else None,
-            self.spatial(raw, images) if "spatial" in wanted else None,
+            self.backbone.spatial(raw, images) if "spatial" in wanted else None,
             named,
         )
-
-    def spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Return the map ``[B, h, w, D]``."""
-        return self.backbone.spatial(raw, images)
 
     def _summary(self, raw: torch.Tensor) -> torch.Tensor:
         model = self.backbone.model

@@ -7,17 +7,10 @@ import warnings
 import torch
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.models.backbones.timm_backbone import map_of
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import (
-    BOTH,
-    Adapter,
-    NativeInput,
-    map_of,
-    options_of,
-    weights_field,
-    weights_of,
-)
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
 
 
 class TorchScriptTeacher(Adapter):

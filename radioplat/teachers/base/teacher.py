@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from radioplat.errors import SpecError, WeightsError
+from radioplat.errors import SpecError
 from radioplat.models.capture import captured, require_modules
 from radioplat.models.features import Features
 from radioplat.models.modifiers.fold_batchnorm import fold_batch_norm
@@ -21,19 +20,11 @@ from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import MODULE
 from radioplat.spec.schema.cluster import TeacherPrecision
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, weights_field
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, weights_of
 from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.base.ensemble import in_common, mean_of
 from radioplat.teachers.base.info import TeacherInfo, _numbers
 from radioplat.teachers.upsamplers.registry import upsampler_field, upsampler_module
-
-
-class Teacher(Protocol):
-    """The part of a teacher's interface that losses need, wherever it runs."""
-
-    def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """Compute raw features in bf16 of uint8 ``[B, 3, H, W]``; only those in ``wanted``."""
-        ...
 
 
 def spec_mismatches(teacher: ResolvedTeacher, info: TeacherInfo) -> list[str]:
@@ -117,8 +108,7 @@ def check_weights(teacher: ResolvedTeacher) -> None:
     Raises:
         WeightsError: none are named, they cannot be read, or they belong to another architecture.
     """
-    if not teacher.weights:
-        raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
+    weights_of(teacher)
     for member in teacher.members:
         _structure(member).check(member)
     if teacher.upsampler_checkpoint:
@@ -149,8 +139,7 @@ class FrozenTeacher(nn.Module):
         self.name, self.wanted = teacher.name, teacher.wanted
         teacher, *others = teacher.members
         self.others = nn.ModuleList(FrozenTeacher(other, device) for other in others)
-        if not teacher.weights:
-            raise WeightsError("a teacher needs trained weights", where=weights_field(teacher))
+        weights_of(teacher)  # raises if there are none
         model = adapter_class(teacher).build(teacher)
         model.load(teacher)
         # Folding removes a BatchNorm from the graph and changes the output of the module before it.

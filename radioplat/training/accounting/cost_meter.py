@@ -35,15 +35,11 @@ class CostMeter(StepHook):
         self.costs = TeacherCosts(teachers, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price))
         self._clock = time.monotonic()
 
-    def after_step(self, record: StepRecord) -> None:
-        """See :meth:`charge`."""
-        self.charge(record)
-
     def figures(self) -> dict[str, float]:
         """``cost/<teacher>/<figure>``."""
         return self.costs.kpi()
 
-    def charge(self, record: StepRecord) -> None:
+    def after_step(self, record: StepRecord) -> None:
         """Add what ``record`` counted on all ranks, and the time since the last record for which replicas were held."""
         now = time.monotonic()
         passed, self._clock = now - self._clock, now

@@ -24,16 +24,11 @@ from safetensors.torch import load_file
 
 from radioplat.common.unknown_fields import unknown_fields
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
-from radioplat.models.student.checkpoint import (
-    EMA_FILE,
-    STUDENT_FILE,
-    VERSION_KEY,
-    read_tensors,
-    written_by,
-)
+from radioplat.models.student.checkpoint import STUDENT_FILE, read_tensors
 from radioplat.models.vision_model import FORMATS, VisionModel, model_files
 from radioplat.models.weights.hashed_safetensors import write_tensors
 from radioplat.models.weights.manifest import MANIFEST, sums_in
+from radioplat.models.weights.model_format import EMA_FILE, VERSION_KEY, written_by
 from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
 from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_way
 

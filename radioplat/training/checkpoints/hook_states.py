@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from radioplat.models.student.checkpoint import EMA_FILE, read_average
+from radioplat.models.weights.model_format import EMA_FILE, read_average
 from radioplat.training.checkpoints.checkpoint import HOOKS, HOOKS_KEY, LOSSES, read_losses
 from radioplat.training.checkpoints.run_state import RunState
 

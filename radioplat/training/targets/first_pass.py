@@ -78,7 +78,7 @@ class TargetPass:
                 record.answered(name, answer())
         # Every rank comes here, however many batches it had.
         record.reduce(1, self._device)
-        self._meter.charge(record)
+        self._meter.after_step(record)
 
 
 def _micro_batch_bytes(run: Run) -> int:

@@ -106,7 +106,13 @@ def test_the_file_gives_the_same_detector(kind, tmp_path, images, radio_student)
     broken["detr.model.enc_score_head.bias"][0] = float("nan")
     save_file(broken, tmp_path / "broken.safetensors", {"radioplat.detector": detector.architecture.to_json()})
     save_file(broken, tmp_path / "odd.safetensors", {"radioplat.detector": "{}"})
-    bad = (("torn", "whole"), ("silent", "which detector"), ("gone", "gone"), ("broken", "NaN"), ("odd", "cannot read"))
+    bad = (
+        ("torn", "whole"),
+        ("silent", "which architecture"),
+        ("gone", "gone"),
+        ("broken", "NaN"),
+        ("odd", "cannot read"),
+    )
     for name, says in bad:
         with pytest.raises(WeightsError, match=says):
             load_detector(tmp_path / f"{name}.safetensors")

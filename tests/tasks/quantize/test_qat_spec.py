@@ -9,8 +9,9 @@ import pytest
 
 from radioplat.design.stages import total_steps
 from radioplat.errors import SpecError
-from radioplat.models.student.checkpoint import EMA_FILE, HEADS_FILE, save_student
+from radioplat.models.student.checkpoint import HEADS_FILE, save_student
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.quantize.qat import INPUTS, _earlier_report, _inputs, training_spec
 from radioplat.tasks.quantize.report import REPORT

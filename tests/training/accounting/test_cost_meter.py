@@ -51,8 +51,8 @@ def test_a_record_counts_answers():
 def test_the_costs_of_two_steps():
     clients = {"a": Occupies(3, 0.5, 2.0), "b": Occupies(1, 0.0, 1.0)}
     meter = CostMeter(clients, ClusterConfig(gpu_hour_price=4.0), {})
-    meter.charge(reduced(("a", answer(4, 1.0, (1, 3))), ("b", answer(4, 2.0))))
-    meter.charge(reduced(("a", answer(4, 0.5, (4, 0))), ("b", answer(2, 1.0))))
+    meter.after_step(reduced(("a", answer(4, 1.0, (1, 3))), ("b", answer(4, 2.0))))
+    meter.after_step(reduced(("a", answer(4, 0.5, (4, 0))), ("b", answer(2, 1.0))))
     held = {name: cost.held_seconds for name, cost in meter.costs.teachers.items()}
     assert meter.costs.teachers == {
         "a": TeacherCost(8, 5, 480, 1.5, 0.75, 3.0, held["a"]),
@@ -66,12 +66,12 @@ def test_replicas_are_held_while_they_wait_and_a_pool_that_grows_holds_more():
     client, begin = Occupies(1, 0.0, 1.0), time.monotonic()
     meter = CostMeter({"a": client}, ClusterConfig(), {})
     time.sleep(0.05)
-    meter.charge(StepRecord(0, 0.1))  # a step without it: quarantined
+    meter.after_step(StepRecord(0, 0.1))  # a step without it: quarantined
     first, passed = meter.costs.teachers["a"].held_seconds, time.monotonic() - begin
     assert 0.05 <= first <= passed and meter.costs.teachers["a"].busy == 0
     client.now = Held(4, 0.0, 1.0)
     time.sleep(0.05)
-    meter.charge(StepRecord(1, 0.1))
+    meter.after_step(StepRecord(1, 0.1))
     assert meter.costs.teachers["a"].held_seconds - first >= 4 * 0.05
 
 
@@ -82,7 +82,7 @@ def test_it_goes_on_from_what_a_checkpoint_counted():
     meter = CostMeter(client, ClusterConfig(), counted)
     expected = {"a": dataclasses.asdict(before), "new": dataclasses.asdict(TeacherCost())}
     assert meter.state_dict() == {"teacher_cost": expected}
-    meter.charge(reduced(("a", answer(4, 1.0))))
+    meter.after_step(reduced(("a", answer(4, 1.0))))
     after = meter.costs.teachers["a"]
     assert dataclasses.replace(after, held_seconds=0.0) == TeacherCost(14, 2, 1240, 6.0, 6.0, 6.0, 0.0)
     assert after.held_seconds >= 8.0

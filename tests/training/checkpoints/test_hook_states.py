@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from radioplat.models.student.checkpoint import EMA_FILE
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.training.checkpoints.checkpoint import HOOKS, LOSSES, OPTIMIZER, commit, examine, snapshot
 from radioplat.training.checkpoints.hook_states import files_of, read_states, update_run_state
 from radioplat.training.checkpoints.run_state import STATE, RunState

@@ -11,8 +11,9 @@ from torch import nn
 
 from radioplat.errors import WeightsError
 from radioplat.models.heads import HeadArchitecture
-from radioplat.models.student.checkpoint import EMA_FILE, has_average, load_student, read_average
+from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.model_format import EMA_FILE, has_average, read_average
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.checkpoints.checkpoint import OPTIMIZER, RunState, commit, newest, snapshot

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 import radioplat
-from radioplat.models.student.checkpoint import read_average, read_tensors
+from radioplat.models.student.checkpoint import read_tensors
+from radioplat.models.weights.model_format import read_average
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
