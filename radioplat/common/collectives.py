@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from radioplat.errors import RadioplatError
+
+Result = TypeVar("Result")
 
 
 def alone() -> bool:
@@ -34,6 +36,25 @@ def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> An
     box = [value]
     dist.broadcast_object_list(box, src=0, group=channel)
     return box[0]
+
+
+def from_first(action: Callable[[], Result]) -> Result:
+    """Return on every rank the result (picklable) of ``action``, which rank 0 calls.
+
+    Raises:
+        RadioplatError: on every rank, as ``action`` raised it.
+    """
+    answer: Any = None
+    if is_first():
+        try:
+            answer = action()
+        except RadioplatError as error:
+            answer = error
+    answer = broadcast_object(answer)
+    if isinstance(answer, RadioplatError):
+        answer.agreed = True
+        raise answer
+    return answer
 
 
 def gather_objects(value: Any) -> list[Any]:

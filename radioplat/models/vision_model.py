@@ -79,11 +79,6 @@ class VisionModel(Protocol):
         ...
 
     @property
-    def img_size(self) -> int:
-        """Training resolution in pixels."""
-        ...
-
-    @property
     def stride(self) -> int:
         """Pixels that a position of the map covers; sides of images are multiples of it."""
         ...

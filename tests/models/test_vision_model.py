@@ -60,7 +60,7 @@ def saved(model, tmp_path) -> Path:
 def test_each_has_all_that_callers_ask_of_a_model(model):
     assert not [name for name, _ in inspect.getmembers(VisionModel) if name[0] != "_" and not hasattr(model, name)]
     assert not [name for name in VisionModel.__annotations__ if not hasattr(model, name)]
-    assert model.img_size == model.architecture.img_size == 64
+    assert model.architecture.img_size == 64
     assert model.get_submodule(model.backbone_name) is model.backbone
     assert model.architecture.student.type == "resnet10t"
 

@@ -25,12 +25,12 @@ def within_budget(
         SpecError: not even the largest amount keeps the budget.
     """
     timed = config.budget.latency is not None
-    before = cost_of(model.backbone, model.img_size, timed)
+    before = cost_of(model.backbone, model.architecture.img_size, timed)
     low, high, amount, best = 0.0, 0.99, 0.99, None  # the largest amount first
     for _ in range(STEPS + 1):
         candidate = replace(config, amount=amount)
         small = prune(candidate)
-        if keeps(config.budget, before, cost_of(small.backbone, model.img_size, timed)):
+        if keeps(config.budget, before, cost_of(small.backbone, model.architecture.img_size, timed)):
             best, high = (small, candidate), amount
         elif best is None:
             break

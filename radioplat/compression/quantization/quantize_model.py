@@ -72,7 +72,8 @@ def quantize_model(
     check_calibration_images([images.cpu().numpy() for images in batches], "dataset.quant_calibration_dataset")
     before = copy.deepcopy(model).eval().to(device)
     settled = tuple(before.architecture.quantizations)  # prefixes of layers whose scales stay as they are
-    noise = torch.rand(2, 3, model.img_size, model.img_size, generator=torch.Generator().manual_seed(0)).to(device)
+    size = model.architecture.img_size
+    noise = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
     folded, pairs = fold_pairs(before, noise, lambda one: [tensor for _, tensor in one.feature_probe(noise)])
     if not pairs:
         folded = copy.deepcopy(before)

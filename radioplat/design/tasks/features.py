@@ -25,8 +25,7 @@ from radioplat.evaluation.metrics.knn import Knn
 from radioplat.evaluation.metrics.metric import Setup
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
-from radioplat.evaluation.models.encoder import student_encoder
-from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads, student_encoder
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import load_student

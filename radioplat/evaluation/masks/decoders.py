@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,32 +16,7 @@ _FINER = 4  # times the map's grid, at which a light decoder answers
 _GROUPS = 8  # of its normalization
 
 
-class Decoder(Protocol):
-    """A decoder: training maps are added, it is fitted, then it computes class scores."""
-
-    chosen: float | None
-
-    def add(self, maps: Tensor, masks: Tensor, owner: Tensor) -> None:
-        """Maps ``[B, h, w, D]``, masks uint8 ``[B, H, W]``, and the image that each is of, int64 ``[B]``."""
-        ...
-
-    def fit(self, where: str) -> None:
-        """After all was added.
-
-        Args:
-            where: the section in the spec, for messages.
-
-        Raises:
-            DataError: no training pixel has a class.
-        """
-        ...
-
-    def logits(self, maps: Tensor) -> Tensor:
-        """fp32 ``[B, C, h', w']`` on the CPU; after :meth:`fit`."""
-        ...
-
-
-def new_decoder(config: MaskedConfig, maps: int, seed: int, device: str = "cpu") -> Decoder:
+def new_decoder(config: MaskedConfig, maps: int, seed: int, device: str = "cpu") -> LinearDecoder | LightDecoder:
     """Create the decoder that the section requests.
 
     Args:
@@ -73,7 +46,7 @@ class LinearDecoder:
         self._layer: LinearClassifier | None = None
 
     def add(self, maps: Tensor, masks: Tensor, owner: Tensor) -> None:
-        """See :class:`Decoder`."""
+        """Maps ``[B, h, w, D]``, masks uint8 ``[B, H, W]``, and the image that each is of, int64 ``[B]``."""
         shares = cell_shares(masks, self._config.num_classes, (maps.shape[1], maps.shape[2]))
         parts = (maps.detach().flatten(1, 2).float().cpu(), shares.flatten(1, 2), owner)
         for features, targets, image in zip(*parts, strict=True):
@@ -85,7 +58,14 @@ class LinearDecoder:
             self._added += 1
 
     def fit(self, where: str) -> None:
-        """See :class:`Decoder`; whole images are held out to choose the weight decay."""
+        """After all was added; whole images are held out to choose the weight decay.
+
+        Args:
+            where: the section in the spec, for messages.
+
+        Raises:
+            DataError: no training pixel has a class.
+        """
         if not sum(len(rows[0]) for rows in self._rows):
             raise DataError("no pixel of the training masks has a class", where=f"{where}.masks_dir")
         features, targets, owner = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
@@ -99,7 +79,7 @@ class LinearDecoder:
         self._rows = []
 
     def logits(self, maps: Tensor) -> Tensor:
-        """See :class:`Decoder`."""
+        """fp32 ``[B, C, h', w']`` on the CPU; after :meth:`fit`."""
         assert self._layer is not None
         return self._layer.logits(maps.detach().float().cpu()).permute(0, 3, 1, 2)
 
@@ -119,7 +99,7 @@ class LightDecoder:
         self._net: nn.Module | None = None
 
     def add(self, maps: Tensor, masks: Tensor, owner: Tensor) -> None:
-        """See :class:`Decoder`."""
+        """See :class:`LinearDecoder`."""
         most = max(1, 2 * _MOST_ROWS // (maps.shape[1] * maps.shape[2]))
         shares = cell_shares(masks, self._classes, (_FINER * maps.shape[1], _FINER * maps.shape[2])).to(torch.bfloat16)
         kept = maps.detach().to("cpu", torch.bfloat16)
@@ -131,7 +111,7 @@ class LightDecoder:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def fit(self, where: str) -> None:
-        """See :class:`Decoder`."""
+        """See :class:`LinearDecoder`."""
         if not self._kept:
             raise DataError("no pixel of the training masks has a class", where=f"{where}.masks_dir")
         maps, targets = (torch.stack(parts).clone() for parts in zip(*self._kept, strict=True))
@@ -159,7 +139,7 @@ class LightDecoder:
         self._net = net.eval().requires_grad_(False)
 
     def logits(self, maps: Tensor) -> Tensor:
-        """See :class:`Decoder`."""
+        """See :class:`LinearDecoder`."""
         assert self._net is not None
         return self._net(maps.detach().to(self._device).float()).cpu()
 

@@ -1,7 +1,8 @@
-"""A batch of images with the features that each model computed of them."""
+"""Batches of images with the features that each model computed of them, and the summaries of a whole split."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,3 +56,31 @@ class EncodedBatch:
             assert heads is not None
             self._heads[model, teacher] = heads.head(teacher, self.features[model])
         return self._heads[model, teacher]
+
+
+class Summaries:
+    """Summaries of every model, on the CPU, and labels."""
+
+    def __init__(self) -> None:
+        self._summaries: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self._labels: list[torch.Tensor] = []
+
+    def add(self, batch: EncodedBatch) -> None:
+        """Add a batch."""
+        self._labels.append(batch.labels)
+        for name, features in batch.features.items():
+            self._summaries[name].append(features.of("summary").cpu())
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """int64 ``[N]``, -1 where an image has none."""
+        return torch.cat(self._labels) if self._labels else torch.zeros(0, dtype=torch.long)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether any image has a label."""
+        return bool((self.labels >= 0).any())
+
+    def of(self, model: str) -> torch.Tensor:
+        """Return the summaries ``[N, D]`` of a model."""
+        return torch.cat(self._summaries[model])

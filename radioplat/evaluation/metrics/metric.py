@@ -17,8 +17,7 @@ from torch import Tensor
 
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import Problem
-from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.summaries import Summaries
+from radioplat.evaluation.metrics.encoded_batch import EncodedBatch, Summaries
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.evaluate import EvaluateConfig

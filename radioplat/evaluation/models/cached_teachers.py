@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from radioplat.evaluation.models.encoder import Encoder, teacher_encoder
+from radioplat.evaluation.models.evaluated_model import Encoder, teacher_encoder
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.teacher import FrozenTeacher, compute_dtype
-from radioplat.teachers.cache.file import Row
+from radioplat.teachers.cache.caching_client import is_finite, rows_of
 from radioplat.teachers.cache.key import feature_key, sample_digest, teacher_key, weights_hash
 from radioplat.teachers.cache.store import FeatureStore
 from radioplat.teachers.serving.packed_features import Packed
@@ -60,26 +60,13 @@ def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
         rows = store.get(keys)
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
-            for i, row in zip(missing, _answers(encode(images[missing])), strict=True):
-                rows[i] = row
-                if all(_finite(array) for array in row.values()):
+            fresh = rows_of(to_host(pack(encode(images[missing]), 0.0)))
+            for place, i in enumerate(missing):
+                # Copies, so that one row does not keep the batch in memory.
+                rows[i] = row = {name: array[place].copy() for name, array in fresh.items()}
+                if all(is_finite(array) for array in row.values()):
                     store.put(keys[i], row)
-        return unpack(Packed(_stacked(rows, "summary"), _stacked(rows, "spatial"), {}, 0.0)).map(lambda t: t.float())
+        whole = {name: np.stack([row[name] for row in rows if row]) for name in rows[0] or ()}
+        return unpack(Packed(whole.get("summary"), whole.get("spatial"), {}, 0.0)).map(lambda t: t.float())
 
     return through_store
-
-
-def _answers(features: Features) -> list[Row]:
-    """Return the bits of each image's features; copies, so that one row does not keep the batch in memory."""
-    packed = to_host(pack(features, 0.0))
-    parts = {"summary": packed.summary, "spatial": packed.spatial}
-    return [{n: np.array(a[i]) for n, a in parts.items() if a is not None} for i in range(len(packed))]
-
-
-def _stacked(rows: list[Row | None], name: str) -> np.ndarray | None:
-    arrays = [row[name] for row in rows if row is not None and name in row]
-    return np.stack(arrays) if arrays else None
-
-
-def _finite(bits: np.ndarray) -> bool:
-    return bool(torch.from_numpy(bits).view(torch.bfloat16).isfinite().all())

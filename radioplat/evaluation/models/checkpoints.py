@@ -9,9 +9,14 @@ import torch
 
 from radioplat.compression.cost import Cost, cost_of
 from radioplat.errors import Problem, RadioplatError, SpecError
-from radioplat.evaluation.models.encoder import Encoder, student_encoder
 from radioplat.evaluation.models.engine import EngineModel
-from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads
+from radioplat.evaluation.models.evaluated_model import (
+    Encoder,
+    EvaluatedModel,
+    NamedHeads,
+    StudentHeads,
+    student_encoder,
+)
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.models.features import Features

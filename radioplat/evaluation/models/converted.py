@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from radioplat.errors import EngineError
-from radioplat.evaluation.models.encoder import student_encoder
-from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads, student_encoder
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.quantized.layers import QuantizedConv2d, QuantizedLinear

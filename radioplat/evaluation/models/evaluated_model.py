@@ -1,33 +1,42 @@
-"""Evaluated models, and their heads for teachers."""
+"""Evaluated models: encoders, functions from uint8 images to features, and heads for teachers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from radioplat.evaluation.models.encoder import Encoder
+import torch
+
 from radioplat.models.features import KINDS, Features
 from radioplat.models.student.fold_target_norm import fold_heads
 from radioplat.models.student.student import Student
+from radioplat.teachers.base.teacher import FrozenTeacher
+
+Encoder = Callable[[torch.Tensor], Features]  # uint8 [B, 3, H, W] -> Features, fp32
+
+_BOTH = frozenset({"summary", "spatial"})
 
 
-class Heads(Protocol):
-    """Heads from a model's features to those of teachers."""
+def student_encoder(student: Student) -> Encoder:
+    """Return the student's backbone in evaluation mode and its own precision; with ``logits`` of a classifier."""
+    student = student.eval()
+    wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
+    device = next(student.parameters()).device
 
-    @property
-    def names(self) -> list[str]:
-        """The teachers that there is a head for."""
-        ...
+    @torch.inference_mode()
+    def encode(images: torch.Tensor) -> Features:
+        return student(images.to(device), wanted).map(lambda t: t.float())
 
-    @property
-    def head_widths(self) -> Mapping[tuple[str, str], int]:
-        """Width by teacher and kind (``summary``, ``spatial``)."""
-        ...
+    return encode
 
-    def head(self, name: str, features: Features) -> Features:
-        """Map features of the model's encoder to the space of teacher ``name``; fp32."""
-        ...
+
+def teacher_encoder(teacher: FrozenTeacher) -> Encoder:
+    """Return an encoder of a frozen teacher's raw features."""
+
+    def encode(images: torch.Tensor) -> Features:
+        return teacher(images, _BOTH).map(lambda t: t.float())
+
+    return encode
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class EvaluatedModel:
 
     encode: Encoder
     size: int
-    heads: Heads | None
+    heads: StudentHeads | NamedHeads | None
     resolution_of: str | None = None
     where: str = "evaluate.checkpoint"
 
@@ -54,7 +63,12 @@ class EvaluatedModel:
 
 
 class StudentHeads:
-    """The heads of a student, in the precision of its weights."""
+    """The heads of a student, in the precision of its weights.
+
+    Attributes:
+        names: the teachers that there is a head for.
+        head_widths: width by teacher and kind (``summary``, ``spatial``).
+    """
 
     def __init__(self, student: Student) -> None:
         fold_heads(student)
@@ -64,7 +78,7 @@ class StudentHeads:
         self.head_widths: Mapping[tuple[str, str], int] = {key: w for key, w in widths.items() if w is not None}
 
     def head(self, name: str, features: Features) -> Features:
-        """See :class:`Heads`; features are cast back to that precision, which is exact."""
+        """Map features to the space of teacher ``name``, fp32; they are cast back to that precision, which is exact."""
         return self._student.head(name, features.map(lambda t: t.to(self._dtype))).map(lambda t: t.float())
 
 
@@ -80,5 +94,5 @@ class NamedHeads:
         self.names = list(dict.fromkeys(name for name, _ in head_widths))
 
     def head(self, name: str, features: Features) -> Features:
-        """See :class:`Heads`."""
+        """Return the encoder's output for the head of teacher ``name``."""
         return Features(features.named.get(f"{name}.summary"), features.named.get(f"{name}.spatial"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
@@ -14,25 +13,15 @@ LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."  #
 _WHERE = "dataset.val_dataset"
 
 
-@dataclass
-class HeldOutLabels:
-    """Problems and notes about held-out labels.
-
-    Attributes:
-        problems: no label can be compared, or labels exceed the classes.
-        notes: images whose labels are ignored.
-    """
-
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
+def held_out_labels(index: ShardIndex, num_classes: int) -> tuple[list[Problem], list[str]]:
     """Compare the labels of a held-out split with a classifier.
 
     Args:
         index: its class names are numbered as those of the training images; other names have no label.
         num_classes: of the classifier.
+
+    Returns:
+        Problems: no label can be compared, or labels exceed the classes; and notes about labels that are ignored.
     """
     labelled, highest, others = 0, -1, Counter[str]()
     for _, table in index.rows.blocks(["label", "label_name"]):
@@ -42,19 +31,19 @@ def held_out_labels(index: ShardIndex, num_classes: int) -> HeldOutLabels:
         others.update(
             {str(each["values"]): each["counts"] for each in pc.value_counts(unknown.drop_null()).to_pylist()}
         )
-    result, counts = HeldOutLabels(), _few(others)
+    problems, notes, counts = list[Problem](), list[str](), _few(others)
     if highest >= num_classes:
         message = f"the held-out images have a class {highest}, and dataset.num_classes is {num_classes}"
-        result.problems.append(Problem(message, _WHERE, "Classes count from 0, in both splits alike."))
+        problems.append(Problem(message, _WHERE, "Classes count from 0, in both splits alike."))
     if others and not labelled:
         message = f"no held-out image is of a class that the training images name; there are {counts}"
-        result.problems.append(Problem(message, _WHERE, "Take the names, or the numbers, of the train split."))
+        problems.append(Problem(message, _WHERE, "Take the names, or the numbers, of the train split."))
     elif others:
         count = sum(others.values())
-        result.notes.append(f"{_WHERE}: {count} images of classes that are not learnt will not be judged: {counts}")
+        notes.append(f"{_WHERE}: {count} images of classes that are not learnt will not be judged: {counts}")
     elif not labelled:
-        result.notes.append(f"{_WHERE}: no image has a label, and the student's classifier will not be judged")
-    return result
+        notes.append(f"{_WHERE}: no image has a label, and the student's classifier will not be judged")
+    return problems, notes
 
 
 def highest_label(index: ShardIndex) -> int:

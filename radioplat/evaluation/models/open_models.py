@@ -9,8 +9,7 @@ from pathlib import Path
 
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.checkpoints import ListedModel, open_models
-from radioplat.evaluation.models.encoder import student_encoder
-from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads
+from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads, student_encoder
 from radioplat.evaluation.models.view_sizes import student_size
 from radioplat.models.pretrained.start import start_student
 from radioplat.models.student.checkpoint import load_student

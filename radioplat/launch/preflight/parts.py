@@ -128,10 +128,9 @@ def labels(preflight: Preflight) -> Iterator[Problem]:
     problems = list(label_problems(spec, models.teachers, models.infos, data, number))
     yield from problems
     if number and preflight.held_out is not None and not problems:
-        labels = held_out_labels(preflight.held_out, number)
-        yield from labels.problems
-        preflight.held_out_notes = labels.notes
-        preflight.warnings += labels.notes
+        problems, preflight.held_out_notes = held_out_labels(preflight.held_out, number)
+        yield from problems
+        preflight.warnings += preflight.held_out_notes
     if is_taught(preflight.task) and spec.dataset.num_classes and not number:
         preflight.warnings.append(
             "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "

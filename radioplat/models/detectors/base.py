@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,13 +13,19 @@ from torchvision.ops import box_convert
 
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
-from radioplat.models.detectors.float_layers import float_layers
 from radioplat.models.detectors.registry import kind_module
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
 from radioplat.models.student.student import Student, StudentArchitecture
 
 BACKBONE = "student."  # how the names of its modules begin in a detector
+# Modules of transformers' detectors that stay float, and box heads, whose last layer stays float.
+_WHOLE = {
+    "class_embed": "a classifier",
+    "enc_score_head": "a classifier",
+    "sampling_offsets": "sampling positions of attention",
+}
+_BOXES = ("bbox_embed", "enc_bbox_head")
 
 
 @dataclass(frozen=True)
@@ -162,11 +169,6 @@ class Detector(nn.Module):
         return self.student.backbone
 
     @property
-    def img_size(self) -> int:
-        """Training resolution in pixels."""
-        return self.architecture.img_size
-
-    @property
     def head_names(self) -> list[str]:
         """Empty: a detector has no heads for teachers."""
         return []
@@ -178,7 +180,7 @@ class Detector(nn.Module):
 
     def float_layers(self) -> dict[str, str]:
         """Return the layers that read or return classes and boxes, with a description."""
-        return dict(float_layers(self.detr, "detr"))
+        return dict(_float_layers(self.detr, "detr"))
 
     def feature_probe(self, images: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Return the backbone's ``maps``, ``[B, h, w, C]``, and the encoder's ``memory``, ``[B, N, D]``, before
@@ -294,3 +296,18 @@ def detector_on(student: Student, num_classes: int, kind: str = "rtdetr_v2", **o
     own = detector.student.state_dict()
     detector.student.load_state_dict({name: t for name, t in plain.state_dict().items() if name in own})
     return detector
+
+
+def _float_layers(detr: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield names of layers and modules of ``detr`` that stay float, with ``prefix``, and the reason."""
+    for name, _ in detr.named_modules(prefix=prefix):
+        parts = name.split(".")
+        reason = next((_WHOLE[part] for part in parts if part in _WHOLE), None)
+        if reason is not None:
+            yield name, reason
+        boxes, _, number = name.rpartition(".layers.")
+        if number.isdigit() and any(part in _BOXES for part in parts):
+            if int(number) == len(detr.get_submodule(f"{boxes}.layers".removeprefix(f"{prefix}."))) - 1:
+                yield name, "a regression"
+        if name.endswith("query_pos_head.layers.0"):
+            yield name, "reads boxes"

@@ -212,11 +212,6 @@ class Student(nn.Module):
         return self.backbone.stride
 
     @property
-    def img_size(self) -> int:
-        """Training resolution in pixels."""
-        return self.architecture.img_size
-
-    @property
     def name_prefixes(self) -> list[str]:
         """Prefixes that patterns of layer names may leave out: names relative to the backbone, or to timm's model."""
         return ["backbone.model.", "backbone."] if self.backbone.target is not self.backbone else ["backbone."]

@@ -41,7 +41,7 @@ def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
         WeightsError: it cannot be read.
     """
     model = open_model(path)
-    cost = cost_of(model.backbone, model.img_size)
+    cost = cost_of(model.backbone, model.architecture.img_size)
     size = sum(file.stat().st_size for file in weight_files(path))
     params = cost.params - sum(q.scale.numel() for q in quantizers(model.backbone).values())
     return Outcome(str(path), size, params, cost.macs, facts=facts or {})

@@ -25,7 +25,7 @@ def most_sensitive(spec: Spec, checkpoint: Path) -> list[str]:
         DataError: no image can be decoded.
     """
     model = open_model(checkpoint)
-    size = model.img_size
+    size = model.architecture.img_size
     images = torch.from_numpy(sample_images(spec, {size}, IMAGES, whole=model.whole_images)[size])
     by_layer: dict[str, list[Quantizer]] = {}
     for name, quantizer in quantizers(model).items():

@@ -149,8 +149,8 @@ def _evaluate(
         with limit_torch_threads(threads):
             findings = Findings.of(metrics, sample)
     if num_classes := max((each.num_classes for each in architectures), default=0):
-        labels = held_out_labels(val, num_classes)
-        findings.absent += [*map(str, labels.problems), *labels.notes]
+        problems, notes = held_out_labels(val, num_classes)
+        findings.absent += [*map(str, problems), *notes]
     findings.absent += not_requested(spec)
     rows = side_by_side(opened.listed, findings)
     findings.absent += record_evaluations(opened.listed, rows)

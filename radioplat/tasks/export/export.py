@@ -56,7 +56,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         if problems := list(detector_export_problems(config, height or side, width or side, model.stride)):
             raise SpecError(*problems)
     if config.format is not ExportFormat.onnx:
-        size = model.img_size
+        size = model.architecture.img_size
         path = Path(config.output or task_folder(spec, "export") / FORMATS[config.format].file_name)
         sizes = {"height": height or size, "width": width or size}
         return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors)

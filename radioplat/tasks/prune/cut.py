@@ -67,7 +67,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         if config.cut and score.needs_gradients:
             score_student(run, model, checkpoint, score, config.score_batches)
     timed = config.budget.latency is not None
-    before = cost_of(model.backbone, model.img_size, timed)
+    before = cost_of(model.backbone, model.architecture.img_size, timed)
     cuts: dict[float, Cuts] = {}
 
     def smaller(config: PruneConfig) -> VisionModel:
@@ -84,7 +84,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
-    after = cost_of(small.backbone, small.img_size, timed)
+    after = cost_of(small.backbone, small.architecture.img_size, timed)
     return Cut(small, config, cuts.get(config.amount), sparse, before, after)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import EngineError
-from radioplat.evaluation.models.encoder import Encoder
+from radioplat.evaluation.models.evaluated_model import Encoder
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.onnx.modelopt import quantize_onnx
 from radioplat.spec.resolved.number_formats import formats_of

@@ -39,7 +39,7 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     path = find_checkpoint(spec, config.checkpoint or config.model_path, "quantize.checkpoint").resolve()
     model = open_model(path, "quantize.checkpoint")
     device, notes = _device(config.device)
-    batches = calibration_images(spec, model.img_size, model.whole_images)
+    batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
     done = quantize_model(model, config, batches, device)
     made: VisionModel = done.model
     notes += replaced_backend(config)

@@ -89,9 +89,9 @@ class CachedTeacher:
 
         def answer() -> Packed:
             fresh = to_host(pending())
-            rows = _rows(fresh)
+            rows = rows_of(fresh)
             for place, row in enumerate(misses):
-                if row in keys and all(_finite(array[place]) for array in rows.values()):
+                if row in keys and all(is_finite(array[place]) for array in rows.values()):
                     # A copy: a slice would keep the complete result in memory, or in Ray's object store.
                     self._store.put(keys[row], {name: array[place].copy() for name, array in rows.items()})
             return _merge(total, hits, fresh, misses, (len(hits), len(keys) - len(hits)))
@@ -107,7 +107,7 @@ class CachedTeacher:
         return self._client.submit(shared.sent[kind], micro_batch)
 
 
-def _rows(packed: Packed) -> Row:
+def rows_of(packed: Packed) -> Row:
     """Return all tensors of a result by one name each, ``[B, ...]``."""
     parts = {"summary": packed.summary, "spatial": packed.spatial}
     parts |= {f"named.{name}": array for name, array in packed.named.items()}
@@ -121,7 +121,7 @@ def _merge(
     seconds = fresh.seconds if fresh else 0.0
     if fresh and not hits:
         return Packed(fresh.summary, fresh.spatial, fresh.named, seconds, cached)
-    new = _rows(fresh) if fresh else {}
+    new = rows_of(fresh) if fresh else {}
     whole = {}
     for name, first in next(iter(hits.values())).items():
         whole[name] = np.zeros((total, *first.shape), np.uint16)
@@ -133,5 +133,6 @@ def _merge(
     return Packed(whole.get("summary"), whole.get("spatial"), named, seconds, cached)
 
 
-def _finite(bits: np.ndarray) -> bool:
+def is_finite(bits: np.ndarray) -> bool:
+    """Return whether no number of bf16 ``bits`` is infinite or NaN."""
     return not ((bits & _EXPONENT) == _EXPONENT).any()

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from radioplat.common.hashing import file_hash
 from radioplat.common.unknown_fields import unknown_fields
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
 from radioplat.models.student.checkpoint import STUDENT_FILE, read_tensors
@@ -35,6 +36,7 @@ from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_w
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
 HOOKS, HOOKS_KEY = "hooks.safetensors", "hooks"  # states of users' step hooks; key of those that are no tensors
+_ASIDE, _OLD, _REMOVED = ".{}.partial", ".{}.old", ".{}.gone"  # names while it is written, replaced, removed
 _FILES = {STATE, OPTIMIZER}
 _MODELS = [set(form.file_names) for form in FORMATS.values()]  # one of them
 _KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE, HOOKS})
@@ -80,7 +82,7 @@ def commit(folder: Path, made: Snapshot) -> Path:
     Raises:
         OSError: it cannot be written; what stood there before still stands, and nothing is left beside it.
     """
-    aside, final, old = (folder / text for text in (_aside(made.name), made.name, _old(made.name)))
+    aside, final, old = (folder / text for text in (_ASIDE.format(made.name), made.name, _OLD.format(made.name)))
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
@@ -110,7 +112,7 @@ def commit(folder: Path, made: Snapshot) -> Path:
 
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint: it loses its name before it loses its files."""
-    removed = checkpoint.with_name(_removed(checkpoint.name))
+    removed = checkpoint.with_name(_REMOVED.format(checkpoint.name))
     shutil.rmtree(removed, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         os.rename(checkpoint, removed)
@@ -119,25 +121,13 @@ def remove(checkpoint: Path) -> None:
 
 def clear_left_behind(folder: Path) -> None:
     """Clear what a writer that was killed left in ``folder``; nobody may be writing there."""
-    for old in folder.glob(_old("model_epoch_*")):
+    for old in folder.glob(_OLD.format("model_epoch_*")):
         final = folder / old.name.removeprefix(".").removesuffix(".old")
         if not final.exists():
             os.rename(old, final)  # killed between two renames
-    for pattern in (_aside, _old, _removed):
-        for path in folder.glob(pattern("model_epoch_*")):
+    for pattern in (_ASIDE, _OLD, _REMOVED):
+        for path in folder.glob(pattern.format("model_epoch_*")):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _aside(name: str) -> str:
-    return f".{name}.partial"
-
-
-def _old(name: str) -> str:
-    return f".{name}.old"
-
-
-def _removed(name: str) -> str:
-    return f".{name}.gone"
 
 
 def examine(folder: Path) -> RunState | Unreadable:
@@ -207,7 +197,7 @@ def _json(file: Path) -> Any:
 
 def _matches(file: Path, digest: str | None) -> bool:
     try:
-        return file.is_file() and _sha256(file) == digest
+        return file.is_file() and file_hash(file) == digest  # to read a device or a pipe may never end
     except OSError:
         return False
 
@@ -275,22 +265,6 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, to
 def read_losses(folder: Path) -> dict[str, torch.Tensor]:
     """Statistics of the losses; {} where the checkpoint has none."""
     return load_file(folder / LOSSES) if (folder / LOSSES).is_file() else {}
-
-
-def _sha256(path: Path) -> str:
-    with open(_regular(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _regular(path: Path) -> Path:
-    """``path``, if a regular file is there: to read a device or a pipe may never end.
-
-    Raises:
-        OSError: there is something else, or nothing.
-    """
-    if not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path
 
 
 @contextlib.contextmanager

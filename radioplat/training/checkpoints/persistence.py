@@ -12,7 +12,7 @@ from torch import nn
 from radioplat.common import collectives
 from radioplat.common.terminal import note
 from radioplat.design.run import Run
-from radioplat.errors import RadioplatError, TrainingError
+from radioplat.errors import TrainingError
 from radioplat.models.weights.read import load_into
 from radioplat.objectives.objective import Objective
 from radioplat.objectives.peers import PREFIX, peer_buffers, peer_parameters, restore_peers
@@ -45,11 +45,7 @@ class Persistence:
         self._moments_of: dict[str, torch.Tensor] = {}  # of the checkpoint, until they are restored
         self._frozen: dict[str, torch.Tensor] = {}
         self._writer: CheckpointWriter | None = None
-        chosen = collectives.broadcast_object(self._begin() if rank == 0 else None)
-        if isinstance(chosen, RadioplatError):
-            with collectives.mark_agreed():
-                raise chosen
-        self._path, self.state = chosen
+        self._path, self.state = collectives.from_first(self._begin)
         self.state.world_size = world_size
         self._last = 0  # step of the last save
 
@@ -193,15 +189,12 @@ class Persistence:
                 hint="Put that right and run the same command again: it goes on from the newest checkpoint.",
             )
 
-    def _begin(self) -> tuple[Path | None, RunState] | RadioplatError:
-        """On rank 0: where to begin, or what keeps the run from it."""
+    def _begin(self) -> tuple[Path | None, RunState]:
+        """On rank 0: where to begin."""
         run = self._run
         if (taken := check_lease(run.folder, run.lease)) is not None:  # nothing here is ours to clear
-            return taken
-        try:
-            chosen = self._choose()
-        except RadioplatError as error:
-            return error
+            raise taken
+        chosen = self._choose()
         self._writer = CheckpointWriter(run.folder, run.spec.train, mirror_of(run.spec, run.task))
         return chosen
 

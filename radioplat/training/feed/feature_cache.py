@@ -39,9 +39,7 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
         yield clients
         return
     # Weights may be gigabytes: one rank reads them for all.
-    hashes = collectives.broadcast_object(
-        _alike(lambda: {t.name: weights_hash(t) for t in cached} if rank == 0 else {})
-    )
+    hashes = collectives.from_first(lambda: {t.name: weights_hash(t) for t in cached})
     keys = _alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
     places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
     store = _alike(lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run)))

@@ -68,25 +68,6 @@ class MicroBatches:
             TrainingError: the order has other samples there.
         """
         self._check(batch, micro_batch, step)
-        return self._made(batch, answers, record)
-
-    def _check(self, batch: Batch, micro_batch: int, step: int) -> None:
-        size = self._run.spec.dataset.batch_size
-        if batch.micro_batch != micro_batch:
-            message = f"step {step}: micro-batch {batch.micro_batch} arrived where the order has {micro_batch}"
-            raise TrainingError(message, where="data")
-        if micro_batch < 0:
-            return
-        expected = self._order.slice(micro_batch * size, (micro_batch + 1) * size).sample_id
-        if not np.array_equal(batch.sample_id, expected):
-            first = int(np.flatnonzero(batch.sample_id != expected)[0])
-            raise TrainingError(
-                f"step {step}: sample {batch.sample_id[first]} arrived at position {micro_batch * size + first}, "
-                f"where the order has {expected[first]}",
-                where="data",
-            )
-
-    def _made(self, batch: Batch, answers: dict[str, Pending], record: StepRecord) -> MicroBatch:
         device = self._device
         # What teachers elsewhere see went to them.
         view = batch.views[self._run.student_view]
@@ -119,6 +100,22 @@ class MicroBatches:
                 micro.overlaps[teacher.name] = overlap.to(device)
             self._on_answer(teacher.name, micro.targets[teacher.name], micro.weight, batch.views.get(teacher.view))
         return micro
+
+    def _check(self, batch: Batch, micro_batch: int, step: int) -> None:
+        size = self._run.spec.dataset.batch_size
+        if batch.micro_batch != micro_batch:
+            message = f"step {step}: micro-batch {batch.micro_batch} arrived where the order has {micro_batch}"
+            raise TrainingError(message, where="data")
+        if micro_batch < 0:
+            return
+        expected = self._order.slice(micro_batch * size, (micro_batch + 1) * size).sample_id
+        if not np.array_equal(batch.sample_id, expected):
+            first = int(np.flatnonzero(batch.sample_id != expected)[0])
+            raise TrainingError(
+                f"step {step}: sample {batch.sample_id[first]} arrived at position {micro_batch * size + first}, "
+                f"where the order has {expected[first]}",
+                where="data",
+            )
 
     def _overlaps_inside(self, batch: Batch) -> dict[str, Overlap]:
         """Return the overlaps of the student's view with those of the teachers inside the module, by view."""

@@ -76,15 +76,11 @@ class StepRecord:
             hits, misses = self.cached.get(teacher, (0, 0))
             self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
 
-    def _waits(self) -> tuple[float, float]:
-        return self.wait_data, self.wait_teachers
-
     def reduce(self, micro_batches: int, device: torch.device) -> None:
         """Means over the global batch; every rank calls this."""
         # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
-        known = collectives.gather_objects(
-            (list(self.values), list(self.teacher_seconds), list(self.cached), self._waits())
-        )
+        waited = self.wait_data, self.wait_teachers
+        known = collectives.gather_objects((list(self.values), list(self.teacher_seconds), list(self.cached), waited))
         *known, waits = zip(*known, strict=True)
         self.wait_data, self.wait_teachers = map(max, zip(*waits, strict=True))
         names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in known)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.common import collectives
 from radioplat.common.atomic_files import written_aside
-from radioplat.errors import Problem, RadioplatError, SpecError
+from radioplat.errors import Problem, SpecError
 from radioplat.losses.target_transforms.moments import Moments
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.cache.key import weights_hash
@@ -91,15 +91,8 @@ def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: d
     Raises:
         SpecError, WeightsError: on every rank; see :func:`write_moments`.
     """
-    problem = None
-    if path is not None and collectives.is_first():
-        try:
-            write_moments(path, teachers, measured)
-        except RadioplatError as error:
-            problem = error
-    with collectives.mark_agreed():
-        if (problem := collectives.broadcast_object(problem)) is not None:
-            raise problem
+    if path is not None:
+        collectives.from_first(lambda: write_moments(path, teachers, measured))
 
 
 def shared_moments(
@@ -112,17 +105,7 @@ def shared_moments(
     """
     if path is None:
         return None
-    answer: tuple[dict[Key, Moments] | None, RadioplatError | None] = (None, None)
-    if collectives.is_first() and Path(path).exists():
-        try:
-            answer = (_read(path, teachers, widths), None)
-        except RadioplatError as error:
-            answer = (None, error)
-    result, problem = collectives.broadcast_object(answer)
-    with collectives.mark_agreed():
-        if problem is not None:
-            raise problem
-    return result
+    return collectives.from_first(lambda: _read(path, teachers, widths) if Path(path).exists() else None)
 
 
 def _read(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key, int]) -> dict[Key, Moments]:

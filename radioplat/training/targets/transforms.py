@@ -7,6 +7,7 @@ Formulas: ``radioplat.losses.target_transforms.phi_s`` and ``whitening``; where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -134,10 +135,8 @@ def set_transforms(
             head.set_space(kind, mean=mean, scale=channel_scales(moments.variance()))
         else:
             # LAPACK may round differently on another machine: one rank decides.
-            old = bases.get((name, kind))
-            transform = collectives.broadcast_object(
-                _MATRICES[norm](moments.covariance(), old) if collectives.is_first() else None
-            )
+            matrix = partial(_MATRICES[norm], moments.covariance(), bases.get((name, kind)))
+            transform = collectives.from_first(matrix)
             head.set_space(kind, mean=mean, rotation=transform.forward, inverse=transform.inverse)
             if transform.basis is not None:
                 bases[name, kind] = transform.basis

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from radioplat.evaluation.models.cached_teachers import evaluation_key, remembering, teacher_encoders
-from radioplat.evaluation.models.encoder import teacher_encoder
+from radioplat.evaluation.models.evaluated_model import teacher_encoder
 from radioplat.models.features import Features
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers

@@ -10,7 +10,7 @@ import torch
 from radioplat.errors import EngineError
 from radioplat.evaluation.models import converted as room
 from radioplat.evaluation.models.converted import SNAPPED, converted, snapped
-from radioplat.evaluation.models.encoder import student_encoder
+from radioplat.evaluation.models.evaluated_model import student_encoder
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.quantizer import quantizers
