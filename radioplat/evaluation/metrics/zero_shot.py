@@ -6,7 +6,6 @@ embedding of a class is the mean of the normalised embeddings of its prompts, no
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Inputs, Metric, Setup, percentage
 from radioplat.evaluation.models.held_out_labels import LABELS, highest_label
 from radioplat.spec.schema.root import Spec
+from radioplat.teachers.adapters.hf import LOADING, load_quietly, open_config, require_own_config
 from radioplat.tracking.table import Table
 
 _WHERE = "evaluate.zero_shot.text_tower"
@@ -131,46 +131,25 @@ def zero_shot_accuracy(images: Tensor, labels: Tensor, classes: Tensor) -> ZeroS
 
 
 def _config(folder: str | Path) -> tuple[str, Any]:
-    try:
-        import transformers
-    except ImportError:
-        hint = "pip install 'radioplat[hf]'"
-        raise SpecError("a text tower needs the package transformers", where=_WHERE, hint=hint) from None
-    try:
-        raw = json.loads((Path(folder) / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=_WHERE) from None
-    kind = raw.get("model_type")
+    raw, config = open_config(Path(folder), _WHERE)
+    kind = raw["model_type"]
     if kind not in _PADDING:
         hint = f"Types that are known here: {', '.join(_PADDING)}."
         raise SpecError(f"a model of type {kind!r} is no text tower", where=_WHERE, hint=hint)
-    return kind, transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
+    return kind, config
 
 
 def _load(folder: str | Path, kind: str) -> tuple[Any, Any]:
     import transformers
-    from transformers.utils import logging
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # an image tower that is left out is no news
-    logging.disable_progress_bar()
-    try:
-        cls = getattr(transformers, _TOWERS[kind]) if kind in _TOWERS else transformers.AutoModel
-        model, info = cls.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
-        )
+    def load() -> tuple[Any, Any, Any]:
+        tower = getattr(transformers, _TOWERS[kind]) if kind in _TOWERS else transformers.AutoModel
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises OSError, RuntimeError, SafetensorError, ...
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{folder} cannot be loaded: {reason}", where=_WHERE) from None
-    finally:
-        logging.set_verbosity(before)
+        return *tower.from_pretrained(folder, **LOADING), tokenizer
+
+    model, info, tokenizer = load_quietly(load, Path(folder), _WHERE)
     missing = sorted(key for key in info["missing_keys"] if "vision" not in key and "visual" not in key)
-    if missing or info["mismatched_keys"]:
-        unlike = sorted(str(k) for k in info["mismatched_keys"])
-        raise WeightsError(
-            f"{folder} does not fit its own config.json (missing: {missing[:3]}, shapes: {unlike[:3]})", where=_WHERE
-        )
+    require_own_config(Path(folder), missing, info, _WHERE)
     return model.eval(), tokenizer
 
 

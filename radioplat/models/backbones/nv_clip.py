@@ -58,25 +58,15 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _build(name: str, kwargs: dict[str, Any]) -> NvClip:
-    usual: dict[str, Any] = dict(patch_size=14, num_heads=16, global_pool="avg", dynamic_img_size=True)
-    usual |= dict(norm_layer=partial(nn.LayerNorm, eps=1e-5))
-    return build_model_with_cfg(NvClip, name, kwargs.pop("pretrained", False), **{**usual, **_SIZES[name], **kwargs})
+def _register(name: str) -> None:
+    def build(**kwargs: Any) -> NvClip:
+        usual: dict[str, Any] = dict(patch_size=14, num_heads=16, global_pool="avg", dynamic_img_size=True)
+        usual |= dict(norm_layer=partial(nn.LayerNorm, eps=1e-5), **_SIZES[name])
+        return build_model_with_cfg(NvClip, name, kwargs.pop("pretrained", False), **{**usual, **kwargs})
+
+    build.__name__ = name
+    register_model(build)
 
 
-@register_model
-def vit_l_14_siglip_clipa_224(**kwargs: Any) -> NvClip:
-    """NV-CLIP, ViT-L/14."""
-    return _build("vit_l_14_siglip_clipa_224", kwargs)
-
-
-@register_model
-def vit_l_14_siglip_clipa_336(**kwargs: Any) -> NvClip:
-    """NV-CLIP, ViT-L/14 on 336 pixels."""
-    return _build("vit_l_14_siglip_clipa_336", kwargs)
-
-
-@register_model
-def vit_h_14_siglip_clipa_224(**kwargs: Any) -> NvClip:
-    """NV-CLIP, ViT-H/14."""
-    return _build("vit_h_14_siglip_clipa_224", kwargs)
+for _name in _SIZES:
+    _register(_name)

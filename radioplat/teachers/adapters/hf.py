@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from radioplat.errors import RadioplatError, SpecError, WeightsError
+from radioplat.errors import SpecError, WeightsError
 from radioplat.models.backbones.timm_backbone import map_of
 from radioplat.models.features import Features
 from radioplat.models.on_meta import on_meta
@@ -27,6 +29,9 @@ _TOWERS = {
     "siglip2": "Siglip2VisionModel",
     "sam": "SamVisionModel",
 }
+# How a folder is loaded: nothing is downloaded, and no pickle is read.
+LOADING = dict(local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
+Result = TypeVar("Result")
 _MOST_PREFIX = 32  # class token and registers; more than these is no ViT
 
 
@@ -80,21 +85,12 @@ class HfTeacher(Adapter):
                 where=field,
                 hint="Make one of its .bin file: radioplat weights convert pytorch_model.bin model.safetensors.",
             )
-        try:
-            self.model, info = _load(folder, field)
-        except RadioplatError:
-            raise
-        except Exception as error:  # transformers raises OSError, RuntimeError, SafetensorError, ...
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise WeightsError(f"{folder} cannot be loaded: {reason}", where=field) from None
+        config, model_class = _open(folder, field)
+        load = partial(model_class.from_pretrained, folder, config=config, **LOADING)
+        self.model, info = load_quietly(load, folder, field)
         missing = sorted(info["missing_keys"])
         self.pooled = not any("pooler." in k for k in missing)  # a classifier's file has no trained pooler
-        missing = [k for k in missing if "pooler." not in k]
-        unlike = sorted(str(k) for k in info["mismatched_keys"])
-        if missing or unlike:
-            raise WeightsError(
-                f"{folder} does not fit its own config.json (missing: {missing[:3]}, shapes: {unlike[:3]})", where=field
-            )
+        require_own_config(folder, [k for k in missing if "pooler." not in k], info, field)
         require_finite(self.model.state_dict(), folder, field)
         self.model.eval()
 
@@ -145,8 +141,8 @@ def _grid(shape: torch.Size, size: int, patch: int) -> tuple[int, int]:
     return max(1, round(size / side)), 0
 
 
-def _open(folder: Path, field: str) -> tuple[Any, Any]:
-    """Read the configuration, and find the class of ``transformers`` that it names.
+def open_config(folder: Path, field: str) -> tuple[dict[str, Any], Any]:
+    """Read ``config.json``, as it is and as a configuration of transformers, without the folder's own code.
 
     Raises:
         SpecError: transformers is not installed, or has no such model.
@@ -165,8 +161,46 @@ def _open(folder: Path, field: str) -> tuple[Any, Any]:
     if kind not in transformers.CONFIG_MAPPING:
         hint = "Code inside the folder is never run. A class of your own: model.backbone.type: package.module:Class."
         raise SpecError(f"transformers has no model of type {kind!r}", where=field, hint=hint)
-    # Without the folder's own code.
-    config = transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
+    return raw, transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
+
+
+def load_quietly(load: Callable[[], Result], folder: Path, field: str) -> Result:
+    """Call ``load``, which opens ``folder``, without warnings (of an unused tower) and progress bars.
+
+    Raises:
+        WeightsError: it fails.
+    """
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return load()
+    except Exception as error:  # transformers raises OSError, RuntimeError, SafetensorError, ...
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeightsError(f"{folder} cannot be loaded: {reason}", where=field) from None
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
+
+
+def require_own_config(folder: Path, missing: list[str], info: dict[str, Any], field: str) -> None:
+    """Check that no tensor of a loaded model was ``missing`` in ``folder``, or of another shape by transformers'
+    ``info``."""
+    unlike = sorted(str(k) for k in info["mismatched_keys"])
+    if missing or unlike:
+        message = f"{folder} does not fit its own config.json (missing: {missing[:3]}, shapes: {unlike[:3]})"
+        raise WeightsError(message, where=field)
+
+
+def _open(folder: Path, field: str) -> tuple[Any, Any]:
+    """Read the configuration, and find the class of ``transformers`` that it names; errors as of
+    :func:`open_config`."""
+    raw, config = open_config(folder, field)
+    import transformers
+
+    kind = raw["model_type"]
     if kind in _TOWERS:
         tower = config.vision_config
         if hasattr(config, "projection_dim"):
@@ -179,28 +213,6 @@ def _open(folder: Path, field: str) -> tuple[Any, Any]:
         raise SpecError(f"transformers has no encoder of type {kind!r}", where=field)
     model_class = transformers.MODEL_MAPPING[type(config)]
     return config, model_class[0] if isinstance(model_class, (list, tuple)) else model_class
-
-
-def _load(folder: Path, field: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Load the model; return it with the names of missing tensors."""
-    from transformers.utils import logging
-
-    config, model_class = _open(folder, field)
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # the warning about an unused text tower
-    logging.disable_progress_bar()
-    try:
-        return model_class.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    finally:
-        logging.set_verbosity(before)
-        logging.enable_progress_bar()
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:

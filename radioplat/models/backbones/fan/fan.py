@@ -202,7 +202,12 @@ def _init(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-_NAMES = ("fan_tiny_8_p4_hybrid", "fan_small_12_p4_hybrid", "fan_base_16_p4_hybrid", "fan_large_16_p4_hybrid")
+_SIZES: dict[str, dict[str, Any]] = {
+    "fan_tiny_8_p4_hybrid": dict(embed_dim=192, depth=8),
+    "fan_small_12_p4_hybrid": dict(embed_dim=384, depth=10),
+    "fan_base_16_p4_hybrid": dict(embed_dim=448, depth=16),
+    "fan_large_16_p4_hybrid": dict(embed_dim=480, depth=22, num_heads=10, depths=(3, 5)),
+}
 default_cfgs = generate_default_cfgs(
     {
         name: dict(
@@ -214,34 +219,18 @@ default_cfgs = generate_default_cfgs(
             first_conv="patch_embed.backbone.stem.0",
             classifier="head",
         )
-        for name in _NAMES
+        for name in _SIZES
     }
 )
 
 
-def _build(name: str, kwargs: dict[str, Any], **sizes: Any) -> Fan:
-    return build_model_with_cfg(Fan, name, kwargs.pop("pretrained", False), **{**sizes, **kwargs})
+def _register(name: str) -> None:
+    def build(**kwargs: Any) -> Fan:
+        return build_model_with_cfg(Fan, name, kwargs.pop("pretrained", False), **{**_SIZES[name], **kwargs})
+
+    build.__name__ = name
+    register_model(build)
 
 
-@register_model
-def fan_tiny_8_p4_hybrid(**kwargs: Any) -> Fan:
-    """TAO's ``fan_tiny``."""
-    return _build(_NAMES[0], kwargs, embed_dim=192, depth=8)
-
-
-@register_model
-def fan_small_12_p4_hybrid(**kwargs: Any) -> Fan:
-    """TAO's ``fan_small``."""
-    return _build(_NAMES[1], kwargs, embed_dim=384, depth=10)
-
-
-@register_model
-def fan_base_16_p4_hybrid(**kwargs: Any) -> Fan:
-    """TAO's ``fan_base``."""
-    return _build(_NAMES[2], kwargs, embed_dim=448, depth=16)
-
-
-@register_model
-def fan_large_16_p4_hybrid(**kwargs: Any) -> Fan:
-    """TAO's ``fan_large``."""
-    return _build(_NAMES[3], kwargs, embed_dim=480, depth=22, num_heads=10, depths=(3, 5))
+for _name in _SIZES:
+    _register(_name)
