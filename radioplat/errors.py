@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,15 @@ class RadioplatError(Exception):
     # Ray and multiprocessing pickle exceptions by their constructor arguments.
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), tuple(self.problems))
+
+
+def problems_of(action: Callable[..., Any], *arguments: Any) -> list[Problem]:
+    """Call ``action``, and return the problems of the :class:`RadioplatError` that it raises; [] if it raises none."""
+    try:
+        action(*arguments)
+    except RadioplatError as error:
+        return error.problems
+    return []
 
 
 class SpecError(RadioplatError):

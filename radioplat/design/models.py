@@ -14,7 +14,7 @@ from radioplat.design.views import mosaic_problems, size_fields
 from radioplat.errors import Problem, SpecError
 from radioplat.exporting.weights.export import format_problems
 from radioplat.losses.own_function import own_function_problems
-from radioplat.losses.target_transforms.forms import FORMS
+from radioplat.losses.target_transforms.transform import FORMS
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.pretrained.start import known_architecture
 from radioplat.models.probe import probe

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from radioplat.cluster.ray_cluster import uses_ray
 from radioplat.design.memory import parameter_bytes
 from radioplat.design.quantized import quantized_problems
-from radioplat.errors import PlacementError, Problem, SpecError
+from radioplat.errors import PlacementError, Problem, SpecError, problems_of
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
 from radioplat.models.modifiers.damp import add_weight_noise
@@ -59,10 +59,7 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
     if spec.model.backbone.freeze_norm and not student.freeze_norm():
         yield Problem("this backbone has no normalization layers", "model.backbone.freeze_norm", "Set it to false.")
     if spec.train.grad_checkpointing:
-        try:
-            student.backbone.set_grad_checkpointing()
-        except SpecError as error:
-            yield from error.problems
+        yield from problems_of(student.backbone.set_grad_checkpointing)
     if spec.train.compile:
         yield from _compilable(spec, student)
     yield from quantized_problems(spec, student)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from radioplat.common.import_path import import_object
-from radioplat.errors import Problem, SpecError
+from radioplat.errors import Problem, SpecError, problems_of
 from radioplat.losses.base.criterion import Pair
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import Term
@@ -37,16 +37,10 @@ def own_function_problems(teacher: ResolvedTeacher, widths: dict[str, int]) -> I
     """
     for bound in teacher.bindings:
         if bound.loss.is_own:
-            try:
-                own_function(bound.loss, f"{bound.where}.criterion")
-            except SpecError as error:
-                yield from error.problems
+            yield from problems_of(own_function, bound.loss, f"{bound.where}.criterion")
     for term in teacher.terms:
         if term.loss.is_own and widths[term.kind]:  # else the teacher has no such features, which is refused
-            try:
-                _try(term, widths[term.kind])
-            except SpecError as error:
-                yield from error.problems
+            yield from problems_of(_try, term, widths[term.kind])
 
 
 def _try(term: Term, width: int) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.boxes import Boxes, Detections
 from radioplat.data.detection.images import DetectionSet, Picture
+from radioplat.data.detection.split import read_split
 from radioplat.data.images.decode import MAX_PIXELS, BadSample
 from radioplat.data.views.crops import whole_image
 from radioplat.data.views.render import reduction, render, view_matrix
 from radioplat.evaluation.detection.coco import CocoResult, coco_metrics
 from radioplat.evaluation.detection.voc import mean_ap, voc_ap
 from radioplat.models.detectors.base import Found
+from radioplat.models.detectors.checkpoint import load_detector
+from radioplat.spec.schema.root import Spec
 
 Detect = Callable[[torch.Tensor], list[Found]]  # uint8 [B, 3, H, W] to boxes in its pixels
 
@@ -83,6 +88,31 @@ def measure_detector(
     count = len(split.classes)
     coco, voc = coco_metrics(truth, detections, count), voc_ap(truth, detections, count)
     return DetectionResult(coco, voc, split.classes, len(truth), dict(unreadable), truth, detections, pictures)
+
+
+def measure_checkpoint(
+    spec: Spec, checkpoint: Path, ema: bool | None = None, device: str = "cpu"
+) -> tuple[DetectionResult, str]:
+    """Evaluate the detector of ``checkpoint`` on ``dataset.val_dataset``; return also the faults of its annotations.
+
+    Raises:
+        DataError: the split cannot be read, or has other classes than the detector.
+        WeightsError: the checkpoint cannot be read.
+    """
+    detector = load_detector(checkpoint, "evaluate.checkpoint", ema).to(device)
+    form, dataset = detector.architecture, spec.dataset
+    names = form.class_names or dataset.classes
+    split = read_split(dataset.val_dataset, names, "dataset.val_dataset")
+    if spec.evaluate.max_images is not None:
+        split = replace(split, pictures=split.pictures[: spec.evaluate.max_images])
+    size = dataset.val_img_size or form.student.img_size
+    batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size
+    threads = decode_threads(dataset.workers)
+    with limit_torch_threads(threads):
+        result = measure_detector(
+            lambda images: detector.detect(images.to(device)), split, size, batch, threads, dataset.max_pixels
+        )
+    return result, str(split.faults)
 
 
 def look_at(picture: Picture, size: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from radioplat.errors import DataError, Problem, RadioplatError
+from radioplat.errors import DataError, Problem, RadioplatError, problems_of
 from radioplat.evaluation.masks.picture import answers_panel
 from radioplat.evaluation.masks.segmentation import ChangeResult, Probe, SegmentationResult, change_result, segment
 from radioplat.evaluation.masks.sources import Samples, find_samples, left_out
@@ -34,10 +34,7 @@ class Segmentation(Metric):
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
         """See :class:`Metric`."""
-        try:
-            cls._samples(spec)
-        except RadioplatError as error:
-            yield from error.problems
+        yield from problems_of(cls._samples, spec)
 
     @classmethod
     def facts(cls, spec: Spec) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radioplat.common.import_path import import_object
-from radioplat.errors import Problem, RadioplatError, SpecError
+from radioplat.errors import Problem, RadioplatError, SpecError, problems_of
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Inputs, Metric, ModelRow, Setup
 from radioplat.spec.schema.evaluate import EvaluateConfig
@@ -74,10 +74,7 @@ class OwnMetrics(Metric):
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
         """See :class:`Metric`."""
-        try:
-            own_metrics(spec.evaluate)
-        except SpecError as error:
-            yield from error.problems
+        yield from problems_of(own_metrics, spec.evaluate)
 
     def learn(self, batch: EncodedBatch) -> None:
         """See :class:`Metric`; a class may have it."""

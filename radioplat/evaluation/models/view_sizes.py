@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from radioplat.errors import Problem, RadioplatError
+from radioplat.errors import Problem, RadioplatError, problems_of
 from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
 from radioplat.models.student.student import Student, StudentArchitecture
@@ -29,7 +29,4 @@ def size_problems(architecture: StudentArchitecture, sizes: dict[str, int]) -> I
             hint = f"Take {max(1, round(size / student.stride)) * student.stride}."
             yield Problem(f"{size} is not a multiple of the student's patch {student.stride}", where, hint)
             continue
-        try:
-            probe(backbone, size, frozenset({"summary", "spatial"}), where)
-        except RadioplatError as error:
-            yield from error.problems
+        yield from problems_of(probe, backbone, size, frozenset({"summary", "spatial"}), where)

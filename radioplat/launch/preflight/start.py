@@ -12,7 +12,7 @@ from radioplat.design.models import target_widths
 from radioplat.design.quantized import count_quantizers
 from radioplat.design.start_warnings import start_warnings
 from radioplat.design.student import build_on_meta
-from radioplat.errors import PlacementError, Problem, RadioplatError, WeightsError
+from radioplat.errors import PlacementError, Problem, WeightsError, problems_of
 from radioplat.evaluation.measure.needs import metric_facts, missing
 from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.launch.preflight.preflight import Level, Preflight
@@ -39,10 +39,7 @@ def teacher_weights(preflight: Preflight) -> None:
     for teacher in preflight.models.teachers if preflight.models else ():
         elsewhere = teacher.service.pool and teacher.weights and not Path(teacher.weights).exists()
         if teacher.weights and not elsewhere:
-            try:
-                check_weights(teacher)
-            except RadioplatError as error:
-                problems += error.problems
+            problems += problems_of(check_weights, teacher)
     if problems:
         raise WeightsError(*problems)
 

@@ -1,10 +1,22 @@
-"""A target normalization y' = W (y - mu) and its inverse."""
+"""A target normalization y' = W (y - mu) and its inverse, and the form of W for each kind of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.spec.schema.distill import TargetNormType
+
+FORMS = {
+    TargetNormType.none: SCALAR,
+    TargetNormType.standardize: SCALAR,
+    TargetNormType.standardize_channels: CHANNELS,
+    TargetNormType.phi_s: MATRIX,
+    TargetNormType.zca: MATRIX,
+    TargetNormType.pca: MATRIX,
+}
 
 
 @dataclass(frozen=True)

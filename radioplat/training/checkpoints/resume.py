@@ -11,7 +11,7 @@ from radioplat.common.terminal import note
 from radioplat.data.loading.run_data import differing_fields, order_hash
 from radioplat.data.storage.files import absolute, stat_file
 from radioplat.design.run import Run
-from radioplat.errors import Problem, RadioplatError, WeightsError
+from radioplat.errors import Problem, RadioplatError, WeightsError, problems_of
 from radioplat.models.weights.manifest import MANIFEST
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
@@ -173,10 +173,7 @@ def blocked_by(
             return  # `unreachable` reports it
         step, unreadable = candidates[0][0] if candidates else step, unreadable + more
         checkpoint = None if candidates else checkpoint
-    try:
-        check_in_the_way(step, unreadable, str(folder))
-    except UnreadableCheckpoints as error:
-        yield from error.problems
+    yield from problems_of(check_in_the_way, step, unreadable, str(folder))
     explicit = spec.train.resume_training_checkpoint_path
     if step is None and explicit and not is_remote(explicit):
         state = examine(Path(explicit))

@@ -14,7 +14,7 @@ import torch
 
 from radioplat.common import collectives
 from radioplat.common.import_path import import_object
-from radioplat.errors import Problem, SpecError, TrainingError
+from radioplat.errors import Problem, SpecError, TrainingError, problems_of
 from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.root import Spec
 from radioplat.training.hooks.step_hook import StepHook
@@ -116,9 +116,6 @@ def hook_class(path: str, where: str) -> Any:  # noqa: ANN401
 def hook_problems(spec: Spec) -> Iterator[Problem]:
     """Problems of the classes in ``train.hooks``, before a worker starts."""
     for i, path in enumerate(spec.train.hooks):
-        try:
-            hook_class(path, f"train.hooks[{i}]")
-        except SpecError as error:
-            yield from error.problems
+        yield from problems_of(hook_class, path, f"train.hooks[{i}]")
         if path in spec.train.hooks[:i]:
             yield Problem(f"{path} is named twice", f"train.hooks[{i}]")

@@ -14,10 +14,9 @@ import torch
 from radioplat.common import collectives
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
-from radioplat.losses.target_transforms.forms import FORMS
 from radioplat.losses.target_transforms.moments import Moments
 from radioplat.losses.target_transforms.phi_s import phi_s
-from radioplat.losses.target_transforms.transform import Transform
+from radioplat.losses.target_transforms.transform import FORMS, Transform
 from radioplat.losses.target_transforms.whitening import channel_scales, global_scale, pca, zca
 from radioplat.models.student.student import Student
 from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR

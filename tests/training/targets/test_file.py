@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.data.batch import Batch
 from radioplat.errors import SpecError
-from radioplat.losses.target_transforms.forms import FORMS
+from radioplat.losses.target_transforms.transform import FORMS
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from radioplat.losses.target_transforms.forms import FORMS
+from radioplat.losses.target_transforms.transform import FORMS
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture

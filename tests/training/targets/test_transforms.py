@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
-from radioplat.losses.target_transforms.forms import FORMS
+from radioplat.losses.target_transforms.transform import FORMS
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
