@@ -13,8 +13,6 @@ import numpy as np
 from radioplat.data.detection.boxes import Boxes, Detections
 from radioplat.errors import SpecError
 
-MOST_FOUND = 100  # detections of one class in one image that COCO looks at, the surest first
-
 
 @dataclass(frozen=True)
 class CocoResult:
@@ -23,7 +21,7 @@ class CocoResult:
     Attributes:
         map, map50, map75: average precision, mean over classes; at IoU 0.50 to 0.95, at 0.50, at 0.75.
         small, medium, large: ``map`` of objects below 32^2, up to 96^2, and above, in pixels of area.
-        recall: mean over classes and IoU 0.50 to 0.95, with :data:`MOST_FOUND` detections.
+        recall: mean over classes and IoU 0.50 to 0.95, with 100 detections of a class in an image, the surest.
         by_class, by_class50: average precision of each class.
         unusable: detections that were left out: not finite, without area, or of an unknown class.
     """
@@ -105,15 +103,11 @@ def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]
         classes = len(truth["categories"])
         return -np.ones((10, 101, classes, 4)), -np.ones((10, classes, 4))
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
-        known = COCO()
-        known.dataset = truth
-        known.createIndex()
-        if results:
-            guesses = known.loadRes(results)
-        else:  # loadRes looks at the first of them
-            guesses = COCO()
-            guesses.dataset = truth | {"annotations": []}
-            guesses.createIndex()
+        known, none = COCO(), COCO()
+        known.dataset, none.dataset = truth, truth | {"annotations": []}
+        for index in (known, none):
+            index.createIndex()
+        guesses = known.loadRes(results) if results else none  # loadRes looks at the first of them
         evaluation = COCOeval(known, guesses, "bbox")
         evaluation.evaluate()
         evaluation.accumulate()

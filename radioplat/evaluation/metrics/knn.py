@@ -131,16 +131,11 @@ def knn_accuracy(
 
     Raises:
         RadioplatError: nothing labelled on one of the sides, a label not below ``classes``, features not finite.
-        ValueError: shapes that do not fit, or ``k`` or ``temperature`` not positive.
     """
-    if k < 1 or temperature <= 0:
-        raise ValueError(f"k and temperature must be positive, not {k} and {temperature}")
     bank, bank_labels, bad = _labelled(bank, bank_labels)
     _require(len(bank), bad, "training")
     queries, query_labels, bad = _labelled(queries, query_labels)
     _require(len(queries), bad, "validation")
-    if bank.shape[1] != queries.shape[1]:
-        raise ValueError(f"bank features have {bank.shape[1]} dimensions, query features {queries.shape[1]}")
     highest = max(int(bank_labels.max()), int(query_labels.max()))
     classes = highest + 1 if classes is None else classes
     if highest >= classes:
@@ -169,8 +164,6 @@ def knn_accuracy(
 
 def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
     """Labelled rows of unit length, their labels, and how many are not finite."""
-    if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise ValueError(f"features [N, D] and labels [N] do not fit: {list(features.shape)}, {list(labels.shape)}")
     labels = labels.to(features.device, torch.int64)
     features, labels = features[labels >= 0], labels[labels >= 0]
     bad = int((~features.isfinite().all(dim=1)).sum())

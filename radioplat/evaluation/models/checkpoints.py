@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +30,8 @@ from radioplat.models.weights.model_format import has_average
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
+
+Listed = TypeVar("Listed")
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,8 @@ def open_models(spec: Spec, device: str) -> list[ListedModel]:
     Raises:
         SpecError: with a problem for each that is no model, cannot be read, or contradicts its fields.
     """
-    models, problems = [], list[Problem]()
     threads = max(1, torch.get_num_threads() // max(1, len(spec.evaluate.models)))
-    for i, entry in enumerate(spec.evaluate.models):
-        where = f"evaluate.models[{i}]"
-        try:
-            models.append(_open(spec, entry, where, device, threads))
-        except RadioplatError as error:
-            problems += error.problems
+    models, problems = open_each(spec, lambda entry, where: _open(spec, entry, where, device, threads))
     if not problems and not any(model.evaluated for model in models):
         reasons = "; ".join(line for model in models for line in model.absent)
         problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
@@ -79,14 +77,37 @@ def open_models(spec: Spec, device: str) -> list[ListedModel]:
     return models
 
 
-def _open(spec: Spec, entry: ModelEntry, where: str, device: str, threads: int) -> ListedModel:
+def open_each(spec: Spec, open_one: Callable[[ModelEntry, str], Listed]) -> tuple[list[Listed], list[Problem]]:
+    """Open ``evaluate.models``, each entry by ``open_one`` with its field; also return the problems of those that
+    cannot be opened."""
+    models, problems = list[Listed](), list[Problem]()
+    for i, entry in enumerate(spec.evaluate.models):
+        try:
+            models.append(open_one(entry, f"evaluate.models[{i}]"))
+        except RadioplatError as error:
+            problems += error.problems
+    return models, problems
+
+
+def open_file(entry: ModelEntry, where: str, device: str, threads: int) -> OnnxModel | EngineModel | None:
+    """Open the ONNX file or the engine of an entry; None for anything else that exists."""
     path, field = Path(entry.path), f"{where}.path"
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
     if path.suffix.lower() == ".onnx":
-        return _of_file(spec, entry, where, OnnxModel(path, field, threads, device))
-    if path.suffix.lower() == ".engine":
-        return _of_file(spec, entry, where, EngineModel(path, field, device))
+        return OnnxModel(path, field, threads, device)
+    return EngineModel(path, field, device) if path.suffix.lower() == ".engine" else None
+
+
+def averages_of(spec: Spec, path: Path) -> bool | None:
+    """Return ``ema`` for a checkpoint: ``evaluate.use_ema: true`` is for those checkpoints that have averages."""
+    return None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
+
+
+def _open(spec: Spec, entry: ModelEntry, where: str, device: str, threads: int) -> ListedModel:
+    if (file := open_file(entry, where, device, threads)) is not None:
+        return _of_file(spec, entry, where, file)
+    path, field = Path(entry.path), f"{where}.path"
     if not is_checkpoint(path):
         raise SpecError(
             f"{path} is no model that can be evaluated",
@@ -98,9 +119,7 @@ def _open(spec: Spec, entry: ModelEntry, where: str, device: str, threads: int) 
 
 def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> ListedModel:
     path = Path(entry.path).resolve()
-    # use_ema: true is for those checkpoints that have averages.
-    averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
-    student = load_student(path, f"{where}.path", averaged)
+    student = load_student(path, f"{where}.path", averages_of(spec, path))
     architecture, precision = student.architecture, entry.precision or EvaluationPrecision.fp32
     formats = sorted({quantizer.format.value for quantizer in quantizers(student).values()})
     if formats and precision is not EvaluationPrecision.fp32:

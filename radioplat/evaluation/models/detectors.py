@@ -9,8 +9,9 @@ from pathlib import Path
 import onnx
 import torch
 
-from radioplat.errors import Problem, RadioplatError, SpecError
+from radioplat.errors import Problem, SpecError
 from radioplat.evaluation.detection.measure import Detect
+from radioplat.evaluation.models.checkpoints import averages_of, open_each, open_file
 from radioplat.evaluation.models.engine import EngineModel
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.engines.record import record_path
@@ -21,7 +22,6 @@ from radioplat.models.detectors.checkpoint import load_detector
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.vision_model import model_kind, weight_files
-from radioplat.models.weights.model_format import has_average
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
@@ -77,13 +77,8 @@ def open_detectors(spec: Spec, device: str) -> list[DetectorModel]:
     Raises:
         SpecError: with a problem for each that is no detector, cannot be read, or contradicts its fields.
     """
-    models, problems = [], list(_without_effect(spec))
-    for i, entry in enumerate(spec.evaluate.models):
-        where = f"evaluate.models[{i}]"
-        try:
-            models.append(_open(spec, entry, where, device))
-        except RadioplatError as error:
-            problems += error.problems
+    models, refused = open_each(spec, lambda entry, where: _open(spec, entry, where, device))
+    problems = [*_without_effect(spec), *refused]
     if not problems and not any(model.detect for model in models):
         reasons = "; ".join(model.absent for model in models)
         problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
@@ -109,13 +104,8 @@ def _without_effect(spec: Spec) -> Iterator[Problem]:
 
 
 def _open(spec: Spec, entry: ModelEntry, where: str, device: str) -> DetectorModel:
-    path, field = Path(entry.path), f"{where}.path"
-    if not path.exists():
-        raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
-    if path.suffix.lower() == ".onnx":
-        return _of_file(spec, entry, where, OnnxModel(path, field, torch.get_num_threads(), device))
-    if path.suffix.lower() == ".engine":
-        return _of_file(spec, entry, where, EngineModel(path, field, device))
+    if (file := open_file(entry, where, device, torch.get_num_threads())) is not None:
+        return _of_file(spec, entry, where, file)
     return _of_checkpoint(spec, entry, where, device)
 
 
@@ -124,9 +114,7 @@ def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> De
     if entry.precision not in (None, EvaluationPrecision.fp32):
         hint = "Remove the line; export.data_type makes a file of another precision."
         raise SpecError("a detector's checkpoint is evaluated in fp32", where=f"{where}.precision", hint=hint)
-    # use_ema: true is for those checkpoints that have averages.
-    averaged = None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
-    detector = load_detector(path, f"{where}.path", averaged).to(device)
+    detector = load_detector(path, f"{where}.path", averages_of(spec, path)).to(device)
     form = detector.architecture
     formats = sorted({quantizer.format.value for quantizer in quantizers(detector).values()})
     size = spec.dataset.val_img_size or form.student.img_size

@@ -147,12 +147,7 @@ class Detector(nn.Module):
             architecture.kind, architecture.options, architecture.num_classes, self.pyramid, where
         )
         if architecture.quantized is not None:
-            try:
-                quantize_modules(self, architecture.quantized)
-            except (AttributeError, TypeError) as error:
-                message = f"the quantizers of the pretrained detector do not fit this one ({error})"
-                hint = "Start from a checkpoint of the same detector, or quantize this one anew."
-                raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
+            quantize_modules(self, architecture.quantized)
         # Identity modules whose outputs bindings refer to by name.
         self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.memory = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)

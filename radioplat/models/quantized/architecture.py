@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import drop_norm
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.layers import quantize_layer
@@ -86,12 +87,21 @@ class Quantization:
         return parts[0], parts[1]
 
 
-def quantize_modules(student: nn.Module, how: Quantization) -> None:
-    """Replace layers of ``student`` by quantized ones, in place; weights and scales are loaded later.
+def quantize_modules(model: nn.Module, how: Quantization) -> None:
+    """Replace layers of ``model`` by quantized ones, in place; weights and scales are loaded later.
 
     Raises:
-        AttributeError, TypeError: ``how`` belongs to another student.
+        SpecError: ``how`` belongs to another model.
     """
+    try:
+        _quantize(model, how)
+    except (AttributeError, TypeError) as error:
+        message = f"the quantizers of the pretrained {model.model_kind} do not fit this one ({error})"
+        hint = "Start from a checkpoint of the same model, or quantize this one anew."
+        raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
+
+
+def _quantize(student: nn.Module, how: Quantization) -> None:
     for conv, norm in how.folded:
         layer = student.get_submodule(conv)
         if layer.bias is None:

@@ -192,12 +192,7 @@ class Student(nn.Module):
                 raise SpecError(
                     "a quantized student has plain weights", where="model.backbone.spectral_reparam", hint=hint
                 )
-            try:
-                quantize_modules(self, architecture.quantized)
-            except (AttributeError, TypeError) as error:
-                hint = "Start from a checkpoint of the same backbone, or quantize this one anew."
-                message = f"the quantizers of the pretrained student do not fit this one ({error})"
-                raise SpecError(message, where="train.pretrained_model_path", hint=hint) from error
+            quantize_modules(self, architecture.quantized)
         self.register_buffer("mean", torch.tensor(architecture.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(architecture.std).view(1, 3, 1, 1), persistent=False)
 

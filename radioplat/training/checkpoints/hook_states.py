@@ -45,8 +45,8 @@ def files_of(states: States) -> dict[str, tuple[dict[str, torch.Tensor], dict[st
     }
     own = {hook: state for hook, state in states.items() if hook not in _BUILT_IN}
     if own:
-        tensors = {f"{hook}.{k}": v for hook, state in own.items() for k, v in state.items() if _is_tensor(v)}
-        values = {hook: {k: v for k, v in state.items() if not _is_tensor(v)} for hook, state in own.items()}
+        tensors = {f"{hook}.{k}": v for hook, state in own.items() for k, v in state.items() if torch.is_tensor(v)}
+        values = {hook: {k: v for k, v in state.items() if not torch.is_tensor(v)} for hook, state in own.items()}
         files[HOOKS] = ({k: v.detach().cpu().clone() for k, v in tensors.items()}, {HOOKS_KEY: json.dumps(values)})
     return files
 
@@ -70,7 +70,3 @@ def read_states(folder: Path, state: RunState, moments: Mapping[str, torch.Tenso
                 values |= {k.removeprefix(stem): file.get_tensor(k) for k in file.keys() if k.startswith(stem)}
         states |= own
     return states
-
-
-def _is_tensor(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, torch.Tensor)

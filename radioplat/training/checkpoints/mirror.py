@@ -296,6 +296,11 @@ def download(source: str, target: Path) -> RunState | Unreadable:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def reason_of(error: OSError) -> str:
+    """Return why a file or store failed, in one line."""
+    return error.strerror or str(error)
+
+
 def read_whole(path: str) -> bytes:
     """All bytes of a small file.
 

@@ -17,7 +17,7 @@ from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.results import TaskFolder
 from radioplat.training.checkpoints.checkpoint import Survey, examine, survey
-from radioplat.training.checkpoints.mirror import FIELD, Mirror, download
+from radioplat.training.checkpoints.mirror import FIELD, Mirror, download, reason_of
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.unreadable import Unreadable, UnreadableCheckpoints, check_in_the_way
 
@@ -49,7 +49,7 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
         try:
             state = download(_upload_of(explicit) or explicit, path)
         except OSError as error:
-            raise WeightsError(f"{explicit} cannot be read: {_reason(error)}", where=_EXPLICIT) from None
+            raise WeightsError(f"{explicit} cannot be read: {reason_of(error)}", where=_EXPLICIT) from None
     else:
         state = examine(path)
     if isinstance(state, Unreadable):
@@ -74,8 +74,8 @@ def newest_of(run: Run) -> tuple[Path, RunState] | None:
             unreadable = unreadable + more
         except OSError as error:
             if checkpoint is None:
-                raise WeightsError(f"cannot be read: {_reason(error)}", where=FIELD) from None
-            note(f"{FIELD} cannot be read ({_reason(error)}): the newest here, {checkpoint[0].name}, is taken")
+                raise WeightsError(f"cannot be read: {reason_of(error)}", where=FIELD) from None
+            note(f"{FIELD} cannot be read ({reason_of(error)}): the newest here, {checkpoint[0].name}, is taken")
     check_in_the_way(None if checkpoint is None else checkpoint[1].global_step, unreadable, str(run.folder))
     task = TaskFolder(run.folder.parent, run.folder.name)
     if checkpoint is not None and task.latest() != checkpoint[0].resolve():
@@ -96,7 +96,7 @@ def set_aside(run: Run, blocked: UnreadableCheckpoints) -> str:
         places = _moved(run, blocked)
     except OSError as error:
         hint = "Mend that, or choose another results_dir."
-        raise RadioplatError(f"cannot be set aside: {_reason(error)}", where=str(run.folder), hint=hint) from None
+        raise RadioplatError(f"cannot be set aside: {reason_of(error)}", where=str(run.folder), hint=hint) from None
     link = run.folder / "model_latest"
     if link.is_symlink() and not link.exists():
         link.unlink()
@@ -133,7 +133,7 @@ def catch_up(run: Run, checkpoint: tuple[Path, RunState] | None) -> None:
         if checkpoint[0].name not in there and all(s.step < checkpoint[1].global_step for s in there.values()):
             mirror.upload(checkpoint[0])
     except OSError as error:
-        raise _unusable(error) from None
+        raise RadioplatError(f"cannot be used: {reason_of(error)}", where=FIELD, hint=_CREDENTIALS) from None
 
 
 def unreachable(spec: Spec, task: str) -> list[Problem]:
@@ -143,14 +143,14 @@ def unreachable(spec: Spec, task: str) -> list[Problem]:
         try:
             mirror.probe()
         except OSError as error:
-            problems.append(Problem(f"cannot be written: {_reason(error)}", FIELD, _CREDENTIALS))
+            problems.append(Problem(f"cannot be written: {reason_of(error)}", FIELD, _CREDENTIALS))
     explicit = spec.train.resume_training_checkpoint_path
     if explicit and is_remote(explicit):
         try:
             if _upload_of(explicit) is None:
                 stat_file(f"{absolute(explicit)}/{MANIFEST}")
         except OSError as error:
-            message = f"{explicit} holds no {MANIFEST}: {_reason(error)}"
+            message = f"{explicit} holds no {MANIFEST}: {reason_of(error)}"
             problems.append(Problem(message, _EXPLICIT, _CREDENTIALS))
     return problems
 
@@ -227,12 +227,3 @@ def _upload_of(path: str) -> str | None:
     """The folder of the checkpoint that a remote path names, with or without the digits of its upload."""
     parent, _, name = absolute(path).rpartition("/")
     return Mirror(parent).find(PurePosixPath(name).name)
-
-
-def _unusable(error: OSError) -> RadioplatError:
-    return RadioplatError(f"cannot be used: {_reason(error)}", where=FIELD, hint=_CREDENTIALS)
-
-
-def _reason(error: OSError) -> str:
-    """One line."""
-    return error.strerror or str(error)

@@ -13,7 +13,7 @@ from radioplat.common.terminal import note
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.tracking.results import TaskFolder
 from radioplat.training.checkpoints.checkpoint import Snapshot, clear_left_behind, commit
-from radioplat.training.checkpoints.mirror import Mirror
+from radioplat.training.checkpoints.mirror import Mirror, reason_of
 from radioplat.training.checkpoints.retention import prune, write_scores
 
 
@@ -112,7 +112,7 @@ class CheckpointWriter:
             path = commit(self._folder, made)
             self._task.point_latest(made.name)
         except OSError as error:
-            self._failed(f"checkpoint {made.name} could not be written", _reason(error))
+            self._failed(f"checkpoint {made.name} could not be written", reason_of(error))
             return
         step = int(json.loads(made.state)["global_step"])
         self._outcome.newest, self._outcome.step = path, step
@@ -123,7 +123,7 @@ class CheckpointWriter:
                 self._mirror.upload(path)
             except OSError as error:
                 here = f"checkpoint {made.name} stands in {self._folder} alone, {self._mirror.folder} failed"
-                self._failed(here, _reason(error))
+                self._failed(here, reason_of(error))
                 return
         self._outcome.failures, self._outcome.reason = 0, ""
         self._prune()
@@ -157,9 +157,4 @@ class CheckpointWriter:
         try:
             yield
         except OSError as error:
-            self.warn(f"{message}: {_reason(error)}")
-
-
-def _reason(error: OSError) -> str:
-    """One line."""
-    return error.strerror or str(error)
+            self.warn(f"{message}: {reason_of(error)}")

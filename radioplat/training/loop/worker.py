@@ -18,7 +18,6 @@ from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.trainer import Trainer
 from radioplat.training.targets.first_pass import TargetPass
-from radioplat.training.watch.phases import Phases
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
 
@@ -47,36 +46,22 @@ def run_worker(
     """
     clock = AttemptClock(run, context.rank)
     persistence = Persistence(run, context.rank, context.world_size)
-    with monitored_worker(run, persistence.state.attempt, context) as phases:
-        _run_worker(run, context, clients, open_batches, persistence, phases, pauses or Pauses(), clock)
-
-
-def _run_worker(
-    run: Run,
-    context: RankContext,
-    clients: dict[str, TeacherClient],
-    open_batches: OpenBatches,
-    persistence: Persistence,
-    phases: Phases,
-    pauses: Pauses,
-    clock: AttemptClock,
-) -> None:
-    attempt = persistence.state.attempt
-    halvings = collectives.broadcast_object(
-        out_of_memory.halvings(run.folder, run.spec, attempt) if context.rank == 0 else None
-    )
-    meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
-    clock.begin(persistence.state)
-    start, stop = persistence.state.global_step, run.total_steps
-    targets = TargetPass(run, context.world_size, context.device, start, meter)
-    accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
-
-    def feed(stop: int) -> contextlib.closing[Feeder]:
-        """This rank's batches up to step ``stop``, asked of the teachers ahead."""
-        batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
-        return contextlib.closing(Feeder(batches, clients, run.frozen_teachers, depth, run.partitions))
-
     with contextlib.ExitStack() as stack:
+        phases = stack.enter_context(monitored_worker(run, persistence.state.attempt, context))
+        pauses = pauses or Pauses()
+        attempt = persistence.state.attempt
+        halvings = collectives.from_first(lambda: out_of_memory.halvings(run.folder, run.spec, attempt))
+        meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
+        clock.begin(persistence.state)
+        start, stop = persistence.state.global_step, run.total_steps
+        targets = TargetPass(run, context.world_size, context.device, start, meter)
+        accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
+
+        def feed(stop: int) -> contextlib.closing[Feeder]:
+            """This rank's batches up to step ``stop``, asked of the teachers ahead."""
+            batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
+            return contextlib.closing(Feeder(batches, clients, run.frozen_teachers, depth, run.partitions))
+
         # The stream takes seconds to start: it does so while the student is built.
         feeder = stack.enter_context(feed(targets.first_stop))
         outer = (clock, meter, accounts, phases, halvings)
