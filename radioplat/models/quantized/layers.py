@@ -48,7 +48,6 @@ class QuantizedConv2dSame(QuantizedConv2d, Conv2dSame):
         return F.conv2d(padded, weight, self.bias, self.stride, (0, 0), self.dilation, self.groups)
 
 
-QuantizedLayer = QuantizedLinear | QuantizedConv2d
 _QUANTIZED: dict[type, type] = {
     nn.Linear: QuantizedLinear,
     TimmLinear: QuantizedLinear,
