@@ -144,14 +144,14 @@ def test_the_command_that_proves_it(quiet_run, capfd):
 def test_a_worker_that_swaps_or_drops_a_row_is_found_out(make_spec, distil, monkeypatch, capfd, tmp_path, fault):
     record = Ledger.record
 
-    def faulty(self, step, batch, rank=None):
+    def faulty(self, step, batch):
         if step == 1 and batch.micro_batch == 4:
             ids = batch.sample_id[::-1].copy() if fault == "swap" else batch.sample_id[1:]
             keep = slice(None) if fault == "swap" else slice(1, None)
             views = {n: dataclasses.replace(v, pixels=v.pixels[keep]) for n, v in batch.views.items()}
             parts = {n: getattr(batch, n)[keep] for n in ("position", "weight", "label")}
             batch = dataclasses.replace(batch, views=views, sample_id=ids, **parts)
-        record(self, step, batch, rank)
+        record(self, step, batch)
 
     monkeypatch.setattr(Ledger, "record", faulty)
     trail = distil(make_spec(tmp_path), "train.max_steps=2")
