@@ -80,5 +80,5 @@ def test_what_a_detector_cannot_lose_is_named(spec, tmp_path, override, says):
 
 def test_a_spec_that_does_not_tell_that_it_is_a_detector(spec, tmp_path):
     checkpoint = f"{spec['results_dir']}/train/model_latest"
-    with pytest.raises(SpecError, match="prune.score: score taylor is not supported"):
+    with pytest.raises(SpecError, match="prune.score: score random is not supported"):
         prune({"results_dir": str(tmp_path), "prune": {"checkpoint": checkpoint, "score": "random"}})
