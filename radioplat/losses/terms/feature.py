@@ -44,4 +44,4 @@ def dampened_mse(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     difference = (student - teacher).abs()
     # clamped: the slope of a root at 0 is infinite, and infinity times 0 is NaN in the branch that is not taken
     large = 2 * difference.clamp(min=1.0).sqrt() - 1.5
-    return torch.where(difference < 1, difference.square() / 2, large).mean(-1)
+    return torch.where(difference <= 1, difference.square() / 2, large).mean(-1)
