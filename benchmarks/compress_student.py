@@ -14,9 +14,9 @@ from typing import Any
 
 from radioplat.common.terminal import note
 from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
+from radioplat.tasks.compress.chain_record import Entry
 from radioplat.tasks.compress.compress import START, CompressReport, compress
 from radioplat.tasks.compress.outcome import Outcome
-from radioplat.tasks.compress.record import Entry
 from radioplat.tasks.distill.distill import distill
 from radioplat.tracking.results import write_atomic
 

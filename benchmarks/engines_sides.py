@@ -22,7 +22,7 @@ from radioplat.errors import RadioplatError
 from radioplat.exporting.deploy.cpu_int8 import quantize_for_cpu
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.engines.runner import load_engine
+from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.exporting.onnx.flat_student import FlatStudent
 from radioplat.models.student.student import Student, StudentArchitecture

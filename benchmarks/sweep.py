@@ -33,8 +33,8 @@ from benchmarks.folder import kept_or_scratch
 from radioplat.common import terminal
 from radioplat.quickstart.defaults import ROOT, SPEC, TEACHERS, ensure_inputs
 from radioplat.spec.loading.load import to_yaml
-from radioplat.tasks.tune.record import State, TrialRecord, read_trials
 from radioplat.tasks.tune.sweep import Plan, trial_spec
+from radioplat.tasks.tune.trial_record import State, TrialRecord, read_trials
 from radioplat.tracking.results import write_atomic
 from radioplat.tracking.teacher_cost import TeacherCosts
 

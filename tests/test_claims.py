@@ -42,7 +42,7 @@ def test_readme_shows_no_single_run_beside_the_means():
     [
         r"losses are the same",
         r"TAO [^.\n]*YAML runs as",
-        r"\| built \||│ built │|  built +yes",  # of an engine: see radioplat.exporting.engines.record.state_of
+        r"\| built \||│ built │|  built +yes",  # of an engine: see radioplat.exporting.engines.engine_record.state_of
     ],
 )
 def test_no_page_claims_what_was_not_seen(claim):

@@ -16,7 +16,7 @@ from radioplat.exporting.weights.export import format_problems
 from radioplat.losses.own_function import own_function_problems
 from radioplat.losses.target_transforms.transform import FORMS
 from radioplat.models.heads import HeadArchitecture
-from radioplat.models.pretrained.start import known_architecture
+from radioplat.models.pretrained.initial_weights import known_architecture
 from radioplat.models.probe import probe
 from radioplat.models.quantized.architecture import Quantization
 from radioplat.models.student.student import Student, StudentArchitecture

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from radioplat.design.student import build_on_meta
 from radioplat.models.backbones.names import resolve
 from radioplat.models.backbones.timm_backbone import TimmBackbone
+from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, MODEL_PATH, matches
 from radioplat.models.pretrained.match import normalised_otherwise
-from radioplat.models.pretrained.start import BACKBONE_PATH, MODEL_PATH, matches
 from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec

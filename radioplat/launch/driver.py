@@ -11,12 +11,12 @@ from radioplat.cluster.ray_cluster import check_cluster, uses_ray
 from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import RadioplatError, SpecError, Stopped
-from radioplat.launch.preflight.parts import names_no_folder
 from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.run_parts import names_no_folder
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.ray.scanning import scanner
 from radioplat.launch.storage_watch import StorageWatch
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
@@ -143,7 +143,7 @@ def _run_alone(
 
 def _train(run: Run, say: Callable[[str], None]) -> None:
     if uses_ray(run.spec):
-        from radioplat.launch.ray.start import run_on_ray
+        from radioplat.launch.ray.run_on_ray import run_on_ray
 
         run_on_ray(run, say)
     else:

@@ -13,7 +13,7 @@ from radioplat.design.models import design_models
 from radioplat.errors import SpecError
 from radioplat.models.student.student import Student
 from radioplat.objectives.distill import DistillObjective, MicroBatch
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.distill import LossType
 from radioplat.teachers.base.teacher import FrozenTeacher

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from radioplat.design.models import design_models
 from radioplat.design.start_warnings import start_warnings
-from radioplat.models.pretrained.start import start_notes
+from radioplat.models.pretrained.initial_weights import start_notes
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec

@@ -17,7 +17,7 @@ from radioplat.errors import SpecError
 from radioplat.models.backbones.vitdet import Windows
 from radioplat.models.features import Features
 from radioplat.models.modifiers import spectral
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.student import Student
 from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.optim.optimizer import MOMENTS

@@ -15,9 +15,9 @@ from PIL import Image
 
 import radioplat
 from radioplat.errors import DataError, SpecError
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import read_architecture
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.plan.plan import plan

@@ -8,7 +8,7 @@ import safetensors.torch
 from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
-from radioplat.teachers.serving.runner import TeacherRunner
+from radioplat.teachers.serving.teacher_runner import TeacherRunner
 from radioplat.tracking.status import read_status
 
 STILL = ("dataset.augmentation.random_crop.enable=false", "dataset.augmentation.random_flip.enable=false")

@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 import radioplat
-from radioplat.tasks.tune.record import State, read_trials
+from radioplat.tasks.tune.trial_record import State, read_trials
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import newest
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 
 from radioplat.errors import SpecError
-from radioplat.teachers.serving.runner import TeacherRunner
+from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
 OWN = '''
 import timm

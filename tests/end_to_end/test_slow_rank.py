@@ -27,7 +27,7 @@ class Rank:
         """Open the stream; return the ids of the first micro-batch."""
         import torch
 
-        from radioplat.launch.ray.worker import Streams
+        from radioplat.launch.ray.ray_worker import Streams
         from radioplat.training.watch.rank_context import RankContext
 
         self.streams = Streams(self.run, RankContext(self.rank, 2, torch.device("cpu"), True), self.channel)

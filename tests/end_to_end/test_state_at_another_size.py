@@ -25,7 +25,7 @@ RUNS = {
 }
 
 
-_RUNNING = ("radioplat.training.engine.batchnorm_state", "radioplat.training.targets.running")
+_RUNNING = ("radioplat.training.engine.batchnorm_state", "radioplat.training.targets.running_norm")
 
 
 def everything(worker) -> dict[str, torch.Tensor | float | str]:

@@ -16,10 +16,10 @@ import yaml
 from wandb_files import artifacts, history, records, run_files
 
 from radioplat.cli.main import main
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
-from radioplat.tasks.tune.record import State, read_trials
 from radioplat.tasks.tune.show import show
+from radioplat.tasks.tune.trial_record import State, read_trials
 from radioplat.tasks.tune.tune import tune
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import TeacherCosts

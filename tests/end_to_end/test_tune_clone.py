@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.sweep import make_plan, trial_spec
 from radioplat.tasks.tune.trial import _clone, _pointer
+from radioplat.tasks.tune.trial_record import TrialRecord
 from radioplat.tracking.status import read_status
 
 LR, TEACHER = "train.optim.lr", "distill.teacher[0].loss_lambda"

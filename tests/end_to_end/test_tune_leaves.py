@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.ledger_rows import read_consumed
 from clusters.local import LocalCluster
-from radioplat.tasks.tune.record import State, read_trials
+from radioplat.tasks.tune.trial_record import State, read_trials
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import newest

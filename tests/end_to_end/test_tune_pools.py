@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from radioplat.spec.resolved.teacher import frozen_teachers
-from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.sweep import make_plan, trial_spec
+from radioplat.tasks.tune.trial_record import TrialRecord
 from radioplat.tasks.tune.tune import _pools
 from radioplat.teachers.serving.named_pools import pool_statuses, start_pools
 

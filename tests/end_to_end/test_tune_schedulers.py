@@ -13,8 +13,8 @@ import ray
 
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.tune.draw import draw_values
-from radioplat.tasks.tune.record import State
 from radioplat.tasks.tune.space import load_space
+from radioplat.tasks.tune.trial_record import State
 from radioplat.tasks.tune.tune import tune
 from radioplat.tracking.status import read_status
 

@@ -11,7 +11,7 @@ import torch
 from radioplat.errors import SpecError
 from radioplat.losses.own_function import own_function_problems
 from radioplat.losses.registry import criterion
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import DistillConfig, LossType

@@ -36,7 +36,7 @@ PROGRAM = """
 import sys
 import torch
 from radioplat.losses.registry import criterion
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 

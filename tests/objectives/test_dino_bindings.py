@@ -13,7 +13,7 @@ from radioplat.models.student.student import StudentArchitecture
 from radioplat.objectives.detect import DetectObjective
 from radioplat.objectives.detector_bindings import binding_widths
 from radioplat.objectives.distill import MicroBatch
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import DistillConfig

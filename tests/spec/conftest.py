@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radioplat.compression.pruning.parts import blocks_of
+from radioplat.compression.pruning.prunable_parts import blocks_of
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.reshaping import keep_children
 from radioplat.models.student.student import Student

@@ -11,7 +11,7 @@ import torch
 import torch_pruning as tp
 from torch import nn
 
-from radioplat.compression.pruning.parts import attentions, blocks_of, part_of
+from radioplat.compression.pruning.prunable_parts import attentions, blocks_of, part_of
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
 from radioplat.models.heads import AttentionHead

@@ -11,7 +11,7 @@ import torch
 
 from radioplat.compression.pruning.depth import drop_blocks
 from radioplat.compression.pruning.groups import Readers, groups_of, trace, units_to_remove, unsupported
-from radioplat.compression.pruning.parts import attentions
+from radioplat.compression.pruning.prunable_parts import attentions
 from radioplat.compression.pruning.rebuild import all_kept, original_name, rebuild, update_sizes
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError

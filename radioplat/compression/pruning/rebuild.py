@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from radioplat.compression.pruning.parts import attentions
+from radioplat.compression.pruning.prunable_parts import attentions
 from radioplat.models.modifiers.reshaping import Reshaping, difference
 from radioplat.models.modifiers.sparsity import Sparsity
 from radioplat.models.student.student import Student, build_backbone

@@ -10,7 +10,7 @@ import numpy as np
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.data.detection.boxes import Boxes
-from radioplat.data.detection.images import Picture
+from radioplat.data.detection.detection_set import Picture
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import DataError
 

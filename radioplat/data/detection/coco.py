@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radioplat.data.detection.boxes import Boxes, Faults, clean_boxes, four_numbers
-from radioplat.data.detection.images import DetectionSet, Picture
+from radioplat.data.detection.detection_set import DetectionSet, Picture
 from radioplat.data.images.headers import header_at
 from radioplat.data.storage.files import absolute, read_range, stat_file
 from radioplat.data.storage.read_ahead import Window

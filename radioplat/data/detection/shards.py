@@ -13,7 +13,7 @@ from typing import Any
 
 from radioplat.data.detection.boxes import Boxes, Faults, clean_boxes, four_numbers
 from radioplat.data.detection.coco import entry_boxes
-from radioplat.data.detection.images import DetectionSet, Picture
+from radioplat.data.detection.detection_set import DetectionSet, Picture
 from radioplat.data.scan.shard import MAX_SIDECAR_BYTES, scan_tar, split_name
 from radioplat.data.scan.tar import Member, walk_tar
 from radioplat.data.storage.files import absolute, list_files

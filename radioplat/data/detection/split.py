@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from radioplat.common.listing import first_few
 from radioplat.data.detection.coco import read_coco
-from radioplat.data.detection.images import DetectionSet
+from radioplat.data.detection.detection_set import DetectionSet
 from radioplat.data.detection.shards import read_detection_shards
 from radioplat.errors import DataError
 from radioplat.spec.schema.dataset import SplitConfig

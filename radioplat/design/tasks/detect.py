@@ -8,7 +8,7 @@ from radioplat.design.detector import detect_objective, start_detector
 from radioplat.design.run import Run, has_held_out
 from radioplat.design.student import prepare_student
 from radioplat.design.tasks.task import Validation
-from radioplat.evaluation.detection.measure import measure_checkpoint
+from radioplat.evaluation.detection.measure_detector import measure_checkpoint
 from radioplat.models.model_kind import ModelKind
 from radioplat.objectives.objective import Objective
 

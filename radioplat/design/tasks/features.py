@@ -27,7 +27,7 @@ from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads, student_encoder
 from radioplat.models.model_kind import ModelKind
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
 from radioplat.objectives.distill import ClassifyObjective, DistillObjective

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from radioplat.errors import DataError
-from radioplat.evaluation.masks.views import IGNORE
+from radioplat.evaluation.masks.mask_reader import IGNORE
 from radioplat.evaluation.metrics.linear_probe import LinearClassifier, choose, held_out_rows
 from radioplat.spec.schema.evaluate import DecoderKind, LightDecoderConfig, MaskedConfig
 

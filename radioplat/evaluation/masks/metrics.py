@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from radioplat.errors import DataError, Problem, RadioplatError, problems_of
+from radioplat.evaluation.masks.mask_files import Samples, find_samples, left_out
+from radioplat.evaluation.masks.mask_reader import Masked, MaskReader
 from radioplat.evaluation.masks.picture import answers_panel
 from radioplat.evaluation.masks.segmentation import ChangeResult, Probe, SegmentationResult, change_result, segment
-from radioplat.evaluation.masks.sources import Samples, find_samples, left_out
-from radioplat.evaluation.masks.views import Masked, MaskReader
 from radioplat.evaluation.metrics.metric import Inputs, Metric, percentage
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 from radioplat.spec.schema.evaluate import EvaluateConfig, MaskedConfig

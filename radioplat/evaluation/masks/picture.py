@@ -7,8 +7,8 @@ import colorsys
 import numpy as np
 import torch
 
+from radioplat.evaluation.masks.mask_reader import IGNORE
 from radioplat.evaluation.masks.segmentation import Answers
-from radioplat.evaluation.masks.views import IGNORE
 from radioplat.evaluation.pictures.pca import panel
 
 _GOLDEN = 0.618033988749895  # of a turn between the hues of neighbouring classes: none of them are alike

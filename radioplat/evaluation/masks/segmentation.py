@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radioplat.errors import DataError
 from radioplat.evaluation.masks.decoders import new_decoder
-from radioplat.evaluation.masks.views import IGNORE, Masked
+from radioplat.evaluation.masks.mask_reader import IGNORE, Masked
 from radioplat.spec.schema.evaluate import MaskedConfig
 
 MapOf = Callable[[Masked], Tensor]  # a batch to its map [B, h, w, D]

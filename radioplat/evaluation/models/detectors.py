@@ -10,11 +10,11 @@ import onnx
 import torch
 
 from radioplat.errors import Problem, SpecError
-from radioplat.evaluation.detection.measure import Detect
+from radioplat.evaluation.detection.measure_detector import Detect
 from radioplat.evaluation.models.checkpoints import averages_of, open_each, open_file
 from radioplat.evaluation.models.engine import EngineModel
 from radioplat.evaluation.models.onnx_file import OnnxModel
-from radioplat.exporting.engines.record import record_path
+from radioplat.exporting.engines.engine_record import record_path
 from radioplat.exporting.onnx.flat_detector import BOXES
 from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.detectors.base import Found, best_boxes

@@ -11,8 +11,8 @@ import torch
 
 from radioplat.errors import EngineError, Problem
 from radioplat.evaluation.models.file_interface import FileInterface
-from radioplat.exporting.engines.record import mark_evaluated, read_record, state_of
-from radioplat.exporting.engines.runner import EngineRunner, load_engine
+from radioplat.exporting.engines.engine_record import mark_evaluated, read_record, state_of
+from radioplat.exporting.engines.engine_runner import EngineRunner, load_engine
 from radioplat.models.features import Features
 
 

@@ -11,7 +11,7 @@ from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.checkpoints import ListedModel, open_models
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads, student_encoder
 from radioplat.evaluation.models.view_sizes import student_size
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers

@@ -26,7 +26,7 @@ import onnx
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
 from radioplat.exporting.qdq.graph import Graph, name_of, read_graph
-from radioplat.exporting.qdq.layers import find_layers
+from radioplat.exporting.qdq.graph_layers import find_layers
 from radioplat.exporting.qdq.mark import module_of
 from radioplat.spec.schema.export import CpuQuantization, CpuTarget
 

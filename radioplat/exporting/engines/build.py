@@ -17,12 +17,12 @@ import radioplat
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.calibration import is_calibrated
 from radioplat.exporting.engines.coverage import Coverage, coverage
+from radioplat.exporting.engines.engine_record import state_of, write_engine
 from radioplat.exporting.engines.execution import try_execution
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
 from radioplat.exporting.engines.layer_precision import precisions_of, set_precisions
 from radioplat.exporting.engines.library import choose_backend, cuda_driver
 from radioplat.exporting.engines.onnx_input import OnnxInput, check_data_type, parse_engine_type, read_onnx
-from radioplat.exporting.engines.record import state_of, write_engine
 from radioplat.spec.checks.tasks.engine import engine_problems
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 
@@ -75,7 +75,7 @@ class EngineReport:
 
     @property
     def state(self) -> str:
-        """See :func:`radioplat.exporting.engines.record.state_of`."""
+        """See :func:`radioplat.exporting.engines.engine_record.state_of`."""
         return state_of({"executed": self.executed, "execution": self.execution, "evaluated": False})
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from radioplat.errors import EngineError, Problem
 from radioplat.exporting.engines.backends.onnxruntime import open_session
-from radioplat.exporting.engines.record import mark_executed, mark_not_executed
-from radioplat.exporting.engines.runner import load_engine
+from radioplat.exporting.engines.engine_record import mark_executed, mark_not_executed
+from radioplat.exporting.engines.engine_runner import load_engine
 
 
 def try_execution(engine: Path, source: Path, gpu_id: int = 0) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onnx import ModelProto, TensorProto
 
 from radioplat.exporting.qdq.graph import Graph
-from radioplat.exporting.qdq.layers import Layer, find_layers
+from radioplat.exporting.qdq.graph_layers import Layer, find_layers
 from radioplat.exporting.qdq.lint import stored_type
 from radioplat.exporting.qdq.mark import module_of
 from radioplat.spec.resolved.number_formats import DATA_TYPES, QUANTIZED

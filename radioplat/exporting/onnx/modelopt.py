@@ -22,7 +22,7 @@ from radioplat.common.optional_imports import needs
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.onnx.flat_student import INPUT
 from radioplat.exporting.qdq.graph import Graph, read_graph
-from radioplat.exporting.qdq.layers import find_layers
+from radioplat.exporting.qdq.graph_layers import find_layers
 
 # Arguments set by radioplat; the others can be given as quantize.backend_kwargs.
 _OWN = ("onnx_path", "output_path", "quantize_mode", "calibration_data", "calibration_method", "model_id")

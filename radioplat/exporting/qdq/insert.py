@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from radioplat.errors import EngineError
 from radioplat.exporting.qdq.graph import DEQUANTIZE, QUANTIZE, Graph, attribute, replace_entries
-from radioplat.exporting.qdq.layers import CONVOLUTIONS
+from radioplat.exporting.qdq.graph_layers import CONVOLUTIONS
 from radioplat.exporting.qdq.mark import DOMAIN, Mark, marks, module_of
 from radioplat.exporting.qdq.ranges import Range
 from radioplat.models.quantized.fake_quantize import NumberFormat

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from radioplat.exporting.qdq.graph import DEQUANTIZE, MOVES_ONLY, QUANTIZE, Graph, attribute, name_of, read_graph
-from radioplat.exporting.qdq.layers import CONVOLUTIONS, Layer, find_layers
+from radioplat.exporting.qdq.graph_layers import CONVOLUTIONS, Layer, find_layers
 
 NORMALIZATIONS = frozenset(
     {"LayerNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}

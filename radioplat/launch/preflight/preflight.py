@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from radioplat.cluster.resources import Resources
-from radioplat.data.detection.images import DetectionSet
+from radioplat.data.detection.detection_set import DetectionSet
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.scan import Scanner

@@ -8,35 +8,35 @@ from pathlib import Path
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.errors import Problem
-from radioplat.launch.preflight import parts, start, teaching
+from radioplat.launch.preflight import readiness, run_parts, teaching
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.schema.root import Spec
 
 STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...] = (
-    (Level.data, parts.contradictions),
+    (Level.data, run_parts.contradictions),
     (Level.plan, teaching.partitions),
     (Level.plan, teaching.stages),
-    (Level.data, parts.models),
-    (Level.start, start.teacher_weights),
+    (Level.data, run_parts.models),
+    (Level.start, readiness.teacher_weights),
     (Level.plan, teaching.targets),
-    (Level.start, start.target_statistics),
-    (Level.start, start.student_weights),
-    (Level.start, start.step_hooks),
-    (Level.data, parts.boxes),
-    (Level.data, parts.samples),
-    (Level.plan, parts.sample_facts),
-    (Level.start, parts.held_out),
-    (Level.start, start.evaluation),
-    (Level.data, parts.detector),
+    (Level.start, readiness.target_statistics),
+    (Level.start, readiness.student_weights),
+    (Level.start, readiness.step_hooks),
+    (Level.data, run_parts.boxes),
+    (Level.data, run_parts.samples),
+    (Level.plan, run_parts.sample_facts),
+    (Level.start, run_parts.held_out),
+    (Level.start, readiness.evaluation),
+    (Level.data, run_parts.detector),
     (Level.plan, teaching.unshifted_views),
-    (Level.plan, start.pruning),
-    (Level.start, start.placement),
+    (Level.plan, readiness.pruning),
+    (Level.start, readiness.placement),
     (Level.plan, teaching.scheme),
     (Level.plan, teaching.unusual_inputs),
     (Level.plan, teaching.devices),
-    (Level.plan, parts.length),
-    (Level.data, parts.labels),
-    (Level.start, start.checkpoints),
+    (Level.plan, run_parts.length),
+    (Level.data, run_parts.labels),
+    (Level.start, readiness.checkpoints),
 )
 
 

@@ -17,7 +17,7 @@ def train_function(config: dict[str, Any]) -> RadioplatError | None:
     from ray import cloudpickle
 
     from radioplat.cluster.preemption.training_locks import training
-    from radioplat.launch.ray.worker import work
+    from radioplat.launch.ray.ray_worker import work
 
     try:
         with training():

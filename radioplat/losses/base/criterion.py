@@ -8,7 +8,7 @@ import torch
 
 from radioplat.losses.base.focal import Focal
 from radioplat.losses.base.reduce import sample_means, zero_unweighted
-from radioplat.losses.base.running import Running
+from radioplat.losses.base.running_statistics import Running
 
 Pair = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 OfMap = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from radioplat.losses.base.running import Running
+from radioplat.losses.base.running_statistics import Running
 from radioplat.spec.schema.distill import Balance
 
 DECAY = 0.99  # a step: the mean is over some hundred of them

@@ -20,11 +20,11 @@ from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.compress import OnFail, Stage
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.compress.chain_record import Entry, Record
 from radioplat.tasks.compress.definition import Inputs, Product
 from radioplat.tasks.compress.derive import check_chain, depends_on, fingerprint, hashed_fields, place, stage_spec
 from radioplat.tasks.compress.groups import Group, Step, compress_problems, groups_of
 from radioplat.tasks.compress.outcome import student_outcome
-from radioplat.tasks.compress.record import Entry, Record
 from radioplat.tasks.compress.stages import UNTRAINED
 from radioplat.tasks.evaluate.gate_metrics import gate_metric, measure, measuring_spec
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint

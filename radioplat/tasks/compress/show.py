@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from radioplat.common import terminal
-from radioplat.exporting.engines.record import read_record, state_of
+from radioplat.exporting.engines.engine_record import read_record, state_of
+from radioplat.tasks.compress.chain_record import Entry
 from radioplat.tasks.compress.compress import CompressReport
-from radioplat.tasks.compress.record import Entry
 from radioplat.tasks.evaluate.side_by_side import ModelRow, models_table
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.table import Table

@@ -13,7 +13,7 @@ from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, quantize_problems
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, engine_type
 from radioplat.spec.schema.compress import Stage

@@ -15,10 +15,10 @@ from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.split import read_split
 from radioplat.errors import SpecError
 from radioplat.evaluation.detection.detection_errors import DetectionErrors, detection_errors
-from radioplat.evaluation.detection.measure import DetectionResult, measure_detector
+from radioplat.evaluation.detection.measure_detector import DetectionResult, measure_detector
 from radioplat.evaluation.metrics.metric import cell
 from radioplat.evaluation.models.detectors import DetectorModel, open_detectors
-from radioplat.evaluation.pictures.boxes import boxes_panel
+from radioplat.evaluation.pictures.boxes_panel import boxes_panel
 from radioplat.models.vision_model import model_kind
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName

@@ -11,8 +11,8 @@ from radioplat.models.model_kind import ModelKind
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.evaluate.detector import DetectorReport, evaluate_detector
 from radioplat.tasks.evaluate.detectors import DetectorsReport, evaluate_detectors
+from radioplat.tasks.evaluate.evaluate_detector import DetectorReport, evaluate_detector
 from radioplat.tasks.evaluate.students import EvaluateResult, evaluate_students
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 

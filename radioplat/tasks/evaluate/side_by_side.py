@@ -22,7 +22,7 @@ class Row:
         kind, bytes: see :class:`radioplat.evaluation.models.checkpoints.ListedModel`.
         size: side of its input in pixels; None for a student that did not run.
         difference: from the first model that ran, by the names of :meth:`figures`, times 100 (percentage points).
-        state: of an engine: :func:`radioplat.exporting.engines.record.state_of`, evaluated now; empty for others.
+        state: of an engine, evaluated now, see :mod:`radioplat.exporting.engines.engine_record`; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
     """
 

@@ -41,7 +41,7 @@ from radioplat.tasks.evaluate.summary import write_summary
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.table import Table
 from radioplat.tracking.task_log import log_task
-from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
+from radioplat.tracking.weights_and_biases.task_record import log_task_to_wandb
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from radioplat.tasks.shared.find_checkpoint import task_folder
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
+from radioplat.tracking.weights_and_biases.task_record import log_task_to_wandb
 
 
 def gen_trt_engine(spec: Spec) -> EngineReport:

@@ -25,7 +25,7 @@ from radioplat.tasks.shared.model_folder import keep_plan, write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import log_task_to_wandb
+from radioplat.tracking.weights_and_biases.task_record import log_task_to_wandb
 
 
 @dataclass(frozen=True)

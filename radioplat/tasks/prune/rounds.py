@@ -17,7 +17,7 @@ import torch
 
 from radioplat.compression.cost import Cost
 from radioplat.compression.pruning.prune import Aim, prune_alike
-from radioplat.compression.pruning.schedule import removed_share, share_of_rest
+from radioplat.compression.pruning.removed_share import removed_share, share_of_rest
 from radioplat.compression.pruning.sparsify import Sparsified
 from radioplat.errors import WeightsError
 from radioplat.models.student.checkpoint import load_student, read_architecture

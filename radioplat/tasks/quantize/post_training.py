@@ -21,7 +21,7 @@ from radioplat.tasks.shared.model_folder import write_model
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
-from radioplat.tracking.weights_and_biases.task import kind_of, log_task_to_wandb
+from radioplat.tracking.weights_and_biases.task_record import kind_of, log_task_to_wandb
 
 
 def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:

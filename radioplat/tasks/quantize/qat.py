@@ -20,7 +20,7 @@ from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import model_kind, open_model, weight_files
 from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.checks.tasks.quantize import calibration_split
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.post_training import post_train

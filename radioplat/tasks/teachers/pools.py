@@ -8,7 +8,7 @@ from radioplat.cluster.ray_cluster import attached
 from radioplat.cluster.resources import teacher_gpus
 from radioplat.common import terminal
 from radioplat.errors import SpecError
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import frozen_teachers
 

@@ -12,11 +12,11 @@ import torch
 
 from radioplat.common.cpu_threads import limit_torch_threads
 from radioplat.errors import SpecError
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.train_upsampler.images import open_photographs
+from radioplat.tasks.train_upsampler.photographs import open_photographs
 from radioplat.tasks.train_upsampler.training import Consistency, UpsamplerTraining
 from radioplat.teachers.base.teacher import FrozenTeacher, describe
 from radioplat.teachers.upsamplers.featsharp.checkpoint import save_upsampler

@@ -24,7 +24,7 @@ from torch import nn
 from radioplat.errors import TrainingError
 from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
 from radioplat.tasks.train_upsampler.downsampler import BlurDownsampler
-from radioplat.tasks.train_upsampler.views import draw_views, sample_views
+from radioplat.tasks.train_upsampler.movements import draw_views, sample_views
 from radioplat.teachers.base.teacher import FrozenTeacher
 from radioplat.teachers.upsamplers.featsharp.featsharp import FeatSharp
 

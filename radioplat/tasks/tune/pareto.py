@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from radioplat.tasks.tune.record import State, TrialRecord
+from radioplat.tasks.tune.trial_record import State, TrialRecord
 
 
 def dominates(a: Mapping[str, float], b: Mapping[str, float], modes: Mapping[str, str]) -> bool:

@@ -15,9 +15,9 @@ from ray.tune.search.optuna import OptunaSearch
 
 from radioplat.tasks.tune.domains import Domain
 from radioplat.tasks.tune.draw import define_by_run, encoded
-from radioplat.tasks.tune.record import State, TrialRecord, read_trials
 from radioplat.tasks.tune.space import SchedulerType
 from radioplat.tasks.tune.sweep import Plan
+from radioplat.tasks.tune.trial_record import State, TrialRecord, read_trials
 
 _STEP = "step"
 _EndedTrial = namedtuple("_EndedTrial", ["trial_id"])  # stands in for Ray's trial

@@ -8,8 +8,8 @@ from radioplat.common import terminal
 from radioplat.common.redact import redact_yaml
 from radioplat.spec.loading.load import to_yaml
 from radioplat.tasks.tune.pareto import choose, draw, front
-from radioplat.tasks.tune.record import State, TrialRecord
 from radioplat.tasks.tune.sweep import full_spec
+from radioplat.tasks.tune.trial_record import State, TrialRecord
 from radioplat.tasks.tune.tune import TuneReport
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import write_atomic

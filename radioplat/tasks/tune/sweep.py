@@ -18,7 +18,7 @@ from radioplat.errors import Problem, SpecError
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.quantize import quantize_problems
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode, Placement
@@ -27,8 +27,8 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.groups import compress_problems
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.tune.draw import ValueOf, grid
-from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.space import SchedulerType, TuneSpace, TuneTask, load_space
+from radioplat.tasks.tune.trial_record import TrialRecord
 from radioplat.tracking.results import write_atomic
 
 FILE, FOLDER = "plan.json", "tune"

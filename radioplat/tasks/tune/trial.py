@@ -22,9 +22,9 @@ from radioplat.tasks.quantize.quantize import quantize
 from radioplat.tasks.tune.draw import decoded
 from radioplat.tasks.tune.interruption import InterruptionWatch
 from radioplat.tasks.tune.judge import judge
-from radioplat.tasks.tune.record import State, TrialRecord, claim
 from radioplat.tasks.tune.space import Algorithm, SchedulerType, TuneTask
 from radioplat.tasks.tune.sweep import Plan, trial_spec
+from radioplat.tasks.tune.trial_record import State, TrialRecord, claim
 from radioplat.tracking.follow import CheckpointEvent, StepEvent
 from radioplat.tracking.lease import LeaseTaken
 from radioplat.tracking.status import read_status

@@ -25,9 +25,9 @@ from radioplat.spec.schema.cluster import ClusterMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.tune.draw import draw_values
 from radioplat.tasks.tune.interruption import stop_file
-from radioplat.tasks.tune.record import State, TrialRecord, read_trials
 from radioplat.tasks.tune.space import Algorithm, SchedulerType
 from radioplat.tasks.tune.sweep import FOLDER, Plan, make_plan, nested, trial_spec
+from radioplat.tasks.tune.trial_record import State, TrialRecord, read_trials
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.task_log import log_task

@@ -34,7 +34,7 @@ class Batcher:
     It never waits for more requests: a lone one runs at once. Results equal those of requests that run alone.
 
     Args:
-        forward: see :class:`radioplat.teachers.serving.runner.TeacherRunner`.
+        forward: see :class:`radioplat.teachers.serving.teacher_runner.TeacherRunner`.
         most: rows of one forward.
     """
 

@@ -62,7 +62,9 @@ class InlineTeacher:
     """
 
     def __init__(self, teacher: ResolvedTeacher, grid: tuple[int, int], device: str, workers: int = 1) -> None:
-        from radioplat.teachers.serving.runner import TeacherRunner  # here: clients of remote teachers need no torch
+        from radioplat.teachers.serving.teacher_runner import (
+            TeacherRunner,  # here: clients of remote teachers need no torch
+        )
 
         self.name = teacher.name
         self._runner, self._grid, self._wanted = TeacherRunner(teacher, device), grid, teacher.wanted

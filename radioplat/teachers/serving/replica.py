@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from radioplat.teachers.serving.batcher import Batcher
     from radioplat.teachers.serving.packed_features import Packed
-    from radioplat.teachers.serving.runner import TeacherRunner
+    from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
 AT_ONCE = 64  # requests in a replica; more wait at their senders
 
@@ -48,7 +48,7 @@ class Replica:
         return self._loaded() is not None
 
     def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Return arrays for the object store; see :class:`~radioplat.teachers.serving.runner.TeacherRunner`."""
+        """Return arrays for the object store; see :class:`~radioplat.teachers.serving.teacher_runner.TeacherRunner`."""
         from radioplat.teachers.serving.transport import to_host
 
         return to_host(self._loaded()(pixels, grid, wanted))
@@ -89,7 +89,7 @@ class Replica:
             if self._batcher is None:
                 # Here, because processes that start a replica import this file and do not need torch.
                 from radioplat.teachers.serving.batcher import Batcher
-                from radioplat.teachers.serving.runner import TeacherRunner
+                from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
                 teacher, device = self._arguments
                 print(f"{datetime.now():%Y-%m-%d %H:%M:%S} teacher {teacher.name} loads on {device}", flush=True)

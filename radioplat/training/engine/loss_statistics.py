@@ -7,7 +7,7 @@ from torch import nn
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
-from radioplat.losses.base.running import Running
+from radioplat.losses.base.running_statistics import Running
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 

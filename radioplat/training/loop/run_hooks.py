@@ -25,7 +25,7 @@ from radioplat.training.guards.non_finite import NonFiniteGuard
 from radioplat.training.hooks.own_hook import HookContext, OwnHook
 from radioplat.training.hooks.step_hook import StepHook, StepHooks
 from radioplat.training.hooks.step_record import StepRecord
-from radioplat.training.targets.running import RunningNorm
+from radioplat.training.targets.running_norm import RunningNorm
 from radioplat.training.watch.phases import Phases
 from radioplat.training.watch.rank_context import RankContext
 

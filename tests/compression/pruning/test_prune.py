@@ -13,7 +13,7 @@ from torch import nn
 from radioplat.compression.cost import cost_of
 from radioplat.compression.pruning.groups import groups_of, trace, units_to_remove
 from radioplat.compression.pruning.prune import Aim, dry_run, prune_alike, prune_model
-from radioplat.compression.pruning.schedule import removed_share, share_of_rest
+from radioplat.compression.pruning.removed_share import removed_share, share_of_rest
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import sparsify
 from radioplat.errors import SpecError

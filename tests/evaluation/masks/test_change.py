@@ -15,9 +15,9 @@ from PIL import Image
 from sklearn.metrics import f1_score, precision_score, recall_score
 
 from radioplat.data.detection.boxes import Faults
+from radioplat.evaluation.masks.mask_files import find_samples
+from radioplat.evaluation.masks.mask_reader import IGNORE, Masked, MaskReader
 from radioplat.evaluation.masks.segmentation import Probe, change_result, confusion, segment
-from radioplat.evaluation.masks.sources import find_samples
-from radioplat.evaluation.masks.views import IGNORE, Masked, MaskReader
 from radioplat.spec.schema.dataset import AugmentationConfig
 from radioplat.spec.schema.evaluate import ChangeConfig
 

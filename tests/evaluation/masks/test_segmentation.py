@@ -20,9 +20,9 @@ from sklearn.metrics import f1_score, jaccard_score
 from radioplat.data.detection.boxes import Faults
 from radioplat.errors import DataError
 from radioplat.evaluation.masks.decoders import cell_shares
+from radioplat.evaluation.masks.mask_files import find_samples
+from radioplat.evaluation.masks.mask_reader import IGNORE, Masked, MaskReader
 from radioplat.evaluation.masks.segmentation import class_f1, class_iou, confusion, segment
-from radioplat.evaluation.masks.sources import find_samples
-from radioplat.evaluation.masks.views import IGNORE, Masked, MaskReader
 from radioplat.spec.schema.dataset import AugmentationConfig
 from radioplat.spec.schema.evaluate import DecoderKind, LightDecoderConfig, SegmentationConfig
 

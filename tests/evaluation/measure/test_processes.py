@@ -20,7 +20,7 @@ from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError, WeightsError
 from radioplat.evaluation.measure.processes import Processes
 from radioplat.evaluation.metrics.knn import knn_accuracy
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import save_student
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate

@@ -16,9 +16,9 @@ from PIL import Image
 
 from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import save_student
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.gate_metrics import gate_metric, measure, measuring_spec

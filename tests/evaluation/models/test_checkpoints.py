@@ -26,15 +26,15 @@ from radioplat.design.models import design_models
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluation.models.checkpoints import open_models
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.engines.record import read_record
+from radioplat.exporting.engines.engine_record import read_record
 from radioplat.exporting.onnx.export import export_onnx
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.quantizer import in_float
 from radioplat.models.student.checkpoint import load_student, save_student
 from radioplat.models.student.student import Student
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.evaluate.evaluate import evaluate

@@ -12,7 +12,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines import library
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.engines.runner import load_engine
+from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
 from radioplat.tasks.export.show import show_engine
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.tensorrt_session import cannot_load, check_gpu
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.engines.runner import load_engine
+from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 
 RTX, ORT = EngineBackend.tensorrt_rtx, EngineBackend.onnxruntime

@@ -14,7 +14,7 @@ from radioplat.design.models import design_models
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import is_checkpoint, save_student
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.tasks.export.export import export

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from radioplat.errors import EngineError
 from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.radio import radio_file
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.teachers.adapters.registry import adapter_class

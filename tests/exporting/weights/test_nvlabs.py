@@ -19,7 +19,7 @@ import torch
 from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.radio import write_radio
 from radioplat.models.heads import HeadArchitecture
-from radioplat.models.pretrained.start import architecture_of, start_notes, start_student
+from radioplat.models.pretrained.initial_weights import architecture_of, start_notes, start_student
 from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.spec.loading.load import load_spec
 

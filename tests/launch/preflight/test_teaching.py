@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from radioplat.launch.preflight.preflight import Preflight
-from radioplat.launch.preflight.start import target_statistics
+from radioplat.launch.preflight.readiness import target_statistics
 from radioplat.launch.preflight.teaching import targets
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers

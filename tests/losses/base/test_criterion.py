@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.losses.base.criterion import BatchWise, MapWise
-from radioplat.losses.base.running import Running
+from radioplat.losses.base.running_statistics import Running
 from radioplat.losses.registry import CRITERIA, criterion
 from radioplat.spec.resolved.losses import LOSSES, Binds
 from radioplat.spec.resolved.terms import Term

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.losses.base.running import Running
+from radioplat.losses.base.running_statistics import Running
 from radioplat.losses.terms.angle import Angle, angle_between
 from radioplat.losses.terms.feature import cosine
 from radioplat.losses.terms.tangent_sphere import TangentSphere, log_map

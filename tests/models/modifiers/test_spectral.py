@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from radioplat.errors import SpecError
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.modifiers import spectral
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import load_student, read_architecture, save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec

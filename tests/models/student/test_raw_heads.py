@@ -10,7 +10,7 @@ import torch
 
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
-from radioplat.models.pretrained.start import start_notes, start_student
+from radioplat.models.pretrained.initial_weights import start_notes, start_student
 from radioplat.models.student.checkpoint import save_one_file
 from radioplat.models.student.fold_target_norm import fold_head, unfold_head
 from radioplat.models.student.student import Student

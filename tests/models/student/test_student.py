@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.heads import HeadArchitecture
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import (
     HEADS_FILE,
     STUDENT_FILE,

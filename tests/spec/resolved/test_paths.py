@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radioplat.data.storage.object_stores import strip_scheme
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved import paths
 

@@ -7,9 +7,9 @@ import pytest
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, save_one_file, save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.compress.chain_record import Entry
 from radioplat.tasks.compress.compress import START, _Chain
 from radioplat.tasks.compress.outcome import student_outcome
-from radioplat.tasks.compress.record import Entry
 
 
 @pytest.mark.parametrize(

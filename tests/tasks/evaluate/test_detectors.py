@@ -11,8 +11,8 @@ import torch
 from benchmarks.composites import CLASSES, write_set
 from radioplat.data.detection.coco import read_coco
 from radioplat.errors import RadioplatError
-from radioplat.evaluation.detection.measure import look_at
-from radioplat.evaluation.pictures.boxes import boxes_panel
+from radioplat.evaluation.detection.measure_detector import look_at
+from radioplat.evaluation.pictures.boxes_panel import boxes_panel
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.detectors.base import Detector, DetectorArchitecture

@@ -19,9 +19,9 @@ from radioplat.design.models import design_models
 from radioplat.errors import SpecError
 from radioplat.evaluation.measure.needs import missing
 from radioplat.evaluation.metrics.metric import Inputs
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import save_student
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.plan.plan import plan

@@ -11,7 +11,7 @@ import torch
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.engines.runner import load_engine
+from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.onnx.compare import compare_with_torch
 from radioplat.exporting.onnx.export import TOLERANCE, export_onnx
 from radioplat.exporting.onnx.flat_detector import FlatDetector, reorder

@@ -14,7 +14,7 @@ from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.design.models import design_models
 from radioplat.design.quantized import count_quantizers, quantized_problems
 from radioplat.design.student import compile_backbone
-from radioplat.models.pretrained.start import start_student
+from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import save_student
 from radioplat.optim.optimizer import build_optimizer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from radioplat.tasks.tune.pareto import choose, dominates, draw, front
-from radioplat.tasks.tune.record import State, TrialRecord, claim, read_trials
+from radioplat.tasks.tune.trial_record import State, TrialRecord, claim, read_trials
 
 MODES = {"fidelity": "max", "macs": "min"}
 

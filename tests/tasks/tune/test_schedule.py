@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from radioplat.quickstart.defaults import SPEC
-from radioplat.tasks.tune.record import State, TrialRecord
 from radioplat.tasks.tune.schedule import Budget, scheduler_of
 from radioplat.tasks.tune.sweep import make_plan
+from radioplat.tasks.tune.trial_record import State, TrialRecord
 
 BASE = {
     "parameters": {"train.optim.lr": {"loguniform": [1e-4, 1e-2]}},

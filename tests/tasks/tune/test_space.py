@@ -16,9 +16,9 @@ from radioplat.quickstart.defaults import SPEC
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.tune.domains import Domain
 from radioplat.tasks.tune.draw import decoded, define_by_run, draw_values, encoded, grid
-from radioplat.tasks.tune.record import TrialRecord
 from radioplat.tasks.tune.space import load_space
 from radioplat.tasks.tune.sweep import Plan, full_spec, make_plan, overrides_of, trial_spec
+from radioplat.tasks.tune.trial_record import TrialRecord
 
 SPACES = Path(__file__).parents[3] / "tune_spaces"
 BASE = {

@@ -16,7 +16,7 @@ from radioplat.spec.schema.distill import LossType
 from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe
 from radioplat.teachers.cache.key import teacher_key, weights_hash
 from radioplat.teachers.serving.pool import fingerprint
-from radioplat.teachers.serving.runner import TeacherRunner
+from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
 ALL = frozenset({"summary", "spatial", "logits"})
 SCORES = {"mode": "logits", "extra_losses": [{"type": "MSE", "kind": kind} for kind in ("summary", "spatial")]}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from radioplat.teachers.serving.batcher import Batcher
-from radioplat.teachers.serving.runner import TeacherRunner
+from radioplat.teachers.serving.teacher_runner import TeacherRunner
 from radioplat.teachers.serving.transport import Packed
 
 GRID, WANTED = (2, 2), frozenset({"summary", "spatial"})

@@ -9,7 +9,7 @@ import numpy as np
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.onnxruntime import open_session as open_graph
-from radioplat.exporting.engines.runner import Run
+from radioplat.exporting.engines.engine_runner import Run
 
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:

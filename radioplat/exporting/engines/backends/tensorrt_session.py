@@ -10,8 +10,8 @@ import numpy as np
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog, readable
 from radioplat.exporting.engines.backends.network import make_logger
+from radioplat.exporting.engines.engine_runner import Run
 from radioplat.exporting.engines.library import RTX, TENSORRT, cuda_driver, load_tensorrt
-from radioplat.exporting.engines.runner import Run
 
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:

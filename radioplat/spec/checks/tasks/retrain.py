@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.schema.retrain import RetrainConfig, RetrainMode

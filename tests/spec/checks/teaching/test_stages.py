@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 
 EXAMPLE = Path(__file__).parents[4] / "specs" / "radio_two_teachers.yaml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 

@@ -16,7 +16,7 @@ from radioplat.errors import PlacementError, Problem, WeightsError, problems_of
 from radioplat.evaluation.measure.needs import metric_facts, missing
 from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.launch.preflight.preflight import Level, Preflight
-from radioplat.models.pretrained.start import start_notes
+from radioplat.models.pretrained.initial_weights import start_notes
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.training_task import is_taught
 from radioplat.spec.schema.prune import PruneConfig

@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from radioplat.data.detection.boxes import Boxes, Detections
-from radioplat.data.detection.images import Picture
+from radioplat.data.detection.detection_set import Picture
 from radioplat.evaluation.detection.detection_errors import match_image
-from radioplat.evaluation.detection.measure import look_at
+from radioplat.evaluation.detection.measure_detector import look_at
 from radioplat.evaluation.pictures.pca import panel
 
 SIDE = 288  # pixels of an image in the picture

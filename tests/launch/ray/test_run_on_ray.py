@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from radioplat.launch.ray.start import _interruptible, _lost_too_often
+from radioplat.launch.ray.run_on_ray import _interruptible, _lost_too_often
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 

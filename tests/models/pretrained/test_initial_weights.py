@@ -15,7 +15,7 @@ from radioplat.errors import SpecError, WeightsError
 from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.radio import write_radio
 from radioplat.models.heads import HeadArchitecture
-from radioplat.models.pretrained.start import architecture_of, start_notes, start_student
+from radioplat.models.pretrained.initial_weights import architecture_of, start_notes, start_student
 from radioplat.models.student.checkpoint import save_one_file, save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec

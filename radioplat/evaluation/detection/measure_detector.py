@@ -14,7 +14,7 @@ import torch
 
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.detection.boxes import Boxes, Detections
-from radioplat.data.detection.images import DetectionSet, Picture
+from radioplat.data.detection.detection_set import DetectionSet, Picture
 from radioplat.data.detection.split import read_split
 from radioplat.data.images.decode import MAX_PIXELS, BadSample
 from radioplat.data.views.crops import whole_image

@@ -17,7 +17,7 @@ from radioplat.data.images.decode import MAX_PIXELS, BadSample, Decoded, decode_
 from radioplat.data.views.crops import Crop, centre_crop, plan_crops
 from radioplat.data.views.masks import view_mask
 from radioplat.data.views.render import render, view_matrix
-from radioplat.evaluation.masks.sources import Sample
+from radioplat.evaluation.masks.mask_files import Sample
 from radioplat.spec.schema.dataset import AugmentationConfig
 from radioplat.spec.schema.evaluate import MaskedConfig
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radioplat.compression.pruning.schedule import removed_share as removed
-from radioplat.compression.pruning.schedule import share_of_rest
+from radioplat.compression.pruning.removed_share import removed_share as removed
+from radioplat.compression.pruning.removed_share import share_of_rest
 from radioplat.spec.schema.prune import PruneSchedule
 
 SCHEDULES = st.sampled_from(list(PruneSchedule))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from radioplat.errors import EngineError
-from radioplat.exporting.engines.record import read_record
+from radioplat.exporting.engines.engine_record import read_record
 
 Run = Callable[[np.ndarray], dict[str, np.ndarray]]
 _SESSIONS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from radioplat.evaluation.detection.measure import DetectionResult, measure_checkpoint
+from radioplat.evaluation.detection.measure_detector import DetectionResult, measure_checkpoint
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from radioplat.tasks.train_upsampler.downsampler import BlurDownsampler
-from radioplat.tasks.train_upsampler.views import draw_views, sample_views
+from radioplat.tasks.train_upsampler.movements import draw_views, sample_views
 
 
 def drawn(count=500, zoom=1.8, shift=0.15):

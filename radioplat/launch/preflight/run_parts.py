@@ -20,7 +20,7 @@ from radioplat.design.stages import total_steps
 from radioplat.errors import Problem
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.launch.preflight.preflight import Preflight
-from radioplat.spec.checks.tasks.run import check
+from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import is_taught, training_task
 from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.retired import retired_field_notes

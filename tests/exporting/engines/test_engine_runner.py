@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.engines.record import mark_evaluated, mark_executed, mark_not_executed, read_record, state_of
-from radioplat.exporting.engines.runner import EngineRunner, load_engine
+from radioplat.exporting.engines.engine_record import (
+    mark_evaluated,
+    mark_executed,
+    mark_not_executed,
+    read_record,
+    state_of,
+)
+from radioplat.exporting.engines.engine_runner import EngineRunner, load_engine
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 
 ORT = EngineBackend.onnxruntime
