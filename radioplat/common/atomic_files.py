@@ -10,9 +10,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, renamed to ``path`` at the end of the block, or removed on an error.
+    """Yield a temporary path in the folder of ``path``; rename it to ``path`` at the end of the block.
 
-    A process that is killed inside the block leaves the old file unchanged.
+    If the block raises, the temporary file is removed. A process that is killed inside the block leaves the old file
+    unchanged.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -39,10 +39,10 @@ def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> An
 
 
 def from_first(action: Callable[[], Result]) -> Result:
-    """Return on every rank the result (picklable) of ``action``, which rank 0 calls.
+    """Call ``action`` on rank 0 only and return its result (picklable) on every rank.
 
     Raises:
-        RadioplatError: on every rank, as ``action`` raised it.
+        RadioplatError: on every rank, if ``action`` raised one on rank 0.
     """
     answer: Any = None
     if is_first():
@@ -68,7 +68,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def mark_agreed() -> Iterator[None]:
-    """Set ``agreed`` on a :class:`RadioplatError` that leaves the block; all ranks must raise the same one."""
+    """Set ``agreed`` on a :class:`RadioplatError` raised in the block; every rank must raise the same error."""
     try:
         yield
     except RadioplatError as error:
@@ -85,17 +85,17 @@ def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
 
 
 def maximum(values: torch.Tensor) -> torch.Tensor:
-    """Return the elementwise maximum over the ranks."""
+    """Return the elementwise maximum over the ranks, computed in place; every rank must call it."""
     return _reduce(values, dist.ReduceOp.MAX)
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
-    """Return the elementwise sum over the ranks."""
+    """Return the elementwise sum over the ranks, computed in place; every rank must call it."""
     return _reduce(values, dist.ReduceOp.SUM)
 
 
 def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
-    """Reduce in place; tensors in host memory are copied to the device for NCCL."""
+    """Reduce ``values`` in place; with NCCL, a CPU tensor is reduced through a copy on the GPU."""
     if alone():
         return values
     if values.device.type == "cpu" and dist.get_backend() == "nccl":
@@ -107,6 +107,6 @@ def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
 
 
 def barrier() -> None:
-    """Wait for every rank."""
+    """Wait until every rank has called it."""
     if not alone():
         dist.barrier()

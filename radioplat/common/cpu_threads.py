@@ -22,7 +22,7 @@ def torch_callers(most: int) -> int:
 
 @contextlib.contextmanager
 def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
-    """Leave ``decoders`` cores to decoding during the block, and divide the rest among ``callers`` of torch.
+    """During the block, reserve ``decoders`` cores for decoding and divide the others among ``callers`` of torch.
 
     With more threads than cores, OpenMP threads spin while they wait for one that is not running: an evaluation on two
     cores took nine times as long. Without effect if ``OMP_NUM_THREADS`` is set.
@@ -37,7 +37,7 @@ def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
 
 
 def share_cores(num_cpus: float, workers: int) -> None:
-    """Give torch this worker's share of all cores if it requested less than one CPU of Ray.
+    """Limit torch to this worker's share of all cores if it requested less than one CPU from Ray.
 
     A fraction of a CPU means that teachers run on the same cores; they have :func:`lower_thread_priority`.
 
@@ -50,7 +50,7 @@ def share_cores(num_cpus: float, workers: int) -> None:
 
 
 def share_cores_among(processes: int, decoders: int) -> None:
-    """Give torch its share of the cores in one of ``processes``, after ``decoders`` cores for decoding."""
+    """Limit torch in each of ``processes`` to its share of the cores that ``decoders`` decode threads leave free."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (_cores() - decoders) // processes))
 
@@ -58,7 +58,7 @@ def share_cores_among(processes: int, decoders: int) -> None:
 def lower_thread_priority() -> None:
     """Give the current thread the lowest scheduling priority.
 
-    A teacher that shares cores with a student then computes ahead while the student waits, and does not slow it down.
+    A teacher that shares cores with a student then computes while the student waits, and does not slow it down.
     """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 19))

@@ -1,4 +1,4 @@
-"""A user's own code, named in the spec as ``package.module:name``."""
+"""Import objects of users' code, given in the spec as ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def import_object(path: str, where: str) -> Any:  # noqa: ANN401
 
     Args:
         path: the import path.
-        where: spec field that named it, for messages.
+        where: spec field that contains the path, for messages.
 
     Raises:
         SpecError: the module cannot be imported, or has no such name.

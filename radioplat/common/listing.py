@@ -1,4 +1,4 @@
-"""Lists in messages."""
+"""Format lists for messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every private name of Ray that radioplat uses: what the public API does not offer.
+"""Private names of Ray that radioplat uses because the public API has no equivalent.
 
-A private name may change with any release of Ray. ``tests/common/test_ray_internals.py`` checks that they exist, that
-no other file imports one, and that the installed Ray is of :data:`TESTED_VERSIONS`.
+A private name may change with any release of Ray. ``tests/common/test_ray_internals.py`` checks that all of them exist,
+that no other file imports one, and that the installed Ray is one of :data:`TESTED_VERSIONS`.
 
 Use them as attributes of this module, for example ``ray_internals.find_node_ids()``: each is looked up in Ray when it
 is used, so importing this module does not import Ray.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-TESTED_VERSIONS = ("2.60",)  # of Ray, by their first two numbers
+TESTED_VERSIONS = ("2.60",)  # of Ray: major.minor
 
 _TRAIN = "ray.train.v2._internal.execution"
 MODULES = {  # private name: the module of Ray that defines it
@@ -64,7 +64,7 @@ MEMBERS = {  # class: its private methods and attributes that radioplat override
 
 
 def __getattr__(name: str) -> Any:
-    """Return the object of Ray that ``name`` means; Python calls this for ``from ... import name``."""
+    """Return the object of Ray called ``name``; Python calls this for ``from ... import name``."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(MODULES[name]), name)

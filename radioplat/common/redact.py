@@ -1,4 +1,4 @@
-"""Mask secrets in everything that a run writes: status lines, W&B configs, reports."""
+"""Mask secrets in the outputs of a run: status lines, W&B configs, reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MASK = "(secret)"  # a plain YAML scalar, so that a masked spec still parses
 _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 # Shorter values ("1", "true", "auto") are switches, not secrets, and would mask ordinary words.
 _SHORTEST_SECRET = 8
-# A YAML field with the name of a secret, with the folded lines of its value.
+# A YAML field named like a secret, with its value, which may continue on indented lines.
 _YAML_SECRET = re.compile(
     rf"^(?P<indent> *)(?P<name>\w+(?:{'|'.join(_SECRET_ENDINGS)})): (?!null$|''$).+(?:\n(?P=indent) +.*)*", re.I | re.M
 )
@@ -35,12 +35,12 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def redact_yaml(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Mask YAML text as :func:`redact` does, and every field with the name of a secret (``encryption_key``)."""
+    """Mask YAML text like :func:`redact`, and every field named like a secret (for example ``encryption_key``)."""
     return redact(_YAML_SECRET.sub(rf"\g<indent>\g<name>: {MASK}", text), environ)
 
 
 def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:
-    """Return a copy of nested dicts and lists with strings redacted, and fields with the name of a secret masked."""
+    """Return a copy of nested dicts and lists with strings redacted and fields named like secrets masked."""
     if isinstance(value, Mapping):
         return {
             key: MASK

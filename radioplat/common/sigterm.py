@@ -1,8 +1,8 @@
 """SIGTERM handling: save a checkpoint and exit with status 75; the same command then continues the run.
 
 A scheduler sends SIGTERM before it takes a machine away. Before the first step there is nothing to save and the command
-exits at once; later its workers are asked to pause, as before a node drains. A second SIGTERM ends the process at once.
-:func:`request_stop` does the same without a signal, in trials of a sweep.
+exits at once; later its workers are asked to save and stop, as before a node is drained. A second SIGTERM ends the
+process at once. :func:`request_stop` does the same without a signal; trials of a sweep use it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 
 from radioplat.errors import Stopped
 
-_passed_on: list[Callable[[], None]] = []  # the process's actions, innermost last
+_passed_on: list[Callable[[], None]] = []  # actions of the nested forwarding_sigterm blocks, innermost last
 _requested = False
 
 
 def stop_requested() -> bool:
-    """Return True if the run inside :func:`handling_sigterm` was asked to stop."""
+    """Return True if SIGTERM or :func:`request_stop` arrived during :func:`handling_sigterm`."""
     return _requested
 
 
@@ -39,7 +39,7 @@ def handling_sigterm() -> Iterator[None]:
     try:
         yield
     except SystemExit as ended:
-        if ended.code == signal.SIGTERM:  # the handler that ray.init sets
+        if ended.code == signal.SIGTERM:  # raised by the handler that ray.init sets
             raise Stopped from ended
         raise
     finally:
@@ -48,14 +48,14 @@ def handling_sigterm() -> Iterator[None]:
 
 
 def install_handler() -> None:
-    """Set the handler again inside :func:`handling_sigterm`, after a library has replaced it."""
+    """Set the SIGTERM handler again, after a library has replaced it inside :func:`handling_sigterm`."""
     if threading.current_thread() is threading.main_thread() and not _requested:
         signal.signal(signal.SIGTERM, _handle)
 
 
 @contextlib.contextmanager
 def forwarding_sigterm(action: Callable[[], None]) -> Iterator[None]:
-    """During the block, SIGTERM calls ``action`` in the main thread, which must cause the block to end."""
+    """During the block, SIGTERM calls ``action`` in the main thread; ``action`` must cause the block to end."""
     _passed_on.append(action)
     try:
         install_handler()
@@ -65,7 +65,7 @@ def forwarding_sigterm(action: Callable[[], None]) -> Iterator[None]:
 
 
 def request_stop() -> None:
-    """Do the same as SIGTERM, from any thread; without anything to save, exit at once with status 75."""
+    """Do the same as SIGTERM, from any thread; if there is nothing to save, exit at once with status 75."""
     global _requested
     _requested = True
     try:

@@ -1,1 +1,1 @@
-"""Training on one rank, from a checkpoint to the end of the run."""
+"""Training on one rank, from the checkpoint it starts from to the last step."""

@@ -1,4 +1,7 @@
-"""A run's use of time, written by a worker and its driver: ``accounts.jsonl``, over all attempts and starts."""
+"""Record how a run uses its wall time, over all attempts and starts, in ``accounts.jsonl``.
+
+Rank 0 of the workers and the driver write the file.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ from radioplat.training.accounting.prove import prove_run
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 
-_EVERY_S = 30.0  # between two lines; beside these, one at each checkpoint
-_LOOK_S = 5.0  # how old the figures of a step may be
+_EVERY_S = 30.0  # between two lines; one more is written at each checkpoint
+_LOOK_S = 5.0  # greatest age of the values that figures() returns
 
 
 class Accounts(StepHook):
-    """Rank 0's book of one attempt; silent on other ranks.
+    """Measure the time that one attempt spends in each part of training; rank 0 writes, other ranks write nothing.
 
     Args:
-        on_cluster: whether the worker is one of Ray's; otherwise it has this machine for itself.
-        costs: of the teachers, kept up to date by another hook.
+        on_cluster: True if Ray started the worker; otherwise it uses all CPUs of this machine.
+        costs: costs of the teachers, kept up to date by another hook.
     """
 
     name = "accounts"
@@ -69,12 +72,12 @@ class Accounts(StepHook):
             self._before = compact(read_accounts(run.folder))
 
     def begin_step(self, step: int) -> None:
-        """Start-up or recovery ends with the first."""
+        """Record the time of the first step, which ends start-up or recovery."""
         if self._first is None:
             self._first = time.time()
 
     def after_step(self, record: StepRecord) -> None:
-        """Add a step."""
+        """Add the time and samples of a step; write a line if the last one is more than 30 seconds old."""
         data = min(record.wait_data, record.seconds)
         teachers = min(record.wait_teachers, record.seconds - data)
         self._sums["data"] += data
@@ -86,20 +89,23 @@ class Accounts(StepHook):
             self.write()
 
     def spent(self, part: str, seconds: float) -> None:
-        """Add ``seconds`` that a checkpoint or a validation took."""
+        """Add ``seconds`` spent on ``part``: ``checkpoint`` or ``validation``. After a checkpoint, write a line."""
         self._sums[part] += seconds
         if part == "checkpoint":
             self._at_checkpoint = dict(self._sums)
-            self.write()  # a later attempt may go on from here
+            self.write()  # a later attempt may resume from this checkpoint
 
     def undone(self) -> None:
-        """The steps since the last checkpoint moved the weights in vain."""
+        """Count the useful time since the last checkpoint as skipped, because those steps were rolled back."""
         lost = self._sums["useful"] - self._at_checkpoint["useful"]
         self._sums["useful"] -= lost
         self._sums["skipped"] += lost
 
     def figures(self) -> dict[str, float]:
-        """Shares of the whole run's wall time, restarts and price, some seconds old; {} before the first step."""
+        """Return shares of the whole run's wall time, restarts and price, at most 5 seconds old.
+
+        Returns {} before the first step and on ranks other than 0.
+        """
         if self._active and self._first is not None and time.monotonic() - self._counted_at > _LOOK_S:
             self._counted_at = time.monotonic()
             totals = count([*self._before, self._line()])
@@ -108,7 +114,7 @@ class Accounts(StepHook):
         return self._last
 
     def write(self) -> None:
-        """Put on disk what was added so far."""
+        """Append a line with the sums so far to ``accounts.jsonl``; nothing before the first step or on other ranks."""
         if self._active and self._first is not None:
             self._written = time.monotonic()
             _append(self._run.folder, self._line())
@@ -120,7 +126,7 @@ class Accounts(StepHook):
 
 @contextlib.contextmanager
 def session(task_folder: Path) -> Iterator[None]:
-    """One start of the command, from preparation to its end."""
+    """Record the begin and end of one start of the command; the driver runs everything inside this block."""
     _append(task_folder, {"event": RUN})
     try:
         yield
@@ -129,7 +135,7 @@ def session(task_folder: Path) -> Iterator[None]:
 
 
 def run_price(run: Run, totals: Goodput, teacher_costs: TeacherCosts | None) -> float | None:
-    """The price of the run so far; None without prices."""
+    """Return the price of the run so far; None without prices."""
     cluster = run.spec.cluster
     inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not totals.on_cluster]
     shared = [t.name for t in run.teachers if t.service.pool]
@@ -137,9 +143,10 @@ def run_price(run: Run, totals: Goodput, teacher_costs: TeacherCosts | None) -> 
 
 
 def settled(run: Run) -> Goodput | None:
-    """The whole account of a run that has ended, price and ledger included; written beside its checkpoints.
+    """Compute the totals of a run that has ended, with its price, and write them to its folder.
 
-    None where nothing was written down.
+    The totals include lost and replayed samples if the ledger can be read; a failed write is ignored.
+    Returns None if the run has no accounts.
     """
     totals = goodput(run.folder)
     if totals is None:
@@ -154,6 +161,6 @@ def settled(run: Run) -> Goodput | None:
 
 
 def _append(task_folder: Path, line: dict[str, Any]) -> None:
-    """Add a line. A full disk costs the account, never the run."""
+    """Append a line; an OSError such as a full disk is ignored, because accounting must not end a run."""
     with contextlib.suppress(OSError):
         append_line(task_folder / FILE, {"time": time.time(), **line})

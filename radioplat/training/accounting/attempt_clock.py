@@ -1,4 +1,4 @@
-"""One start of the workers: its line in ``attempts.jsonl``, and the times up to its first step."""
+"""Record a start of the workers in ``attempts.jsonl``, and the times from then to its first step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class AttemptClock(StepHook):
-    """Made first thing in a worker; every rank has one, and rank 0's writes."""
+    """Measure start-up times of an attempt, from the moment this object is created.
+
+    A worker creates it before anything else. Every rank has one; rank 0 writes.
+    """
 
     name = "attempt_clock"
 
@@ -26,7 +29,10 @@ class AttemptClock(StepHook):
         self._attempt = 0
 
     def begin(self, state: RunState) -> None:
-        """Where the run stands is known: the attempt counts from here."""
+        """Record the start of the attempt, once the checkpoint to resume from is known.
+
+        Writes a status line with the cause of the previous attempt's end, if there was one.
+        """
         if self._first:
             self._attempt = state.attempt
             before = Attempts(self._run.folder).start(state.attempt, state.world_size, state.global_step)
@@ -42,11 +48,11 @@ class AttemptClock(StepHook):
                     )
 
     def ready(self) -> None:
-        """Everything is loaded."""
+        """Record the time at which the worker is ready for its first step; only the first call counts."""
         self._times.setdefault("ready", time.time())
 
     def after_step(self, record: StepRecord) -> None:
-        """The first step's line has the Unix times of what came before it, in ``recovery``."""
+        """After the first step, write a status line whose ``recovery`` field has the Unix times of start-up."""
         if "stepped" in self._times:
             return
         self._times["stepped"] = time.time()
@@ -58,10 +64,10 @@ class AttemptClock(StepHook):
                 )
 
     def check_lease(self) -> None:
-        """Before a checkpoint: the folder must still be ours.
+        """Check before a checkpoint that no other run has taken over the folder; every rank must call it.
 
         Raises:
-            TrainingError: on every rank; another run has taken it over.
+            TrainingError: on every rank, if another run has taken it over.
         """
         problem = collectives.broadcast_object(check_lease(self._run.folder, self._run.lease) if self._first else None)
         if problem is not None:

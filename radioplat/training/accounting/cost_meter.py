@@ -1,4 +1,4 @@
-"""Counts what the teachers of a run cost while it goes on."""
+"""Count the costs of the teachers while a run trains."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class CostMeter(StepHook):
-    """Adds reduced records to :attr:`costs`. Its clock starts with it: make it before a teacher is asked.
+    """Add the teachers' work of each step to :attr:`costs`, from records that are summed over all ranks.
 
-    A roll-back to a checkpoint leaves it as it is: the work was done.
+    Time counts from construction, so construct it before the first request to a teacher. A roll-back to a checkpoint
+    does not reduce the costs: the work was done.
 
     Args:
-        clients: of all teachers, by name.
-        cluster: the prices.
-        counted: costs by teacher at the checkpoint that the start resumes from; {} for a fresh run.
+        clients: clients of all teachers, by name.
+        cluster: contains the prices of GPU and CPU hours.
+        counted: costs by teacher in the checkpoint that this start resumes from; {} for a new run.
     """
 
     name = "teacher_cost"
@@ -36,11 +37,12 @@ class CostMeter(StepHook):
         self._clock = time.monotonic()
 
     def figures(self) -> dict[str, float]:
-        """``cost/<teacher>/<figure>``."""
+        """Return the costs as ``cost/<teacher>/<figure>``."""
         return self.costs.kpi()
 
     def after_step(self, record: StepRecord) -> None:
-        """Add what ``record`` counted on all ranks, and the time since the last record for which replicas were held."""
+        """Add the counts of ``record``, and replica time: the time since the last record times the number of
+        replicas."""
         now = time.monotonic()
         passed, self._clock = now - self._clock, now
         for name, client in self._clients.items():
@@ -58,5 +60,5 @@ class CostMeter(StepHook):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts so far, by teacher."""
+        """Return all counts so far, by teacher."""
         return {"teacher_cost": {name: asdict(cost) for name, cost in self.costs.teachers.items()}}

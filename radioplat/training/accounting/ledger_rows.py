@@ -1,4 +1,4 @@
-"""Writes the samples of each step into the run's ledger."""
+"""Write the samples of each step into the run's ledger."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class LedgerRows(StepHook):
-    """Records each micro-batch as consumed, and those of a skipped step as rejected as well, with the reason.
+    """Record each micro-batch as consumed; record those of a skipped step also as rejected, with the reason.
 
     Args:
-        guard: names the terms that were not finite.
+        guard: provides the names of the loss terms that were not finite.
     """
 
     name = "ledger"
@@ -25,28 +25,29 @@ class LedgerRows(StepHook):
         self._step: list[tuple[np.ndarray, np.ndarray, str]] = []  # positions, ids, terms that were not finite
 
     def begin_step(self, step: int) -> None:
-        """Forget the last step."""
+        """Discard the samples remembered for the previous step."""
         self._step = []
 
     def end_micro_batch(self, step: int, batch: Batch) -> None:
-        """Record it."""
+        """Record the samples of ``batch`` as consumed and remember them until the end of the step."""
         self._ledger.record(step, batch)
         self._step.append((batch.position, batch.sample_id, ", ".join(self._guard.terms)))
 
     def end_step(self, record: StepRecord) -> None:
-        """Reject the step's samples if it was skipped."""
+        """Record the step's samples as rejected if the step was skipped."""
         for positions, ids, terms in self._step if record.skipped else ():
             reason = f"non_finite: {terms}" if terms else record.decision.reason
             self._ledger.rejected(record.step, self._rank, positions, ids, [reason] * len(ids))
 
     def taken_back(self, trail: list[tuple[int, np.ndarray, np.ndarray]], first: int) -> None:
-        """Reject the samples of the steps from ``first`` on, which a roll-back leaves out; a roll-back's ``trail``."""
+        """Record the samples of ``trail`` (of a roll-back) from step ``first`` on as rejected: training leaves them
+        out."""
         for step, positions, ids in trail:
             if step >= first:
                 self._ledger.rejected(step, self._rank, positions, ids, ["rolled_back"] * len(ids))
 
     def flush(self) -> OSError | None:
-        """Put all rows on disk; returns the error if that fails, and keeps the rows for the next time."""
+        """Write all rows to disk. If that fails, return the error and keep the rows for the next call."""
         try:
             self._ledger.flush()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""``radioplat ledger``: what a run left on disk, put together for the proof that it saw every sample exactly once."""
+"""Prove from a run's files that it consumed every sample exactly once, for ``radioplat ledger``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from radioplat.training.checkpoints.checkpoint import newest
 
 
 def prove_results(results: str | Path) -> dict[Path, Proof]:
-    """Prove each run in a results folder, or the one whose task folder is given.
+    """Prove each run in a results folder, or the one run whose task folder is given.
 
     Returns:
-        By task folder.
+        The proofs, by task folder.
 
     Raises:
-        DataError: there is no ledger, or what a proof needs is missing or belongs to another order.
+        DataError: there is no ledger, or files that a proof needs are missing or belong to another sample order.
     """
     results = Path(results)
     candidates = [results] if (results / "ledger").is_dir() else sorted(results.glob("*/"))
@@ -31,13 +31,14 @@ def prove_results(results: str | Path) -> dict[Path, Proof]:
 
 
 def prove_run(folder: Path, dataset: DatasetConfig | None = None) -> Proof:
-    """Prove the run of one task folder, up to its newest whole checkpoint.
+    """Prove the run in one task folder, up to its newest complete checkpoint.
 
     Args:
-        dataset: of the run's spec; None to read it from ``experiment.yaml``.
+        dataset: dataset config of the run's spec; None to read it from ``experiment.yaml``.
 
     Raises:
-        DataError: it has no whole checkpoint, or its copy of the index makes another order than the checkpoint's.
+        DataError: there is no complete checkpoint, or the folder's copy of the index gives another sample order than
+            the checkpoint's.
     """
     checkpoint = newest(folder)
     if checkpoint is None:

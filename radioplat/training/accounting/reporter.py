@@ -1,4 +1,4 @@
-"""Figures of each step in status.json, W&B and TensorBoard, from rank 0."""
+"""Write the figures of each step to status.json, W&B and TensorBoard, on rank 0."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class Reporter(StepHook):
-    """Writes each step of rank 0 to ``status.json``, W&B and TensorBoard; silent on other ranks.
+    """Write each step's figures to ``status.json``, W&B and TensorBoard on rank 0; do nothing on other ranks.
 
     Args:
-        begins_at: steps that are done; TensorBoard drops what an earlier start wrote of later ones.
+        begins_at: number of completed steps; TensorBoard discards events that an earlier start wrote for later steps.
     """
 
     name = "reporter"
@@ -39,7 +39,7 @@ class Reporter(StepHook):
                 self._wandb.used(Product(path, "checkpoint"))
 
     def after_step(self, record: StepRecord) -> None:
-        """Write the figures of the step and of the hooks before this one, and why no weight moved."""
+        """Write the figures of the step and of earlier hooks, and a warning if the step did not change the weights."""
         if not self._active:
             return
         run, step = self._run, record.step
@@ -76,10 +76,10 @@ class Reporter(StepHook):
             self._events.log(step + 1, kpi)
 
     def checkpoint(self, path: Path, step: int, costs: TeacherCosts) -> None:
-        """Say that a checkpoint was written, and write beside it what the teachers have cost so far.
+        """Report a committed checkpoint, and write the teachers' costs so far to the task folder.
 
         Args:
-            costs: as the checkpoint counts it.
+            costs: the teachers' costs at the step of the checkpoint.
         """
         if self._active:
             self._checkpoint = path, step
@@ -91,7 +91,7 @@ class Reporter(StepHook):
         """Report the figures of a validation.
 
         Args:
-            notes: sentences about how they were measured.
+            notes: sentences that say how the figures were measured.
         """
         if self._active:
             self._status.write("; ".join([f"validation at step {step}", *notes]), kpi=kpi, step=step)
@@ -99,12 +99,12 @@ class Reporter(StepHook):
             self._events.log(step, kpi)
 
     def warn(self, message: str) -> None:
-        """A line of verbosity WARNING."""
+        """Write a status line with verbosity WARNING."""
         if self._active:
             self._status.write(message, verbosity="WARNING")
 
     def close(self) -> None:
-        """Close the files; W&B gets the curves of the losses and the last checkpoint."""
+        """Close the files, and log loss curves and the last checkpoint to W&B."""
         if not self._active:
             return
         self._status.close()
@@ -122,7 +122,7 @@ class Reporter(StepHook):
         self._wandb.finish()
 
     def _made_of(self) -> list[Path]:
-        """The student that the run began with, where one was named."""
+        """Return the path of the pretrained student that the spec names, in a list; [] if there is none."""
         named = self._run.spec.train.pretrained_model_path
         path = Path(named) if named else None
         return [path] if path is not None and path.exists() else []
