@@ -98,7 +98,7 @@ def design_models(spec: Spec, task: str) -> Models:
     if problems:
         raise SpecError(*problems)
     own = max(tuple(features.shape[1:3]) for features in maps if features is not None)
-    # The map of a mosaic is transferred as a whole; the maps of its images are cut out later.
+    # The map of a mosaic is transferred in one piece; the maps of its images are cut out later.
     mosaics = {teacher.name for teacher in teachers if teacher.mosaic > 1}
     finer = {head.name: head.upsample for head in architecture.heads}
     grids = {

@@ -1,4 +1,4 @@
-"""A detector and its losses as one module: the module that DeepSpeed wraps where ``model.task`` is detection."""
+"""The training module of detection runs: a detector and its losses as one module, which DeepSpeed wraps."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from radioplat.spec.schema.distill import DistillConfig
 
 
 class DetectObjective(Objective):
-    """A detector taught on boxes, and by other detectors.
+    """Train a detector on boxes, and optionally by distillation from teacher detectors.
 
-    ``forward(batch)`` gives ``loss`` and each of the detector's terms as ``loss/<term>``: those of all layers and of
-    denoising added up by their kind (``loss/vfl``, ``loss/bbox``, ``loss/giou``), scalars in fp32. Samples of weight 0
-    are not shown to the detector; crowds are no targets.
+    ``forward(batch)`` returns fp32 scalars: ``loss``, and each of the detector's terms as ``loss/<term>``. Terms of one
+    kind are summed over the decoder layers and the denoising queries (``loss/vfl``, ``loss/bbox``, ``loss/giou``).
+    Samples of weight 0 are not passed to the detector, and crowd annotations are not used as targets.
 
-    A term is the sum over the objects of the micro-batch, divided by its images times ``boxes_per_image``: with the
-    mean of a whole step there, of all its ranks and micro-batches, a step's loss is that of all its objects together
-    over their number, however it is cut (DETR divides so over its ranks).
+    A term is its sum over the objects of the micro-batch, divided by the number of its images times
+    ``boxes_per_image``. If that is the mean over all ranks and micro-batches of a step, the step's mean loss is the sum
+    over all its objects divided by their number, however the step is divided into micro-batches (DETR normalizes by the
+    objects of all ranks in the same way).
 
-    Bindings come in as ``loss/<teacher>/<binding>``, means over the images. ``loss`` is
-    ``config.box_loss_weight`` times the detector's own terms, and each binding times its weight.
+    Losses of bindings are logged as ``loss/<teacher>/<binding>``, means over the images. ``loss`` is
+    ``config.box_loss_weight`` times the sum of the detector's own terms, plus each binding's loss times its weight.
 
     Args:
         widths: see :func:`radioplat.objectives.detector_bindings.binding_widths`.
 
     Attributes:
-        student: the detector; it is what a checkpoint holds.
-        boxes_per_image: mean over the step, set by :meth:`begin_step`; None: that of the micro-batch.
+        student: the detector; a checkpoint contains its ``state_dict``.
+        boxes_per_image: mean number of objects per image of the step, set by :meth:`begin_step`; None: the mean of the
+            micro-batch is used.
     """
 
     needs_whole_step = True
@@ -61,7 +63,7 @@ class DetectObjective(Objective):
         self.boxes_per_image: float | None = None
 
     def begin_step(self, context: StepContext) -> None:
-        """Count the objects and images of the step over all ranks, by which its losses are divided."""
+        """Set ``boxes_per_image`` from the objects and images of the step, summed over all ranks (a collective)."""
         counts = [count_boxes(batch.views[self.view].boxes, batch.weight) for batch in context.batches]
         device = next(self.parameters()).device
         mine = torch.tensor(counts, dtype=torch.float64, device=device).reshape(-1, 2).sum(0)
@@ -69,7 +71,7 @@ class DetectObjective(Objective):
         self.boxes_per_image = max(1.0, boxes) / max(1.0, images)
 
     def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """See the class."""
+        """Return ``loss``, the detector's terms and the losses of the bindings, as fp32 scalars by name."""
         rows, counted = rows_shown(batch.weight)
         images = batch.views[self.view][rows]
         targets = [target_of(b, images.shape[-2:]) for b in _boxes(batch, rows, counted)]
@@ -93,7 +95,7 @@ class DetectObjective(Objective):
         truth: list[torch.Tensor],
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The bindings of one teacher, each times its weight; puts each into ``losses`` as it is logged."""
+        """Return the weighted sum of one teacher's binding losses; add each to ``losses`` without its weight."""
         factor = batch.factors.get(teacher.name, 1.0)
         weight = batch.weight[rows] if factor else torch.zeros_like(batch.weight[rows])
         theirs = {name: value[rows] for name, value in batch.targets[teacher.name].named.items()}
@@ -104,15 +106,16 @@ class DetectObjective(Objective):
         return sum(weights[name] * factor * value for name, value in values.items())
 
     def _factor(self, targets: list[dict[str, torch.Tensor]]) -> float:
-        """The factor from a mean over the objects of these images to the step's mean."""
+        """Return the factor that converts a mean over the objects of these images to the normalization of the step."""
         mine = max(1, sum(len(target["class_labels"]) for target in targets))
         return 1.0 if self.boxes_per_image is None else mine / (self.boxes_per_image * len(targets))
 
 
 def rows_shown(weight: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """Places of the samples that count, int64, and whether any does.
+    """Return the indices of the samples with weight, int64, and whether there are any.
 
-    Where none does, the first is shown, without boxes: all ranks meet the same parameters in backward.
+    If there are none, return the first sample, which the caller passes without boxes: every rank must run the same
+    parameters in backward.
     """
     rows = (weight > 0).nonzero()[:, 0]
     return (rows, True) if len(rows) else (torch.zeros(1, dtype=torch.int64, device=weight.device), False)
@@ -131,7 +134,7 @@ def _rows_of(overlap: Overlap | None, rows: torch.Tensor) -> Overlap | None:
 
 
 def target_of(boxes: torch.Tensor, size: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Training target of one image: ``class_labels`` and ``boxes`` without crowds, see ``Detector.forward``.
+    """Return the training target of one image, ``class_labels`` and ``boxes`` without crowds; see ``Detector.forward``.
 
     Args:
         boxes: ``[N, 6]``, see :class:`radioplat.data.batch.View`.
@@ -144,7 +147,7 @@ def target_of(boxes: torch.Tensor, size: tuple[int, int]) -> dict[str, torch.Ten
 
 
 def by_kind(terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``loss_giou``, ``loss_giou_aux_0``, ``loss_giou_dn_1``, ... added up as ``giou``."""
+    """Sum the terms of each kind: ``loss_giou``, ``loss_giou_aux_0``, ``loss_giou_dn_1``, ... become ``giou``."""
     values: dict[str, torch.Tensor] = {}
     for name, value in terms.items():
         kind = name.removeprefix("loss_").split("_")[0]
@@ -153,7 +156,7 @@ def by_kind(terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def count_boxes(boxes: np.ndarray | None, weight: np.ndarray) -> tuple[float, float]:
-    """Objects to learn from in a micro-batch, and its images that count."""
+    """Return the number of objects that are targets in a micro-batch, and the number of its images with weight."""
     if boxes is None:
         return 0.0, float((weight > 0).sum())
     single = (boxes[..., 4] >= 0) & (boxes[..., 5] == 0) & (weight > 0)[:, None]

@@ -1,4 +1,4 @@
-"""Distillation between detectors: compares outputs of named modules, maps by position, queries after matching."""
+"""Distillation between detectors: compare outputs of named modules; maps by position, queries after matching."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from radioplat.spec.resolved.terms import MODULE, QUERY_MODULES, Bound, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
 from radioplat.teachers.base.info import TeacherInfo
 
-Widths = dict[str, tuple[int, int]]  # of the student's and the teacher's features, by teacher and binding
+Widths = dict[str, tuple[int, int]]  # widths of the student's and the teacher's features, by "<teacher>/<binding>"
 
 
 class DetectorBindings(nn.Module):
-    """The bindings of one teacher.
+    """Compute the losses of one teacher's bindings.
 
-    Maps go to the coarser of their grids; a projection brings the student's to the teacher's width where that is
-    another. Queries are matched one to one; a pair counts by how sure the teacher's is of anything. ``IOU`` is L2 where
-    :func:`radioplat.losses.weighting.iou_mask.object_mask` says that the teacher is worth listening to.
+    Maps are resized to the coarser of the two grids. If the widths differ, a linear projection maps the student's
+    features to the teacher's width. Queries are matched one to one; a pair of boxes or query features is weighted by
+    the teacher's best class score. ``IOU`` is L2 weighted by
+    :func:`radioplat.losses.weighting.iou_mask.object_mask`.
 
     Args:
         widths: see :func:`binding_widths`.
@@ -64,13 +65,13 @@ class DetectorBindings(nn.Module):
         truth: Sequence[torch.Tensor],
         overlap: Overlap | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The value of each binding, a scalar without its weight.
+        """Return the loss of each binding, a scalar, not multiplied by the binding's weight.
 
         Args:
-            mine: outputs of the student's modules, maps ``[B, C, h, w]``.
-            theirs: of the teacher's, by :attr:`Bound.key`, maps ``[B, h, w, C]``.
-            weight: ``[B]``.
-            truth: of each image ``[N, 4]``, see :func:`object_mask`.
+            mine: outputs of the student's modules by name; maps are ``[B, C, h, w]``.
+            theirs: outputs of the teacher's modules by :attr:`Bound.key`; maps are ``[B, h, w, C]``.
+            weight: of the samples, ``[B]``.
+            truth: boxes of each image, ``[N, 4]``, see :func:`object_mask`.
         """
         theirs = {name.removeprefix(MODULE): zero_unweighted(value.float(), weight) for name, value in theirs.items()}
         values = {}
@@ -106,7 +107,7 @@ class DetectorBindings(nn.Module):
 
 
 def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:
-    """Names of the modules of the student whose outputs bindings compare."""
+    """Return the names of the student's modules whose outputs the bindings compare."""
     names = {bound.student_module for teacher in teachers for bound in teacher.bindings}
     return sorted(names | set(QUERY_MODULES) if names & set(QUERY_MODULES) else names)
 
@@ -114,10 +115,10 @@ def student_modules(teachers: Sequence[ResolvedTeacher]) -> list[str]:
 def binding_widths(
     detector: Detector, teachers: Sequence[ResolvedTeacher], infos: Mapping[str, TeacherInfo], size: int
 ) -> Widths:
-    """The widths of what each binding compares.
+    """Return the widths of the student's and the teacher's features in each binding, from one forward on a zero image.
 
     Raises:
-        SpecError: one problem for each binding that names no module, or unlike outputs.
+        SpecError: one problem for each binding to a module that is not there, or whose outputs cannot be compared.
     """
     bindings = [bound for teacher in teachers for bound in teacher.bindings]
     require_modules(detector, {f"{bound.where}.student_module_name": bound.student_module for bound in bindings})
@@ -151,7 +152,7 @@ def _unlike(
     outputs: Mapping[str, torch.Tensor],
     named: Mapping[str, tuple[int, ...]],
 ) -> str:
-    """Why the two ends cannot be compared; empty where they can."""
+    """Return the reason why the two outputs cannot be compared; empty if they can."""
     if mine is None:
         return f"the student does not run its module {bound.student_module!r}"
     if bound.student_module in QUERY_MODULES or bound.teacher_module in QUERY_MODULES:

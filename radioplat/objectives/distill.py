@@ -1,4 +1,4 @@
-"""Student, heads and losses as one module: the module that DeepSpeed wraps."""
+"""The training modules of distillation and classification: student, heads and losses as one module for DeepSpeed."""
 
 from __future__ import annotations
 
@@ -31,34 +31,36 @@ from radioplat.spec.schema.distill import AverageView, DistillConfig, LabelForm,
 
 @dataclass
 class _Part:
-    """A term of a teacher in a micro-batch: its weight in the teacher, and each sample's value and weight, ``[B]``."""
+    """A loss term of a teacher in a micro-batch: the term's weight, and each sample's value and weight, ``[B]``."""
 
     scale: float
     values: torch.Tensor
     weight: torch.Tensor
 
     def mean(self, kept: torch.Tensor | float = 1.0) -> torch.Tensor:
-        """Scaled, over the samples; those that are not ``kept`` ``[B]`` count as 0."""
+        """Return the weighted mean over samples of ``values * kept``, times ``scale``; ``kept`` is 0 or 1, ``[B]``."""
         return self.scale * weighted_mean(self.values * kept, self.weight)
 
 
 class DistillObjective(Objective):
-    """One student taught by several teachers.
+    """Train one student by several teachers.
 
-    ``forward(batch)`` returns scalars by name, in fp32: ``loss`` (the sum over teachers of lambda times their terms,
-    balanced and thinned out as ``config`` says, and weight times each binding) and each term as
-    ``loss/<teacher>/<name>``, without weights but with the micro-batch's factor, so that its mean over a step is the
-    mean over what the teacher saw. Labels come in over the samples that have one: as ``loss/labels`` where the student
-    has a classifier of its own, which class scores of teachers are compared with too; else, with ``config.alpha``, as
-    ``loss/<teacher>/labels``, by the head for the teacher's class scores.
+    ``forward(batch)`` returns fp32 scalars by name. ``loss`` is the sum over teachers of ``loss_lambda`` times their
+    terms, with the teacher balance and teacher dropping of ``config``, plus each binding's loss times its weight, and
+    the labels', peers' and MESA losses. Each term is logged as ``loss/<teacher>/<name>``, without weights but with the
+    micro-batch's factor, so that its mean over a step is the mean over the micro-batches that the teacher sees.
+
+    Label losses are means over the samples that have a label. If the student has a classifier, the label loss is
+    ``loss/labels``, and teachers' class scores are compared with that classifier. Otherwise, with ``config.alpha``, it
+    is ``loss/<teacher>/labels``, computed by the student's head for the teacher's class scores.
 
     Args:
         view: name of the view that the student sees.
-        config: temperatures, labels, balance and dropping; default: none of them.
+        config: temperatures, labels, balance and dropping; by default none of them is used.
         peers: networks that train with the student, by name; see :mod:`radioplat.objectives.peers`.
 
     Attributes:
-        step: the global step at hand; MESA begins at ``config.mesa.start_step``.
+        step: the current global step; the MESA loss starts at ``config.mesa.start_step``.
     """
 
     def __init__(
@@ -92,26 +94,26 @@ class DistillObjective(Objective):
         self.balance = TeacherBalance([t.name for t in teachers if t.terms], config.balance)
 
     def asks_average(self, step: int | None = None) -> bool:
-        """Whether MESA or a teacher with ``source: ema`` asks it."""
+        """Return True if MESA or a teacher with ``source: ema`` uses the student's moving average at ``step``."""
         mesa = self.config.mesa
         late = step is not None and step < mesa.start_step
         return bool(mesa.weight and not late) or any(t.source is Source.ema for t in self.teachers)
 
     def begin_step(self, context: StepContext) -> None:
-        """Bring the student's moving average up to date, if it teaches at this step."""
+        """Set the current step, and update the copy of the student's moving average if this step uses it."""
         self.step = context.step
         if self.average is not None and self.asks_average(self.step):
             self.average.update()
 
     def _mesa_view(self) -> str:
-        """Name of the view that MESA compares at this step; "" where it does not count."""
+        """Return the name of the view on which MESA evaluates the average at this step; "" if MESA is not active."""
         mesa = self.config.mesa
         if not mesa.weight or self.step < mesa.start_step:
             return ""
         return AVERAGE if mesa.view is AverageView.shifted else self.view
 
     def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """See the class."""
+        """Return ``loss`` and its terms, as fp32 scalars by name; see the class."""
         images = batch.views[self.view]
         with captured(self.student.backbone.target, self._captures) as outputs:
             features = self.student(images, self._wanted)
@@ -156,7 +158,7 @@ class DistillObjective(Objective):
         batch: MicroBatch,
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor | float:
-        """The bindings of one teacher, each times its weight; puts each into ``losses`` as it is logged."""
+        """Return the weighted sum of one teacher's binding losses; add each to ``losses`` without its weight."""
         weight, factor = _weight_for(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         projections, total = self.student.heads[teacher.name].bindings, 0.0
         for bound in teacher.bindings:
@@ -174,12 +176,12 @@ class DistillObjective(Objective):
     def _parts(
         self, teacher: ResolvedTeacher, features: Features, batch: MicroBatch, losses: dict[str, torch.Tensor]
     ) -> list[_Part]:
-        """The terms of one teacher; puts each into ``losses`` as it is logged."""
+        """Return the terms of one teacher; add the mean of each to ``losses`` for logging."""
         weight, factor = _weight_for(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         head = self.student.heads[teacher.name]
         mine = self._in_space_of(teacher, features)
         theirs = batch.targets[teacher.name].map(lambda t: zero_unweighted(t, weight))
-        shared = self.classifies and self.config.label_form is LabelForm.alpha  # all of a teacher, not its scores alone
+        shared = self.classifies and self.config.label_form is LabelForm.alpha  # alpha scales all terms
         share = label_share(batch.label, self.config.alpha)
         parts = []
         for term in teacher.terms:
@@ -201,7 +203,10 @@ class DistillObjective(Objective):
         return parts
 
     def _in_space_of(self, teacher: ResolvedTeacher, features: Features) -> Features:
-        """The student's features for ``teacher``, in the space of the losses."""
+        """Return the student's features from the head for ``teacher``, normalized as the losses need them.
+
+        If the student has a classifier, its logits replace those of the head.
+        """
         mine = self.student.heads[teacher.name](features, raw=False)
         if self.classifies and "logits" in teacher.wanted:
             mine.named["logits"] = features.named["logits"]
@@ -215,7 +220,7 @@ class DistillObjective(Objective):
         batch: MicroBatch,
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The loss of a peer's own weights, see :mod:`radioplat.objectives.peers`; puts each term into ``losses``."""
+        """Return the loss of a peer's own weights (:mod:`radioplat.objectives.peers`); add each term to ``losses``."""
         weight, name = _weight_for(batch, teacher.name), teacher.name
         mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
         theirs = peers[name].map(lambda t: zero_unweighted(t, weight))
@@ -244,7 +249,7 @@ class DistillObjective(Objective):
         balance: dict[str, torch.Tensor | float],
         batch: MicroBatch,
     ) -> torch.Tensor | None:
-        """Whether a teacher's loss counts for a sample, float ``[teachers, B]``; None where none is ever dropped."""
+        """Return 1 where a teacher's loss is used for a sample, else 0: float ``[teachers, B]``; None: all are used."""
         if not self.config.teacher_drop_prob or not active:
             return None
         rows = []
@@ -256,10 +261,10 @@ class DistillObjective(Objective):
 
 
 class ClassifyObjective(Objective):
-    """A backbone taught on labels: cross-entropy over the samples that have one, and their accuracy."""
+    """Train a backbone on labels: cross-entropy and accuracy over the samples that have a label."""
 
     def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """``loss`` and ``accuracy``, scalars in fp32."""
+        """Return ``loss`` and ``accuracy``, fp32 scalars."""
         logits = self.student(batch.views[self.view], frozenset({"summary", "logits"})).named["logits"].float()
         weight = batch.weight * (batch.label >= 0)
         label = batch.label.clamp(min=0)
@@ -269,14 +274,17 @@ class ClassifyObjective(Objective):
 
 
 def _weight_for(batch: MicroBatch, teacher: str) -> torch.Tensor:
-    """Weights ``[B]`` of the samples for ``teacher``: zeros where it was not asked."""
+    """Return the samples' weights ``[B]`` for ``teacher``: zeros if it did not compute this micro-batch (factor 0)."""
     return batch.weight if batch.factors.get(teacher, 1.0) else torch.zeros_like(batch.weight)
 
 
 def _pair(
     kind: str, mine: Features, theirs: Features, overlap: Overlap | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Student's and teacher's tensor for one term in fp32; maps on the common grid, with what both see of it."""
+    """Return the student's and the teacher's tensor for one term, fp32, and the share of each position that both see.
+
+    Maps are resized to their common grid. The share is None for vectors, and if it is 1 everywhere.
+    """
     if kind == "spatial":
         assert mine.spatial is not None and theirs.spatial is not None
         return on_common_grid(mine.spatial.float(), theirs.spatial.float(), overlap)

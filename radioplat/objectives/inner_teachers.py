@@ -1,4 +1,4 @@
-"""Teachers that answer inside the student's module: its moving average, its own deeper layers, and its peers."""
+"""Teachers computed inside the student's training module: its moving average, its own deeper layers, and its peers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from radioplat.spec.schema.distill import Source
 
 
 class AverageTeacher(Protocol):
-    """The student's moving average as a teacher."""
+    """Interface of the student's moving average (EMA) as a teacher."""
 
     def __call__(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """Features of uint8 images ``[B, 3, H, W]``, of the ``wanted`` kinds, without a gradient."""
+        """Return features of the ``wanted`` kinds for uint8 images ``[B, 3, H, W]``, without gradient."""
 
     def update(self) -> None:
-        """Copy the average as the last optimizer step left it; every rank calls it."""
+        """Copy the average's weights as of the last optimizer step; every rank must call it."""
 
 
 @dataclass
 class Inside:
-    """Answers of the teachers inside the module to one micro-batch.
+    """Features of the teachers inside the module for one micro-batch.
 
     Attributes:
-        targets: by teacher, without a gradient.
-        peers: each peer's features, with their gradient.
-        average: the map of the student's average for MESA, ``[B, h, w, D]``; None where MESA does not count.
-        average_view: name of the view that this map is of.
+        targets: features by teacher, without gradient.
+        peers: features by peer, with gradient.
+        average: the map of the student's average for MESA, ``[B, h, w, D]``; None if MESA is not active.
+        average_view: name of the view that the map was computed from.
     """
 
     targets: dict[str, Features] = field(default_factory=dict)
@@ -52,14 +52,14 @@ def answers_inside(
     average: AverageTeacher | None,
     mesa_view: str = "",
 ) -> Inside:
-    """Ask those of ``teachers`` that live in the student's module.
+    """Compute the features of those of ``teachers`` that are inside the student's module.
 
     Args:
-        outputs: what the student's modules gave, by name.
-        grid: of the student's map, rows and columns.
-        peers: by the names of teachers.
-        average: the student's moving average, where it is asked.
-        mesa_view: name of the view whose map of the average MESA compares; "" where MESA does not count.
+        outputs: outputs of the student's modules, by name.
+        grid: rows and columns of the student's map.
+        peers: the peers' modules, by teacher name.
+        average: the student's moving average, if it is used.
+        mesa_view: name of the view on which MESA evaluates the average; "" if MESA is not active.
     """
     inside = Inside()
     if average is not None:
@@ -78,7 +78,7 @@ def answers_inside(
 def _ask_average(
     average: AverageTeacher, teachers: Sequence[ResolvedTeacher], batch: MicroBatch, mesa_view: str, inside: Inside
 ) -> None:
-    """One forward for each view that is wanted of the average, whoever wants it."""
+    """Run the average once for each view that any teacher or MESA needs, and write its features into ``inside``."""
     mine = [teacher for teacher in teachers if teacher.source is Source.ema]
     wanted: dict[str, frozenset[str]] = {}
     for teacher in mine:
@@ -92,7 +92,7 @@ def _ask_average(
 
 
 def with_answers(batch: MicroBatch, teachers: Sequence[ResolvedTeacher], inside: Inside) -> MicroBatch:
-    """``batch`` with what was said inside among its targets, and how the views of those teachers lie."""
+    """Return ``batch`` with the features of the teachers inside as targets, and with the overlaps of their views."""
     overlaps = {
         teacher.name: batch.inner_overlaps[teacher.view]
         for teacher in teachers

@@ -1,8 +1,8 @@
-"""MESA: the student must not run away from its own moving average, seen on another crop.
+"""MESA: keep the student's map close to that of its own moving average, computed on another crop.
 
-Du et al. 2022 (Sharpness-Aware Training for Free, section 4.2) pull a network's outputs to those of its average, which
-flattens the loss for the price of one forward. Here it is as RADIO has it: MSE between feature maps that a layer norm
-without weights has brought to one scale.
+Du et al. 2022 (Sharpness-Aware Training for Free, section 4.2) penalize the difference between a network's outputs and
+those of its average, which flattens the loss at the cost of one additional forward. This is RADIO's variant: the MSE
+between feature maps, each normalized by a layer norm without weights.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from radioplat.losses.base.reduce import masked_mean, zero_unweighted
 def mesa_loss(
     student: torch.Tensor, average: torch.Tensor, weight: torch.Tensor, overlap: Overlap | None = None
 ) -> torch.Tensor:
-    """mean (LN(student) - LN(average))^2 over channels, common positions and samples; a scalar, fp32.
+    """Compute the mean of (LN(student) - LN(average))^2 over channels, common positions and samples; a scalar, fp32.
 
     Args:
-        student: its map, ``[B, h, w, D]``.
-        average: that of its average, ``[B, h', w', D]``; no gradient goes into it.
+        student: the student's map, ``[B, h, w, D]``.
+        average: the average's map, ``[B, h', w', D]``; it receives no gradient.
         weight: ``[B]``.
-        overlap: how the two views lie to each other; None where they are one.
+        overlap: geometry between the two views; None if both show the same.
     """
     mine, theirs = (zero_unweighted(x.float(), weight) for x in (student, average.detach()))
     mine, theirs = (F.layer_norm(x, x.shape[-1:]) for x in (mine, theirs))

@@ -15,20 +15,19 @@ from radioplat.models.features import Features
 
 @dataclass
 class MicroBatch:
-    """A micro-batch; :meth:`to` moves it to the training device.
+    """The tensors of a micro-batch; :meth:`to` moves them to the training device.
 
     Attributes:
-        views: uint8 ``[B, 3, H, W]`` by view name.
-        weight: float32 ``[B]``.
-        label: int64 ``[B]``, -1 where there is none.
-        targets: each teacher's features, bf16.
-        factors: factor of each teacher's loss terms, 1 for a teacher that is not named. Targets of a teacher with
-            factor 0 may be any finite numbers: its head runs all the same and gets a gradient of zero, so that all
-            ranks call the same collectives when their micro-batches have different teachers.
-        overlaps: by teacher, the position of its view relative to the student's, where they differ or a mask hides a
-            part of one.
+        views: images, uint8 ``[B, 3, H, W]``, by view name.
+        weight: of the samples, float32 ``[B]``.
+        label: int64 ``[B]``, -1 without a label.
+        targets: features by teacher, bf16.
+        factors: factor of each teacher's loss terms; 1 for a teacher that is absent. Targets of a teacher with factor 0
+            may be any finite numbers: the student's head for it still runs and gets a zero gradient, so that all ranks
+            call the same collectives when their micro-batches have different teachers.
+        overlaps: by teacher, the geometry of its view relative to the student's; absent if both show all of the same.
         inner_overlaps: the same by view, for teachers inside the module.
-        boxes: of the objects in the student's view, ``[B, M, 6]``, see :class:`radioplat.data.batch.View`.
+        boxes: objects in the student's view, ``[B, M, 6]``, see :class:`radioplat.data.batch.View`.
     """
 
     views: dict[str, torch.Tensor]
@@ -41,13 +40,13 @@ class MicroBatch:
     boxes: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Copy every tensor of every field to ``device``; a tensor that is there already is not copied."""
+        """Copy the tensors of all fields to ``device``; a tensor that is already there is not copied."""
         return _map(self, lambda tensor: tensor.to(device))
 
     def split(self, count: int) -> list[MicroBatch]:
-        """At most ``count`` micro-batches of consecutive samples, as equal in size as can be.
+        """Return at most ``count`` micro-batches of consecutive samples, of sizes as equal as possible.
 
-        Every field is split, also one that is added later: tensors along their first axis, wherever they are held.
+        All fields are split, also fields added later: tensors along their first axis, in dicts and dataclasses too.
         """
         samples = torch.arange(len(self.weight))
         sizes = [len(part) for part in samples.tensor_split(min(count, len(samples)))]
@@ -55,7 +54,7 @@ class MicroBatch:
 
 
 def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply ``function`` to the tensors of ``value``, in dicts and dataclasses at any depth."""
+    """Return a copy of ``value`` with ``function`` applied to its tensors, in dicts and dataclasses at any depth."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -68,7 +67,12 @@ def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _split(value: Any, sizes: list[int], name: str) -> list[Any]:
-    """``value`` for each part of the samples; what does not depend on the sample is the same for all parts."""
+    """Return one ``value`` for each part of the samples; None and numbers are the same in all parts.
+
+    Raises:
+        ValueError: a tensor's first axis is not the number of samples.
+        TypeError: ``value`` contains an object of another type.
+    """
     if isinstance(value, torch.Tensor):
         if len(value) != sum(sizes):
             raise ValueError(f"{name} has {len(value)} rows for {sum(sizes)} samples")

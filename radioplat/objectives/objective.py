@@ -1,4 +1,4 @@
-"""The interface between the training loop and what is learnt: a module that turns micro-batches into losses."""
+"""The interface between the training loop and the training module, which computes losses from micro-batches."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ class StepContext:
 
 
 class Objective(nn.Module):
-    """Student, losses and whatever trains beside the student, as the one module that DeepSpeed wraps.
+    """The student, the losses and everything trained with the student, as the one module that DeepSpeed wraps.
 
     Subclasses implement :meth:`losses`.
 
     Args:
-        student: the model whose ``state_dict`` a checkpoint holds.
+        student: the model whose ``state_dict`` a checkpoint contains.
         view: name of the view that the student sees.
-        teachers: those whose terms are part of the loss.
-        peers: modules that train beside the student; a checkpoint keeps their weights next to the moments.
+        teachers: the teachers whose terms are part of the loss.
+        peers: modules that are trained with the student; a checkpoint contains their weights, stored with the optimizer
+            state.
 
     Attributes:
         needs_whole_step: whether :meth:`begin_step` needs all micro-batches of the step.
-        average: the student's moving average, where :meth:`asks_average`; set before the first step.
+        average: the student's moving average if :meth:`asks_average` returns True; set before the first step.
         quarantined: names of the teachers whose terms are left out for the rest of the run.
         regularizer: returns a penalty on the weights, which is added to ``loss`` and logged as ``loss/regularizer``.
     """
@@ -64,7 +65,9 @@ class Objective(nn.Module):
         self.regularizer: Callable[[], torch.Tensor] | None = None
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """``loss``, its terms and figures, as fp32 scalars by name; every micro-batch bears the whole penalty."""
+        """Return ``loss``, its terms and metrics as fp32 scalars by name; the full penalty is added to every
+        ``loss``.
+        """
         losses = self.losses(batch)
         if self.regularizer is None:
             return losses
@@ -73,10 +76,10 @@ class Objective(nn.Module):
 
     @abstractmethod
     def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """``loss`` without the regularizer, its terms and figures, as fp32 scalars by name."""
+        """Return ``loss`` without the regularizer, its terms and metrics, as fp32 scalars by name."""
 
     def asks_average(self, step: int | None = None) -> bool:
-        """Whether the student's moving average teaches at global ``step``; None: at any step."""
+        """Return True if the loss uses the student's moving average at global ``step``; with None, at any step."""
         return False
 
     def begin_step(self, context: StepContext) -> None:

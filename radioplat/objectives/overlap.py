@@ -1,4 +1,4 @@
-"""From the views of a batch to what the grid rule needs to know of them."""
+"""Compute the geometry between two views of a batch, as :mod:`radioplat.losses.base.grid` needs it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from radioplat.data.batch import View
 from radioplat.losses.base.grid import Overlap, visible_positions
 
-_ALIKE = 1e-4  # of a view's side: homographies are float32, and differ by less where two views show the same
+_ALIKE = 1e-4  # of a view's side; float32 homographies of two views that show the same differ by less than this
 
 
 def overlap_of(student: View, teacher: View) -> Overlap | None:
-    """The warp between two views of the same images and their masks; None if both show the same, all of it.
+    """Return the warp between two views of the same images and the views' masks; None if both show all of the same.
 
     Args:
-        student, teacher: of the images ``[B]``, of any size each.
+        student, teacher: views of the same ``B`` images; their sizes may differ.
     """
     warp = None
     if student.homography is not teacher.homography:
@@ -28,16 +28,16 @@ def overlap_of(student: View, teacher: View) -> Overlap | None:
 
 
 def _from_unit_square(view: View) -> np.ndarray:
-    """float64 ``[B, 3, 3]``: to source pixels, whatever the view's size."""
+    """Return float64 ``[B, 3, 3]``: homographies from the unit square of the view to pixels of the source image."""
     height, width = view.pixels.shape[2:]
     return view.homography.astype(np.float64) * np.array([width, height, 1.0])
 
 
 def shown_positions(view: View | None, shape: tuple[int, int, int]) -> torch.Tensor:
-    """bool ``[B, h, w]`` on the CPU: which positions of a map of ``view`` show the image by all of their pixels.
+    """Return True for each position of a map of ``view`` all of whose pixels show the image: bool ``[B, h, w]``, CPU.
 
     Args:
-        view: None shows it everywhere.
+        view: None if the image fills the view.
         shape: B, h and w.
     """
     valid = None if view is None or view.valid is None else torch.tensor(view.valid)

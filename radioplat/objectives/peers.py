@@ -1,12 +1,13 @@
 """Peers: networks that train with the student and teach it (deep mutual learning, Zhang et al. 2018).
 
-Each of K networks learns from labels and from what the others say, equation 8 there:
+Each of K networks learns from the labels and from the outputs of the others, equation 8 there:
 
     L_k = alpha CE(labels) + (1 - alpha) 1/(K-1) sum over l != k of D(p_l || p_k)
 
-with D the loss of the spec, and no gradient into the one that teaches. The student's part is that of any teacher. A
-peer's own part is here: of class scores the others are the student, by its head for this peer, and the other peers;
-of features it is the student alone, as every peer has a space of its own.
+with D the loss in the spec, and no gradient into the teaching network. The student's loss is computed as for any other
+teacher. This module has the peers themselves. A peer's class scores learn from those of the student (of its head for
+this peer) and of the other peers. A peer's features learn from the student's alone, because the feature spaces of two
+peers differ.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import MODULE
 from radioplat.teachers.adapters.registry import adapter_class
 
-PREFIX = "peers."  # before the names of their tensors in a checkpoint and among the module's parameters
+PREFIX = "peers."  # prefix of the names of peers' tensors in a checkpoint and in the training module
 
 
 class Peer(nn.Module):
-    """A teacher's backbone, trainable; from its weights where it has any, else from a seeded start.
+    """A trainable backbone of a teacher, initialized from the teacher's weights if it has any, else by ``seed``.
 
     Raises:
         SpecError, WeightsError: it cannot be built or loaded.
@@ -47,7 +48,7 @@ class Peer(nn.Module):
         self.register_buffer("std", torch.tensor(teacher.norm_std).view(1, 3, 1, 1) * 255, persistent=False)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """uint8 ``[B, 3, H, W]`` to what is ``wanted``, fp32, with a gradient."""
+        """Compute the ``wanted`` features of uint8 images ``[B, 3, H, W]``, fp32, with gradient."""
         normalised = (images.float() - self.mean.float()) / self.std.float()
         with captured(self.model.target, self.modules_wanted) as outputs:
             features = self.model(normalised.to(next(self.model.parameters()).dtype), wanted)
@@ -57,12 +58,12 @@ class Peer(nn.Module):
 
 
 def peer_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable parameters of all peers by their names in ``module``; {} where it has none."""
+    """Return the trainable parameters of all peers by their names in ``module``; {} if it has no peers."""
     return {name: p for name, p in module.named_parameters() if name.startswith(PREFIX) and p.requires_grad}
 
 
 def peer_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers of all peers that a checkpoint keeps, by their names in ``module``."""
+    """Return the persistent buffers of all peers by their names in ``module``."""
     peers = getattr(module, "peers", None)
     if peers is None:
         return {}
@@ -71,10 +72,10 @@ def peer_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def restore_peers(module: nn.Module, saved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Put what a checkpoint kept of the peers back; call it before an engine cuts them up.
+    """Copy the peers' tensors of a checkpoint into ``module``; to be called before DeepSpeed partitions its parameters.
 
     Returns:
-        The parameters as they are now, fp32 on the CPU; a peer that the checkpoint does not know starts anew.
+        The peers' parameters after that, fp32 on the CPU; a peer that the checkpoint lacks keeps its initial weights.
     """
     parameters = peer_parameters(module)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A micro-batch in pieces, for a model that has no memory for the whole."""
+"""Split a micro-batch into pieces, for a model whose memory does not suffice for all of it at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from radioplat.objectives.micro_batch import MicroBatch
 
 
 def in_pieces(micro: MicroBatch, count: int) -> list[tuple[float, MicroBatch]]:
-    """At most ``count`` pieces of consecutive samples, as equal as can be, each with its share in the whole.
+    """Return at most ``count`` pieces of consecutive samples, of about equal size, each with its share of the weight.
 
-    A loss that is a weighted mean over samples, of the whole, is the sum over pieces of share times the loss of the
-    piece: sum_i w_i l_i / sum_i w_i = sum_p (W_p / W) (sum_{i in p} w_i l_i / W_p), W_p the weights of piece p. Shares
-    are taken from ``micro.weight``. Where a term weighs samples otherwise (labels that some lack, maps of which some
-    see nothing) the samples that count in a piece with few of them count a little more than they should.
+    A loss that is a weighted mean over the samples of a micro-batch is the sum over its pieces of share times the loss
+    of the piece: sum_i w_i l_i / sum_i w_i = sum_p (W_p / W) (sum_{i in p} w_i l_i / W_p), W_p the sum of weights of
+    piece p. Shares are computed from ``micro.weight``. If a term weights samples differently (some have no label, some
+    maps have no visible position), samples in pieces with few such samples get slightly too much weight.
     """
     if count <= 1:
         return [(1.0, micro)]
@@ -26,7 +26,7 @@ def in_pieces(micro: MicroBatch, count: int) -> list[tuple[float, MicroBatch]]:
 
 
 def differs_in_pieces(module: nn.Module) -> list[str]:
-    """Reasons why splitting a micro-batch changes the result; empty if splitting is exact."""
+    """Return the reasons why splitting a micro-batch changes the result; empty if splitting is exact."""
     reasons = []
     if any(isinstance(m, _BatchNorm) and m.training for m in module.modules()):
         reasons.append("BatchNorm normalizes by the statistics of a piece")

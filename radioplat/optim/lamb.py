@@ -1,4 +1,4 @@
-"""LAMB, with the norms of whole parameters also where ZeRO has cut them up."""
+"""LAMB with the norms of complete parameters, also if ZeRO has partitioned them over ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from radioplat.common import collectives as ranks
 
 @dataclass(frozen=True)
 class Layout:
-    """Which parameters a flat fp32 tensor of this rank holds pieces of.
+    """The pieces of parameters in a flat fp32 tensor of this rank.
 
     Attributes:
-        count: parameters that the tensors of all ranks share, pieces on this rank or not.
-        pieces: (number of the parameter, first element in the flat tensor, elements).
+        count: number of parameters in the flat tensors of all ranks together; not all have a piece on this rank.
+        pieces: (index of the parameter, first element in the flat tensor, number of elements).
     """
 
     count: int
@@ -27,13 +27,13 @@ class Layout:
 class Lamb(torch.optim.Optimizer):
     """Layer-wise adaptive moments (You et al. 2020, arXiv 1904.00962, algorithm 2), phi the identity, r bias-corrected.
 
-    ``w -= lr * |w| / |u| * u`` with ``u = m / (sqrt(v) + eps) + weight_decay * w``, the norms taken over a whole
-    parameter; a norm of 0 gives a ratio of 1. Groups with ``adapt: false`` take Adam's step, as the authors' code does
-    for biases and norms.
+    ``w -= lr * |w| / |u| * u`` with ``u = m / (sqrt(v) + eps) + weight_decay * w``; the norms are of complete
+    parameters, and the ratio is 1 if a norm is 0. Groups with ``adapt: false`` are updated as by Adam, as in the
+    authors' code for biases and norms.
 
     Attributes:
-        layouts: set after ZeRO has flattened the parameters; a tensor without one is a whole parameter. The squares are
-            then summed over the ranks: every rank must step the same groups in the same order.
+        layouts: set after ZeRO has flattened the parameters; a tensor without a layout is a complete parameter. With
+            layouts the squared norms are summed over the ranks: every rank must step the same groups in the same order.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One update of every tensor that has a gradient."""
+        """Update every tensor that has a gradient; with layouts this is collective."""
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is not None:
@@ -87,6 +87,6 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _ratio(norms: torch.Tensor) -> torch.Tensor:
-    """Trust ratios of weights over updates, ``[...]`` from ``[2, ...]``."""
+    """Return the trust ratios |w| / |u|, ``[...]``, from both norms ``[2, ...]``; 1 if a norm is 0."""
     weight, update = norms
     return torch.where((weight > 0) & (update > 0), weight / update, torch.ones_like(weight))

@@ -23,13 +23,13 @@ MOMENTS = {
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters; see :func:`parameter_groups`.
+    """Return the optimizer of the trainable parameters; see :func:`parameter_groups`.
 
-    ``adamw`` decays the weights themselves, ``adam`` and ``sgd`` (momentum without Nesterov) add the decay to the
-    gradient, as torch does. ``fusedlamb`` is ``lamb``: one arithmetic on every device.
+    ``adamw`` decays the weights directly; ``adam`` and ``sgd`` (momentum without Nesterov) add the decay to the
+    gradient, as in torch. ``fusedlamb`` is the same as ``lamb``, so results are the same on every device.
 
     Raises:
-        SpecError: no parameter is trainable, or a rate is asked for parameters that are not there.
+        SpecError: no parameter is trainable, or the config sets a rate for parameters that do not exist.
     """
     optimizer = _optimizer(parameter_groups(module, config), config)
     step_relatively(optimizer)
@@ -49,7 +49,7 @@ def _optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim
 def set_rates(
     groups: list[dict[str, Any]], config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int
 ) -> float:
-    """Give every group its rate for global step ``step``; returns the run's, which a ``factor`` of 1 means.
+    """Set the learning rate of every group for global step ``step``; return the rate of groups with ``factor`` 1.
 
     For ``head_warmup_epochs`` the backbone's rate is 0; then it warms up under the same schedule.
     """
@@ -65,12 +65,12 @@ def set_rates(
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
-    """The rate of global step ``step`` (from 0): a pure function, so a resumed run has the quiet run's schedule.
+    """Return the learning rate at global step ``step`` (from 0); a pure function, so a resumed run has the same rates.
 
     Linear warm-up over ``warmup_epochs``, then ``policy``; linear and cosine end at ``min_lr`` (default 0).
-    ``soft_start_annealing`` is TAO's: geometric from ``min_lr`` (default a hundredth) to ``lr`` over the share
-    ``soft_start`` of the run, then ``lr``, and geometric back to ``min_lr`` from the share ``annealing`` on.
-    With ``sched_on_updates: false`` the rate changes only between epochs.
+    ``soft_start_annealing`` is TAO's policy: the rate increases geometrically from ``min_lr`` (default ``lr`` / 100) to
+    ``lr`` over the fraction ``soft_start`` of the run, stays there, and decreases geometrically to ``min_lr`` from the
+    fraction ``annealing`` of the run on. With ``sched_on_updates: false`` the rate changes only between epochs.
     """
     step = _counted(config, step, steps_per_epoch)
     warmup = round(config.warmup_epochs * steps_per_epoch)
@@ -104,11 +104,11 @@ def _soft_start_annealing(config: OptimConfig, share: float) -> float:
 
 
 def _counted(config: OptimConfig, step: int, steps_per_epoch: int) -> int:
-    """The step that the schedule goes by."""
+    """Return the step at which the schedule is evaluated: the first of the epoch if ``sched_on_updates`` is false."""
     return step if config.sched_on_updates else step // steps_per_epoch * steps_per_epoch
 
 
 def _warm_up(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """The linear rate ``step`` steps into a warm-up; not above ``lr``."""
+    """Return the rate at ``step`` steps after the start of a linear warm-up; at most ``lr``."""
     warmup = round(config.warmup_epochs * steps_per_epoch)
     return config.lr * min(1.0, (step + 1) / warmup) if warmup else config.lr

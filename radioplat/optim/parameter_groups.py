@@ -1,4 +1,4 @@
-"""Which parameters decay, and which learn at a rate of their own."""
+"""Divide the parameters into optimizer groups by weight decay and learning-rate factor."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from radioplat.spec.schema.train import OptimConfig, OptimizerName
 _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 _FRONT = ("patch_generator.", "patch_embed.", "cls_token", "pos_embed", "reg_token", "norm_pre.")
 _TOKENS = ("pos_embed", "cls_token.token", "cls_token", "reg_token", "dist_token")
-SCALE = "_quantizer.scale"  # how the names of quantizers' learned scales end
+SCALE = "_quantizer.scale"  # suffix of the names of quantizers' learned scales
 
 
 def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Groups for an optimizer over the trainable parameters, in the order in which their kinds first come.
+    """Return optimizer groups of the trainable parameters: those with weight decay first, then by first occurrence.
 
-    Beside ``params`` and ``weight_decay`` a group says what :func:`radioplat.optim.optimizer.set_rates` needs:
-    ``factor`` (its rate over the run's), ``head`` (it learns during ``head_warmup_epochs``), and for LAMB ``adapt``.
-    Scales of quantizers are a group of their own: no decay, no ratio of LAMB, and, but for SGD, ``relative`` (see
-    :mod:`radioplat.optim.quantizer_scale_steps`).
+    Besides ``params`` and ``weight_decay`` a group has the keys that :func:`radioplat.optim.optimizer.set_rates` reads:
+    ``factor`` (its rate divided by the run's rate) and ``head`` (it is trained during ``head_warmup_epochs``); and
+    ``adapt`` for LAMB. Learned scales of quantizers have no weight decay and no LAMB ratio; except for SGD they form
+    groups with ``relative`` (see :mod:`radioplat.optim.quantizer_scale_steps`).
 
     Raises:
-        SpecError: no parameter is trainable, or :func:`pattern_problems` finds something.
+        SpecError: no parameter is trainable, or :func:`pattern_problems` yields a problem.
     """
     problems = list(pattern_problems(module, config))
     if problems:
@@ -39,7 +39,7 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
         if parameter.requires_grad:
             bare, decays = _bare(name), takes_decay(name, parameter, config)
             head = bare.startswith(heads)
-            apart = head or bare.startswith("peers.")  # a network of its own, that no layer of the student counts
+            apart = head or bare.startswith("peers.")  # peers have no layer number in the student: no layer_decay
             factor = 1.0 if apart else config.layer_decay ** (depth - _layer(bare, depth))
             if head and config.projector_lr is not None:
                 factor = config.projector_lr / config.lr
@@ -63,8 +63,9 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
 
 
 def takes_decay(name: str, parameter: nn.Parameter, config: OptimConfig) -> bool:
-    """Whether weight decay, the regularizer and LAMB's ratio apply: not to vectors, tokens, scales of quantizers and
-    ``skip_names``.
+    """Return True if weight decay, the regularizer and LAMB's ratio apply to the parameter.
+
+    They do not apply to vectors, tokens, scales of quantizers and names that match ``skip_names``.
     """
     if parameter.ndim < 2 or name.endswith(_TOKENS) or is_scale(name):
         return False
@@ -72,12 +73,12 @@ def takes_decay(name: str, parameter: nn.Parameter, config: OptimConfig) -> bool
 
 
 def is_scale(name: str) -> bool:
-    """Whether a parameter of this name is the learned scale of a quantizer."""
+    """Return True if ``name`` is that of a quantizer's learned scale."""
     return name.endswith(SCALE)
 
 
 def pattern_problems(module: nn.Module, config: OptimConfig) -> Iterator[Problem]:
-    """Problems of ``train.optim`` that names parameters which ``module`` (it may be on the meta device) lacks."""
+    """Yield settings of ``train.optim`` for parameters that ``module`` lacks; it may be on the meta device."""
     names = [_bare(name) for name, _ in module.named_parameters()]
     for pattern in config.lr_mults:
         if not any(_matches(name, pattern) for name in names):
@@ -93,26 +94,26 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _bare(name: str) -> str:
-    """A parameter's name in the student."""
+    """Return a parameter's name without the prefix of the student."""
     return name.removeprefix("student.")
 
 
 def _head_prefixes(module: nn.Module) -> tuple[str, ...]:
-    """Names of what stands on the backbone: teachers' heads, and a classifier, be it timm's own."""
+    """Return name prefixes of modules on top of the backbone: teachers' heads and classifiers, including timm's own."""
     backbone = getattr(getattr(module, "student", module), "backbone", None)
     own = tuple(f"backbone.model.{prefix}" for prefix in getattr(backbone, "classifier_prefix", ()))
     return ("heads.", "classifier.", *own)
 
 
 def _depth(module: nn.Module) -> int:
-    """The number of the layer behind the last block, which learns at the full rate; 0 without blocks."""
+    """Return the layer number of everything after the last block, which has the full rate; 0 without blocks."""
     names = (_bare(name) for name, _ in module.named_parameters())
     blocks = [int(m[1]) for name in names if name.startswith("backbone.") and (m := _BLOCK.search(name))]
     return max(blocks) + 2 if blocks else 0
 
 
 def _layer(name: str, depth: int) -> int:
-    """0 for the embedding, i + 1 for block i, ``depth`` for the rest, as in BEiT and MAE."""
+    """Return 0 for the embedding, i + 1 for block i, ``depth`` for all else, as in BEiT and MAE."""
     block = _BLOCK.search(name)
     if block:
         return int(block[1]) + 1

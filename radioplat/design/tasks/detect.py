@@ -1,4 +1,4 @@
-"""Detection: boxes, and other detectors as teachers."""
+"""The training task for detectors, which learn from boxes and from teacher detectors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from radioplat.objectives.objective import Objective
 
 
 class Detect:
-    """A detector; figures ``mAP``, ``mAP50``, ``mAP75``, ``voc/mAP``, and by class."""
+    """Train a detector; validation metrics are ``mAP``, ``mAP50``, ``mAP75``, ``voc/mAP``, and AP by class."""
 
     model_kind = ModelKind.detector
 
     def objective(self, run: Run) -> Objective:
-        """See :class:`radioplat.design.tasks.task.Task`."""
+        """Build the detector with its initial weights and its losses; equal on every rank."""
         assert run.detector is not None
         detector = start_detector(run.spec, run.detector, run.task)
         prepare_student(detector.student, run.spec, run.task)
@@ -27,10 +27,10 @@ class Detect:
         return detect_objective(detector, run.student_view, run.teachers, run.binding_widths, config, seed)
 
     def validates(self, run: Run) -> bool:
-        """See :class:`radioplat.design.tasks.task.Task`."""
+        """Return True if the spec names held-out images."""
         return has_held_out(run.spec)
 
     def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """See :class:`radioplat.design.tasks.task.Task`."""
+        """Measure mAP of ``checkpoint`` on the held-out images, with EMA weights if the run has them; rank 0 only."""
         result, faults = measure_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
         return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])

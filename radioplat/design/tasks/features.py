@@ -1,7 +1,7 @@
-"""Distillation and training on labels: students of features, validated by kNN, accuracy and fidelity.
+"""Training tasks for students: distillation and training on labels, validated by kNN, accuracy and fidelity.
 
-Where there are held-out images, a classifier is measured by its accuracy, and a student with quantizers next to the
-model that it is converted to; ``dataset.knn_validation`` adds kNN.
+If there are held-out images, a classifier is measured by its accuracy, and a student with quantizers is compared with
+the model that it is converted to; ``dataset.knn_validation`` adds kNN.
 """
 
 from __future__ import annotations
@@ -45,22 +45,24 @@ IMAGES = 512  # images of each split to validate a quantized student, unless the
 
 
 class Features:
-    """A student of features, trained by teachers (:class:`Distill`) or labels (:class:`Classify`).
+    """Base class of tasks that train a student, by teachers (:class:`Distill`) or by labels (:class:`Classify`).
 
-    Figures: ``knn/top1``, ``knn/top5``; of a classifier ``accuracy/top1``, ``accuracy/top5``; of a quantized student
-    also ``fidelity/<teacher>/<kind>``, and all of these for the converted model, with prefix ``converted/``, with the
-    mean cosine of its features to those of the fake-quantized model (``CONVERTED_SIMILARITY``).
+    Metrics: ``knn/top1``, ``knn/top5``; for a classifier ``accuracy/top1``, ``accuracy/top5``; for a quantized student
+    also ``fidelity/<teacher>/<kind>``, all of these for the converted model, with prefix ``converted/``, and the mean
+    cosine between its features and those of the fake-quantized model (``CONVERTED_SIMILARITY``).
     """
 
     model_kind = ModelKind.student
 
     def validates(self, run: Run) -> bool:
-        """See :class:`radioplat.design.tasks.task.Task`."""
+        """Return True if the run has metrics on held-out images."""
         measured = run.architecture.num_classes > 0 or run.architecture.quantized is not None
         return run.spec.dataset.knn_validation or (measured and has_held_out(run.spec))
 
     def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """See :class:`radioplat.design.tasks.task.Task`; EMA weights are measured if the run has them."""
+        """Measure ``checkpoint`` on the held-out images, with EMA weights if the run has them; rank 0 only, on the
+        CPU.
+        """
         student = load_student(checkpoint, ema=run.spec.train.enable_ema)
         size = run.spec.dataset.val_img_size or student.architecture.img_size
         models, notes = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()
@@ -81,19 +83,19 @@ class Features:
 
 
 class Distill(Features):
-    """A student that learns from teachers."""
+    """Train a student by teachers."""
 
     def objective(self, run: Run) -> Objective:
-        """See :class:`radioplat.design.tasks.task.Task`."""
+        """Build the student with its initial weights, the peers and the losses; equal on every rank."""
         peers = {t.name: Peer(t, run.spec.train.seed) for t in run.teachers if t.source is Source.peer}
         return DistillObjective(build_student(run), run.teachers, run.student_view, run.spec.distill, peers)
 
 
 class Classify(Features):
-    """A student that learns from labels alone."""
+    """Train a student by labels alone."""
 
     def objective(self, run: Run) -> Objective:
-        """See :class:`radioplat.design.tasks.task.Task`."""
+        """Build the student with its initial weights and the loss; equal on every rank."""
         return ClassifyObjective(build_student(run), run.student_view)
 
 

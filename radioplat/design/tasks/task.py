@@ -25,7 +25,8 @@ class Validation:
 
 
 class Task(Protocol):
-    """Models and figures of runs of one kind; its spec is in :mod:`radioplat.spec.checks.tasks.training_task`.
+    """Models and validation metrics of one kind of run; its spec is in
+    :mod:`radioplat.spec.checks.tasks.training_task`.
 
     Attributes:
         model_kind: of the checkpoints.
