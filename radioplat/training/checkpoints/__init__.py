@@ -1,1 +1,1 @@
-"""Checkpoints: saving, restoring, the copy in a second location, retention."""
+"""Checkpoints: saving, restoring, mirroring to a second location, retention."""

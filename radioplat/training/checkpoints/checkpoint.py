@@ -1,7 +1,11 @@
-"""A run on disk: whole fp32 weights and moments by parameter name, so any world size and ZeRO stage can go on.
+"""Write and read checkpoint folders.
 
-A folder is written aside, checksummed in ``manifest.json``, synced and renamed: what bears a checkpoint's name is
-whole. The results folder is the only authority on what exists. Only files, fsync and rename: NFS has no more.
+A checkpoint contains unpartitioned fp32 weights and optimizer moments by parameter name, so a run can resume from it at
+any world size and ZeRO stage.
+
+A folder is written under a temporary name, with checksums in ``manifest.json``, then synced and renamed. A folder with
+the name of a checkpoint is therefore complete, unless files were damaged later. Which checkpoints exist is determined
+only by the results folder. Only file writes, fsync and rename are used, because NFS offers no more.
 """
 
 from __future__ import annotations
@@ -34,22 +38,25 @@ from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_sc
 from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_way
 
 OPTIMIZER = "optimizer.safetensors"
-LOSSES = "losses.safetensors"  # of losses that keep statistics; most runs have none
-HOOKS, HOOKS_KEY = "hooks.safetensors", "hooks"  # states of users' step hooks; key of those that are no tensors
+LOSSES = "losses.safetensors"  # running statistics of losses; most runs have none
+# File with the states of users' step hooks; its metadata key for values that are not tensors.
+HOOKS, HOOKS_KEY = "hooks.safetensors", "hooks"
 _ASIDE, _OLD, _REMOVED = ".{}.partial", ".{}.old", ".{}.gone"  # names while it is written, replaced, removed
 _FILES = {STATE, OPTIMIZER}
-_MODELS = [set(form.file_names) for form in FORMATS.values()]  # one of them
+_MODELS = [set(form.file_names) for form in FORMATS.values()]  # a checkpoint has all files of one of these sets
 _KNOWN = _FILES.union(*_MODELS, {LOSSES, EMA_FILE, HOOKS})
 _MODEL_KEYS = {form.key: form.architecture for form in FORMATS.values()}
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint in memory, which nothing moves any more.
+    """A checkpoint in memory; training no longer changes its tensors.
 
     Attributes:
-        files: tensors and metadata by file name.
-        state: the text of ``state.json``.
+        name: name of the checkpoint's folder.
+        name: name of the checkpoint's folder.
+        files: tensors and metadata, by file name.
+        state: contents of ``state.json``.
     """
 
     name: str
@@ -65,22 +72,23 @@ def snapshot(
     state: RunState,
     more: Mapping[str, tuple[dict[str, torch.Tensor], dict[str, str]]] | None = None,
 ) -> Snapshot:
-    """Put a checkpoint together; the tensors are taken as they are, not copied.
+    """Return a snapshot of the given tensors and state; the tensors are not copied.
 
     Args:
-        tensors: the student's ``state_dict`` with fp32 weights.
+        tensors: the student's ``state_dict``, with fp32 weights.
         moments: optimizer moments by ``<parameter>.<moment>``.
-        more: further files, see :func:`radioplat.training.checkpoints.hook_states.files_of`.
+        more: contents of further files, see :func:`radioplat.training.checkpoints.hook_states.files_of`.
     """
     files = {**model_files(student, tensors), OPTIMIZER: (moments, {}), **(more or {})}
     return Snapshot(name, files, json.dumps(asdict(state), indent=1))
 
 
 def commit(folder: Path, made: Snapshot) -> Path:
-    """Write ``folder/<name>``; one process at a time.
+    """Write the checkpoint ``folder/<name>`` atomically and return its path; only one process may write to ``folder``.
 
     Raises:
-        OSError: it cannot be written; what stood there before still stands, and nothing is left beside it.
+        OSError: it cannot be written; a checkpoint that existed under this name is unchanged, and partial files are
+            removed.
     """
     aside, final, old = (folder / text for text in (_ASIDE.format(made.name), made.name, _OLD.format(made.name)))
     shutil.rmtree(aside, ignore_errors=True)
@@ -98,11 +106,11 @@ def commit(folder: Path, made: Snapshot) -> Path:
         _sync_folder(aside)
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():
-            os.rename(final, old)  # a crash between these two is put right by `clear_left_behind`
+            os.rename(final, old)  # `clear_left_behind` repairs a crash between these two renames
         os.rename(aside, final)
         _sync_folder(folder)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)  # a full disk needs the room
+        shutil.rmtree(aside, ignore_errors=True)  # free the space in case the disk is full
         if old.exists() and not final.exists():
             os.rename(old, final)
         raise
@@ -111,7 +119,7 @@ def commit(folder: Path, made: Snapshot) -> Path:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint: it loses its name before it loses its files."""
+    """Remove a checkpoint; it is renamed first, so that a partly deleted folder never has a checkpoint's name."""
     removed = checkpoint.with_name(_REMOVED.format(checkpoint.name))
     shutil.rmtree(removed, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -120,34 +128,40 @@ def remove(checkpoint: Path) -> None:
 
 
 def clear_left_behind(folder: Path) -> None:
-    """Clear what a writer that was killed left in ``folder``; nobody may be writing there."""
+    """Remove partial folders that a killed writer left in ``folder``, and undo an unfinished replacement.
+
+    No process may be writing there.
+    """
     for old in folder.glob(_OLD.format("model_epoch_*")):
         final = folder / old.name.removeprefix(".").removesuffix(".old")
         if not final.exists():
-            os.rename(old, final)  # killed between two renames
+            os.rename(old, final)  # killed between the two renames of `commit`
     for pattern in (_ASIDE, _OLD, _REMOVED):
         for path in folder.glob(pattern.format("model_epoch_*")):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def examine(folder: Path) -> RunState | Unreadable:
-    """The state of a checkpoint whose files all match its manifest and whose every field this version knows."""
+    """Return the state of a checkpoint, or why this version cannot read it.
+
+    It is readable if all files match the manifest and this version knows all fields.
+    """
     manifest, state = _json(folder / MANIFEST), _json(folder / STATE)
     step = step_of(folder)
 
     def torn(reason: str) -> Unreadable:
-        """Of damaged files."""
+        """Return the result for missing or damaged files."""
         return Unreadable(str(folder), step, reason, torn=True)
 
     if not isinstance(manifest, dict) or state is None:
         return torn(f"{STATE if isinstance(manifest, dict) else MANIFEST} is missing or damaged")
     sums = sums_in(manifest)
     schema = foreign_schema(state)
-    if schema and _matches(folder / STATE, sums.get(STATE)):  # which files it has is for its own version to say
+    if schema and _matches(folder / STATE, sums.get(STATE)):  # another version may use other files
         return Unreadable(str(folder), step, f"{schema}; {_written_by(folder)}", torn=False)
     if not (_FILES <= set(sums) and any(files <= set(sums) for files in _MODELS)):
         return torn(f"{MANIFEST} does not list all files")
-    # A name that leads elsewhere, or to no plain file, is never opened.
+    # A name with a folder in it, or one that is not a regular file, is never opened.
     for name, digest in sums.items():
         if Path(name).name == name and not _matches(folder / name, digest):
             return torn(f"{name} is missing or damaged, by {MANIFEST}")
@@ -160,17 +174,17 @@ def examine(folder: Path) -> RunState | Unreadable:
 
 
 def unknown_in_manifest(manifest: dict[str, Any]) -> list[str]:
-    """The entries of a ``manifest.json`` that this version does not know, each with its file."""
+    """Return a message for each entry of a ``manifest.json`` that this version does not know."""
     return [f"{MANIFEST} has the unknown entry {name}" for name in manifest if name not in _KNOWN]
 
 
 def _unknown_in_header(file: Path) -> list[str]:
-    """The same for what a tensor file says of its model."""
+    """Return a message for each metadata field of a tensor file that this version does not know."""
     metadata = _metadata(file)
     names = [key for key in metadata if key not in (*_MODEL_KEYS, VERSION_KEY, HOOKS_KEY, "format")]
     for key, kind in _MODEL_KEYS.items():
         if key in metadata:
-            with contextlib.suppress(ValueError):  # whoever builds the model says that
+            with contextlib.suppress(ValueError):  # invalid JSON is reported when the model is built
                 names += unknown_fields(json.loads(metadata[key]), kind, f"{key}.")
     return [f"{file.name} has the unknown field {name}" for name in names]
 
@@ -188,7 +202,7 @@ def _written_by(folder: Path) -> str:
 
 
 def _json(file: Path) -> Any:
-    """None where there is no such file, or none of JSON."""
+    """Return the parsed JSON of ``file``; None if it does not exist or is not valid JSON."""
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
@@ -197,13 +211,13 @@ def _json(file: Path) -> Any:
 
 def _matches(file: Path, digest: str | None) -> bool:
     try:
-        return file.is_file() and file_hash(file) == digest  # to read a device or a pipe may never end
+        return file.is_file() and file_hash(file) == digest  # only regular files: reading a device or pipe may block
     except OSError:
         return False
 
 
 def verified_state(folder: Path) -> RunState | None:
-    """The state of a checkpoint that can be read; None for anything else."""
+    """Return the state of a checkpoint; None if it cannot be read."""
     state = examine(folder)
     return state if isinstance(state, RunState) else None
 
@@ -214,7 +228,7 @@ class Survey:
 
     Attributes:
         newest: the checkpoint with the most steps that can be read, and its state.
-        unreadable: those that come before it.
+        unreadable: checkpoints that were examined before it and cannot be read.
     """
 
     newest: tuple[Path, RunState] | None = None
@@ -222,15 +236,15 @@ class Survey:
 
     @property
     def step(self) -> int | None:
-        """Of the newest; None where there is none."""
+        """Global step of the newest readable checkpoint; None if there is none."""
         return None if self.newest is None else self.newest[1].global_step
 
 
 def survey(folder: Path) -> Survey:
-    """Examine the checkpoints in ``folder``, those with the most steps first, until one can be read."""
+    """Examine the checkpoints in ``folder`` in order of decreasing step, until one can be read."""
     steps = {path: step_of(path) for path in folder.glob("model_epoch_*") if path.is_dir()}
     result = Survey()
-    # Those of unknown step come first: none may be missed.
+    # Checkpoints of unknown step come first, because any of them may be the newest.
     for path in sorted(steps, key=lambda path: step if (step := steps[path]) is not None else math.inf, reverse=True):
         state = examine(path)
         if isinstance(state, RunState):
@@ -241,7 +255,7 @@ def survey(folder: Path) -> Survey:
 
 
 def newest(folder: Path) -> tuple[Path, RunState] | None:
-    """The checkpoint in ``folder`` with the most steps that can be read; None where there is no checkpoint at all.
+    """Return the readable checkpoint in ``folder`` with the most steps, and its state; None if there is no checkpoint.
 
     Raises:
         UnreadableCheckpoints: there are checkpoints, but none can be read, or a newer one is of another version.
@@ -252,24 +266,24 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
 
 
 def step_of(path: Path) -> int | None:
-    """A checkpoint's global step, whole or not; None where that cannot be read."""
+    """Return a checkpoint's global step, even if files are damaged; None if ``state.json`` cannot be read."""
     return step_in(_json(path / STATE))
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Weights and buffers by the student's names, and moments."""
+    """Return weights and buffers by the student's names, and optimizer moments by ``<parameter>.<moment>``."""
     detector = folder / DETECTOR_FILE
     return load_file(detector) if detector.is_file() else read_tensors(folder), load_file(folder / OPTIMIZER)
 
 
 def read_losses(folder: Path) -> dict[str, torch.Tensor]:
-    """Statistics of the losses; {} where the checkpoint has none."""
+    """Return the running statistics of the losses; {} if the checkpoint has none."""
     return load_file(folder / LOSSES) if (folder / LOSSES).is_file() else {}
 
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[BinaryIO]:
-    """A new file that is on the disk when the block ends."""
+    """Open a new file for writing; flush and fsync it at the end of the block."""
     with open(path, "wb") as file:
         yield file
         file.flush()
@@ -277,12 +291,12 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Fsync a folder, so that renames in it survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know it for files alone
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems can fsync only files
             raise
     finally:
         os.close(descriptor)

@@ -1,7 +1,8 @@
-"""States of step hooks in the files of a checkpoint.
+"""Convert between states of step hooks and the files of a checkpoint.
 
-Those of built-in hooks lie where earlier versions put them: in ``state.json``, beside the moments, in files of their
-own. Those of users' hooks share :data:`HOOKS`: tensors as ``<hook>.<name>``, other values as JSON in the metadata.
+States of built-in hooks are stored where earlier versions stored them: in ``state.json``, in the optimizer file, or in
+separate files. States of users' hooks share the file :data:`HOOKS`: tensors as ``<hook>.<name>``, other values as JSON
+in its metadata.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _FIELDS = {
     "teacher_cost": ("teacher_cost",),
 }
 _FILES = {"losses": LOSSES, "ema": EMA_FILE}
-BATCHNORM, TARGET_NORM = "batchnorm", "target_norm"  # in the student's file; beside the moments
+BATCHNORM, TARGET_NORM = "batchnorm", "target_norm"  # stored in the student's file; stored in the optimizer file
 _BUILT_IN = {*_FIELDS, *_FILES, BATCHNORM, TARGET_NORM}
 
 
 def update_run_state(state: RunState, states: States) -> None:
-    """Write the states that are part of ``state.json`` into ``state``."""
+    """Set the fields of ``state`` (``state.json``) that are states of hooks."""
     for hook, names in _FIELDS.items():
         for name in names:
             if hook in states:
@@ -39,7 +40,7 @@ def update_run_state(state: RunState, states: States) -> None:
 
 
 def files_of(states: States) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
-    """Tensors and metadata of the files that hold nothing but states of hooks, by file name."""
+    """Return tensors and metadata of the files that contain only states of hooks, by file name."""
     files: dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]] = {
         file: (states[hook], {}) for hook, file in _FILES.items() if states.get(hook)
     }
@@ -52,10 +53,12 @@ def files_of(states: States) -> dict[str, tuple[dict[str, torch.Tensor], dict[st
 
 
 def read_states(folder: Path, state: RunState, moments: Mapping[str, torch.Tensor], hooks: Collection[str]) -> States:
-    """The states of ``hooks`` in the checkpoint at ``folder``, which an earlier version may have written.
+    """Return the states of hooks in the checkpoint at ``folder``; an earlier version may have written it.
 
     Args:
+        state: its ``state.json``.
         moments: the tensors of its optimizer file.
+        hooks: names of the run's hooks; the average is read only if ``ema`` is one of them.
     """
     states: States = {hook: {name: getattr(state, name) for name in names} for hook, names in _FIELDS.items()}
     states["losses"] = read_losses(folder)

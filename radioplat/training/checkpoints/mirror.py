@@ -1,11 +1,14 @@
-"""The second home of checkpoints (``train.checkpoint_dir``), mostly on an object store: it outlives the machine.
+"""The mirror (``train.checkpoint_dir``): copies of the checkpoints in another location, usually an object store.
 
-An object store renames nothing. Each upload has a folder of its own, ``model_epoch_007-<8 digits>``: a checkpoint there
-is a folder with a manifest, which is written last and removed first, and with every file that the manifest lists.
+The mirror survives the loss of the machine.
 
-Nor has it a lease. ``owner.json`` names the writer that came last; who finds another name in it writes and removes no
-more. It is read before each manifest and again before anything is removed: what is cleared by the next writer, which
-has put its name there first, is never counted on by the one before.
+An object store has no rename. Each upload therefore gets a new folder, ``model_epoch_007-<8 hex digits>``. It counts as
+a checkpoint if it has a manifest, which is written last and removed first, and every file that the manifest lists.
+
+An object store has no lease either. ``owner.json`` names the most recent writer; a writer that finds another name in it
+stops writing and removing. It reads the file before it writes a manifest and again before it removes anything. A new
+writer writes its name before it removes unfinished uploads, so the previous writer never relies on files that were
+removed.
 """
 
 from __future__ import annotations
@@ -40,18 +43,18 @@ from radioplat.training.checkpoints.unreadable import Unreadable
 
 FIELD = "train.checkpoint_dir"
 _PROBE, _OWNER = "probe.txt", "owner.json"
-_SET_ASIDE = "set_aside.json"  # in an upload that train.restart has set aside: it stays, and counts for nothing
+_SET_ASIDE = "set_aside.json"  # marks an upload that train.restart set aside: it is kept but ignored
 _UPLOAD = re.compile(r"(model_epoch_\w+?)(-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A folder below the mirror's.
+    """A folder in the mirror that contains a checkpoint, complete or not.
 
     Attributes:
-        folder: its name.
+        folder: name of the folder.
         checkpoint: name of the checkpoint.
-        files: what lies in it.
+        files: size and modification time of the files in it, by name.
     """
 
     folder: str
@@ -60,12 +63,12 @@ class Upload:
 
     @property
     def written(self) -> int:
-        """When its manifest was."""
+        """Modification time of its manifest, in ns."""
         return self.files[MANIFEST].mtime_ns
 
 
 class Mirror:
-    """Checkpoints below ``folder``, local or ``s3://...``, ``gs://...``; every method raises OSError."""
+    """The checkpoints below ``folder`` (local, ``s3://...`` or ``gs://...``); every method may raise OSError."""
 
     def __init__(self, folder: str) -> None:
         self.folder = absolute(folder)
@@ -73,13 +76,13 @@ class Mirror:
         self._read_once: dict[tuple[str, int], tuple[dict | None, dict | None]] = {}
 
     def claim(self) -> None:
-        """Become the one writer here; who was it before stops when it finds out."""
+        """Write ``owner.json`` to become the only writer; the previous writer stops when it reads the file."""
         mine = Holder.myself()
         write_file(f"{self.folder}/{_OWNER}", json.dumps(asdict(mine)).encode())
         self._mine = mine
 
     def standings(self) -> dict[str, Standing]:
-        """Those that are complete, by the checkpoint's name."""
+        """Return step and score of the complete checkpoints, by the checkpoint's name."""
         return self._judged(self._finished())
 
     def _judged(self, uploads: list[Upload]) -> dict[str, Standing]:
@@ -92,10 +95,10 @@ class Mirror:
         return known
 
     def upload(self, checkpoint: Path) -> None:
-        """Copy a checkpoint here. What stood here before counts until its manifest stands.
+        """Copy a checkpoint to the mirror; an older upload of the same name is removed after the new one is complete.
 
         Raises:
-            TrainingError: another writer has come.
+            TrainingError: another writer has registered.
         """
         self._own()
         before = [one for one in self._finished() if one.checkpoint == checkpoint.name]
@@ -110,7 +113,7 @@ class Mirror:
                 raise OSError(f"{missing[0]} of {folder} is missing from {self.folder}")
             copy_file(str(checkpoint / MANIFEST), f"{self.folder}/{folder}/{MANIFEST}")
         except BaseException:
-            with contextlib.suppress(OSError):  # the next start clears it
+            with contextlib.suppress(OSError):  # the next start removes it
                 self._remove_folder(folder)
             raise
         self._own()
@@ -118,17 +121,21 @@ class Mirror:
             self._remove_folder(one.folder)
 
     def add(self, file: Path) -> None:
-        """Copy one more file of a checkpoint that is here."""
+        """Copy one more file of a checkpoint to its newest upload; do nothing if the checkpoint has none."""
         uploads = [one for one in self._finished() if one.checkpoint == file.parent.name]
         if uploads:
             folder = max(uploads, key=lambda one: one.written).folder
             copy_file(str(file), f"{self.folder}/{folder}/{file.name}")
 
     def prune(self, step: int, train: TrainConfig) -> set[str]:
-        """Remove what the spec does not keep, once the checkpoint of ``step`` is here; returns the names that stay.
+        """Remove the checkpoints that the spec does not keep; return the names of those that remain.
+
+        Args:
+            step: global step of the newest checkpoint, which must already be in the mirror.
+            train: the retention settings.
 
         Raises:
-            TrainingError: another writer has come.
+            TrainingError: another writer has registered.
         """
         uploads = self._finished()
         known = self._judged(uploads)
@@ -140,16 +147,16 @@ class Mirror:
         return set(known) - removed
 
     def clear_left_behind(self) -> None:
-        """Remove what was never finished, as the one who claimed this place."""
+        """Remove unfinished uploads; the caller must have called :meth:`claim`."""
         for upload in self._uploads():
             if MANIFEST not in upload.files:
                 self._remove_folder(upload.folder)
 
     def newer(self, least: int | None) -> tuple[list[tuple[int | None, str]], list[Unreadable]]:
-        """Checkpoints with more steps than ``least`` (None: all), as far as is known without reading a tensor.
+        """List checkpoints with more steps than ``least`` (None: all), without reading tensors.
 
         Returns:
-            Steps and paths, the newest first; and what cannot be read.
+            Steps and paths of the candidates, newest first; and the checkpoints that cannot be read.
         """
         candidates, unreadable = [], []
         for upload in sorted(self._finished(), key=lambda upload: upload.written, reverse=True):
@@ -165,22 +172,22 @@ class Mirror:
                 unreadable.append(Unreadable(path, step, reason, torn=False))
             else:
                 candidates.append((step, path))
-        # Those of unknown step come first: none may be missed.
+        # Checkpoints of unknown step come first, because any of them may be the newest.
         candidates.sort(key=lambda one: math.inf if one[0] is None else one[0], reverse=True)
         return candidates, unreadable
 
     def bring_newer(
         self, newest: tuple[Path, RunState] | None, folder: Path
     ) -> tuple[tuple[Path, RunState] | None, list[Unreadable]]:
-        """The newest checkpoint of all: ``newest``, or one from here, which is then copied into ``folder``.
+        """Return the newest readable checkpoint: ``newest``, or one from the mirror, which is copied into ``folder``.
 
         Returns:
-            It, and what comes before it here and cannot be read.
+            The checkpoint with its state, and the mirror's checkpoints that may be newer but cannot be read.
         """
         candidates, unreadable = self.newer(None if newest is None else newest[1].global_step)
         for _, path in candidates:
             upload = _UPLOAD.fullmatch(PurePosixPath(path).name)
-            assert upload is not None  # as all that `newer` names
+            assert upload is not None  # `newer` returns only matching paths
             target = folder / upload[1]
             state = download(path, target)
             if isinstance(state, RunState):
@@ -189,22 +196,22 @@ class Mirror:
         return newest, unreadable
 
     def find(self, name: str) -> str | None:
-        """The path of the upload of a checkpoint, or of one folder, that was finished last."""
+        """Return the path of the upload of checkpoint or folder ``name`` that was finished last; None if none was."""
         fits = [one for one in self._finished() if name in (one.checkpoint, one.folder)]
         return f"{self.folder}/{max(fits, key=lambda one: one.written).folder}" if fits else None
 
     def set_aside(self, path: str) -> None:
-        """Have the upload at ``path`` count for nothing; nothing of it is removed."""
+        """Mark the upload at ``path`` so that it is ignored; none of its files is removed."""
         why = {"why": f"train.restart; remove {_SET_ASIDE} and it counts again"}
         write_file(f"{path}/{_SET_ASIDE}", json.dumps(why).encode())
 
     def probe(self) -> None:
-        """Write a file here and remove it."""
+        """Write a test file to the mirror and remove it."""
         write_file(f"{self.folder}/{_PROBE}", b"radioplat asked whether it may write here\n")
         remove_file(f"{self.folder}/{_PROBE}")
 
     def _uploads(self) -> list[Upload]:
-        """Every folder that could be one and was not set aside."""
+        """Return every folder that is named like an upload and was not set aside."""
         try:
             listed = [(PurePosixPath(path), state) for path, state in list_files(self.folder, lambda _: True)]
         except FileNotFoundError:
@@ -219,12 +226,12 @@ class Mirror:
         return [upload for upload in self._uploads() if MANIFEST in upload.files]
 
     def _missing(self, upload: Upload) -> list[str]:
-        """Files that its manifest lists and that are not there: a writer that came later cleared them."""
+        """Return files that are listed in the manifest but missing, because a later writer removed them."""
         manifest = self._texts(upload)[0]
         return [STATE] if manifest is None else sorted(set(sums_in(manifest)) - set(upload.files))
 
     def _texts(self, upload: Upload) -> tuple[dict | None, dict | None]:
-        """Its manifest and its state, as JSON; None for what is none."""
+        """Return manifest and state of an upload as parsed JSON; None for a missing or invalid one."""
         key = (upload.folder, upload.written)
         if key not in self._read_once:
             self._read_once[key] = (self._json(upload, MANIFEST), self._json(upload, STATE))
@@ -240,7 +247,11 @@ class Mirror:
         return read_whole(f"{self.folder}/{upload.folder}/{file}")
 
     def _own(self) -> None:
-        """Claim this place, if this writer has not; stop where another one has since it did."""
+        """Register as the writer if this object has not yet; otherwise check that no other writer has since.
+
+        Raises:
+            TrainingError: another writer has registered.
+        """
         if self._mine is None:
             self.claim()
         with contextlib.suppress(FileNotFoundError):
@@ -257,19 +268,19 @@ class Mirror:
         with contextlib.suppress(FileNotFoundError):
             for file, _ in list_files(f"{self.folder}/{folder}", lambda _: True):
                 remove_file(f"{self.folder}/{folder}/{file}")
-        with contextlib.suppress(OSError):  # a store has no folders, or an empty one
+        with contextlib.suppress(OSError):  # object stores have no folders
             os.rmdir(f"{self.folder}/{folder}")
 
 
 def download(source: str, target: Path) -> RunState | Unreadable:
-    """Copy the checkpoint at ``source`` (local or remote; an upload's folder) to ``target``, unless it is there.
+    """Copy the checkpoint at ``source`` (the folder of an upload, local or remote) to ``target``, unless it is there.
 
     Returns:
-        Its state; where it cannot be read, why: ``target`` is then as it was. One of another version that stands at
-        ``target`` is not replaced either.
+        Its state, or the reason why it cannot be read; ``target`` is then unchanged. A checkpoint of another version at
+        ``target`` is not replaced; its reason is returned.
 
     Raises:
-        OSError: it cannot be read, or the copy not be written.
+        OSError: ``source`` cannot be read, or the copy cannot be written.
     """
     source = absolute(source)
     aside = target.with_name(f".{target.name}.partial")
@@ -287,7 +298,7 @@ def download(source: str, target: Path) -> RunState | Unreadable:
         state = examine(aside)
         if isinstance(state, Unreadable):
             return replace(state, path=source)
-        shutil.rmtree(target, ignore_errors=True)  # of that name and not whole, or of another way
+        shutil.rmtree(target, ignore_errors=True)  # of that name, but damaged or from another upload
         os.rename(aside, target)
         return state
     except FileNotFoundError:
@@ -297,15 +308,15 @@ def download(source: str, target: Path) -> RunState | Unreadable:
 
 
 def reason_of(error: OSError) -> str:
-    """Return why a file or store failed, in one line."""
+    """Return the reason of a failed file or store operation in one line."""
     return error.strerror or str(error)
 
 
 def read_whole(path: str) -> bytes:
-    """All bytes of a small file.
+    """Return all bytes of a small file.
 
     Raises:
         OSError: it is missing or cannot be read.
     """
-    file = RangeFile(path)  # opened once: size and bytes are of one version, where it is replaced meanwhile
+    file = RangeFile(path)  # opened once, so that size and bytes are of the same version if it is replaced meanwhile
     return file.read(0, file.state.size)

@@ -1,4 +1,4 @@
-"""Saving and restoring a run from inside its workers."""
+"""Save and restore checkpoints from inside the training workers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from radioplat.training.hooks.step_hook import StepHooks
 
 
 class Persistence:
-    """When to save, how to save, and what to begin from. Every rank holds one and calls it at the same steps."""
+    """Decide when to save, save, and restore. Every rank has one and calls its methods at the same steps."""
 
     def __init__(self, run: Run, rank: int, world_size: int) -> None:
-        """Choose where to begin, the same on every rank: :attr:`state`.
+        """Choose the checkpoint to resume from and set :attr:`state`, the same on every rank.
 
         Raises:
-            RadioplatError: on every rank; as :func:`starting_point`, or another run has taken the folder over.
+            RadioplatError: on every rank, as raised by :func:`starting_point`, or if another run has taken over the
+                folder.
         """
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
-        self._moments_of: dict[str, torch.Tensor] = {}  # of the checkpoint, until they are restored
+        self._moments_of: dict[str, torch.Tensor] = {}  # from the checkpoint, until they are restored
         self._frozen: dict[str, torch.Tensor] = {}
         self._writer: CheckpointWriter | None = None
         self._path, self.state = collectives.from_first(self._begin)
@@ -50,7 +51,7 @@ class Persistence:
         self._last = 0  # step of the last save
 
     def warn_through(self, warn: Callable[[str], None]) -> None:
-        """Report failures of the background thread to ``warn`` and to the terminal."""
+        """Report failures of the checkpoint thread to ``warn`` and to the terminal."""
 
         def warn_both(line: str) -> None:
             note(line)
@@ -60,23 +61,24 @@ class Persistence:
             self._writer.warn = warn_both
 
     def restore_weights(self, objective: Objective) -> None:
-        """Load the weights and buffers of the student and its peers, if there is a checkpoint to resume from.
+        """Load the weights and buffers of the student and its peers from the checkpoint to resume from, if there is
+        one.
 
-        Before the engine gets the objective: that rounds frozen weights, and at stage 3 partitions them.
+        Call it before the engine is built: the engine rounds frozen weights, and at ZeRO stage 3 partitions them.
         """
         self._objective = objective
         if self._path is not None:
             tensors, self._moments_of = read_checkpoint(self._path)
             load_into(objective.student, tensors, self._path, "results_dir")
             self._weights = {**tensors, **restore_peers(objective, self._moments_of)}
-        # Frozen parameters are kept here as they are now: ZeRO-3 partitions them too, and a bf16 engine rounds them for
-        # good, for they have no fp32 master.
+        # Copy frozen parameters now: ZeRO-3 partitions them too, and a bf16 engine rounds them permanently, because
+        # they have no fp32 master weights.
         if self._rank == 0:
             frozen = ((name, p) for name, p in objective.student.named_parameters() if not p.requires_grad)
             self._frozen = {name: p.detach().cpu().clone() for name, p in frozen}
 
     def restore_optimizer(self, engine: Any) -> None:
-        """Restore fp32 weights and moments, after the engine has partitioned the parameters."""
+        """Restore fp32 weights and optimizer moments; call it after the engine has partitioned the parameters."""
         self._engine = engine
         if self.state.global_step:
             state = {**self._moments_of, **self._weights}
@@ -84,13 +86,13 @@ class Persistence:
             deepspeed_compat.load_full_state(engine, names, self._moments, state, self.state.optimizer_steps)
 
     def restore_hooks(self, hooks: StepHooks) -> None:
-        """Restore the states of the hooks, once the optimizer is restored."""
+        """Restore the states of the hooks from the checkpoint; call it after :meth:`restore_optimizer`."""
         if self._path is not None:
             hooks.load_states(read_states(self._path, self.state, self._moments_of, hooks.names))
         self._moments_of, self._weights = {}, {}
 
     def due(self, steps: int) -> bool:
-        """Whether a checkpoint follows ``steps`` steps."""
+        """Return True if the spec asks for a checkpoint after ``steps`` steps."""
         train = self._run.spec.train
         every = train.checkpoint_interval
         if train.checkpoint_interval_unit is IntervalUnit.epoch:
@@ -100,20 +102,22 @@ class Persistence:
     def save(
         self, hooks: StepHooks, on_commit: Callable[[Path], None] = lambda path: None, unwritten: OSError | None = None
     ) -> Path:
-        """Save :attr:`state`: all ranks gather, and rank 0's thread writes and moves the ``model_latest`` link.
+        """Save :attr:`state`; every rank must call it.
 
-        Returns before the checkpoint is committed, unless ``train.async_checkpoint`` is off; :meth:`finish` waits.
+        All ranks take part in gathering the tensors. A thread of rank 0 writes the checkpoint and updates the
+        ``model_latest`` link. Unless ``train.async_checkpoint`` is off, this returns before the checkpoint is
+        committed; :meth:`finish` waits for that.
 
         Args:
-            on_commit: called on rank 0, in the thread, with the folder once it is committed.
-            unwritten: what kept this rank from writing its ledger. A checkpoint without its ledger proves nothing:
-                then none is written.
+            on_commit: called on rank 0, in the thread, with the checkpoint's folder once it is committed.
+            unwritten: the error that kept this rank from writing its ledger. No checkpoint is then written, because
+                without the ledger its samples cannot be proved.
 
         Returns:
-            The checkpoint's folder, as it will be.
+            The folder that the checkpoint is written to.
 
         Raises:
-            TrainingError: earlier saves failed, and too many in a row.
+            TrainingError: on every rank, if more saves in a row have failed than allowed (see :meth:`finish`).
         """
         self.finish()
         state, objective = self.state, self._objective
@@ -128,7 +132,7 @@ class Persistence:
             return path
         states = hooks.states()
         update_run_state(state, states)
-        # A peer's weights lie beside the moments: who opens the student has no use for them.
+        # A peer's weights are stored in the optimizer file, because users of the student do not need them.
         names = {**trainable(objective), **peer_parameters(objective)}
         whole = deepspeed_compat.full_state(self._engine, names, self._moments)
         if self._writer is not None:
@@ -145,20 +149,20 @@ class Persistence:
         return path
 
     def _whole(self, name: str, value: torch.Tensor, whole: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The tensor that a checkpoint holds as ``name`` of the student; takes it out of ``whole``."""
+        """Return the tensor to store as ``name`` of the student; it is removed from ``whole`` if it is there."""
         if name in whole:
             return whole.pop(name)
         return self._frozen[name] if name in self._frozen else value.detach().cpu().clone()
 
     def finish(self) -> Path | None:
-        """Wait until what is in flight is committed; all ranks call it.
+        """Wait until the save in progress is committed; every rank must call it.
 
         Returns:
-            The newest committed checkpoint of this start, the same on all ranks; None where there is none yet.
+            The newest checkpoint that this start has committed, the same on all ranks; None if there is none yet.
 
         Raises:
-            TrainingError: more saves in a row failed than ``train.max_checkpoint_failures`` allows, or the last one of
-                the run did; on all ranks.
+            TrainingError: on every rank, if more saves in a row failed than ``train.max_checkpoint_failures`` allows,
+                or the last save of the run failed.
         """
         outcome: Outcome = collectives.broadcast_object(None if self._writer is None else self._writer.wait())
         with collectives.mark_agreed():
@@ -166,12 +170,13 @@ class Persistence:
         return outcome.newest
 
     def scored(self, checkpoint: Path, kpi: dict[str, float]) -> None:
-        """Keep what the validation of a checkpoint found beside it; rank 0 only."""
+        """Write the validation results of a checkpoint into its folder; rank 0 only."""
         if self._writer is not None:
             self._writer.score(checkpoint, kpi)
 
     def close(self) -> None:
-        """Wait for what is in flight, in silence; every rank calls it when it ends, however it ends."""
+        """Wait for the save in progress and ignore its failure; every rank calls it when it ends, also after an
+        error."""
         if self._writer is not None:
             self._writer.close()
 
@@ -190,9 +195,9 @@ class Persistence:
             )
 
     def _begin(self) -> tuple[Path | None, RunState]:
-        """On rank 0: where to begin."""
+        """Return the checkpoint to resume from, or None, and the run's state; create the writer. Rank 0 only."""
         run = self._run
-        if (taken := check_lease(run.folder, run.lease)) is not None:  # nothing here is ours to clear
+        if (taken := check_lease(run.folder, run.lease)) is not None:  # another run owns the folder: remove nothing
             raise taken
         chosen = self._choose()
         self._writer = CheckpointWriter(run.folder, run.spec.train, mirror_of(run.spec, run.task))
@@ -212,11 +217,11 @@ class Persistence:
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The student's trainable parameters, by the student's own names."""
+    """Return the student's trainable parameters, by the student's names."""
     return {name: p for name, p in module.student.named_parameters() if p.requires_grad}
 
 
 def _attempts(folder: Path) -> int:
-    """Starts of this run so far: each says so, and leaves files in the ledger and in the logs."""
+    """Return the highest attempt number so far, from ``attempts.jsonl``, the logs and the ledger's files."""
     consumed = (int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet"))
     return max(begun(folder), Attempts(folder).last, *consumed, 0)

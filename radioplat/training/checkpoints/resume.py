@@ -1,4 +1,4 @@
-"""Where a run goes on: its folder, the second home of its checkpoints, and the checkpoint that the spec names."""
+"""Find the checkpoint that a run resumes from: in its folder, in the mirror, or the one that the spec names."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from radioplat.training.checkpoints.unreadable import Unreadable, UnreadableChec
 
 _EXPLICIT = "train.resume_training_checkpoint_path"
 _CREDENTIALS = "Credentials and endpoint come from the environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...)."
-_SET_ASIDE = "set_aside_{}"  # a folder beside the checkpoints
+_SET_ASIDE = "set_aside_{}"  # folder in the task folder
 
 
 def mirror_of(spec: Spec, task: str) -> Mirror | None:
-    """``<train.checkpoint_dir>/<task>``; None where the spec names none."""
+    """Return the mirror ``<train.checkpoint_dir>/<task>``; None if the spec sets no ``checkpoint_dir``."""
     folder = spec.train.checkpoint_dir
     return None if folder is None else Mirror(f"{folder.rstrip('/')}/{task}")
 
 
 def starting_point(run: Run) -> tuple[Path, RunState] | None:
-    """The checkpoint that a start of ``run`` goes on from: its own newest, else the one that the spec names, else None.
+    """Return the checkpoint that a start of ``run`` resumes from: its own newest, else the spec's, else None.
 
     Raises:
-        UnreadableCheckpoints: as :func:`newest_of`.
-        WeightsError: ``train.resume_training_checkpoint_path`` names none that can be read.
+        UnreadableCheckpoints: as raised by :func:`newest_of`.
+        WeightsError: ``train.resume_training_checkpoint_path`` is not a readable checkpoint.
     """
     explicit = run.spec.train.resume_training_checkpoint_path
     checkpoint = newest_of(run)
@@ -58,13 +58,13 @@ def starting_point(run: Run) -> tuple[Path, RunState] | None:
 
 
 def newest_of(run: Run) -> tuple[Path, RunState] | None:
-    """The newest checkpoint of the run, in its own folder; one that only the mirror has is brought there.
+    """Return the newest checkpoint of the run; if only the mirror has it, it is copied to the run's folder first.
 
-    ``model_latest`` leads there afterwards, whatever a killed writer left.
+    The ``model_latest`` link is set to it, because a killed writer may have left another target.
 
     Raises:
         UnreadableCheckpoints: there are checkpoints, but none can be read, or a newer one is of another version.
-        WeightsError: there is none here, and the mirror cannot be asked.
+        WeightsError: there is no checkpoint in the run's folder, and the mirror cannot be read.
     """
     here, mirror = survey(run.folder), mirror_of(run.spec, run.task)
     checkpoint, unreadable = here.newest, here.unreadable
@@ -79,15 +79,15 @@ def newest_of(run: Run) -> tuple[Path, RunState] | None:
     check_in_the_way(None if checkpoint is None else checkpoint[1].global_step, unreadable, str(run.folder))
     task = TaskFolder(run.folder.parent, run.folder.name)
     if checkpoint is not None and task.latest() != checkpoint[0].resolve():
-        with contextlib.suppress(OSError):  # the next checkpoint's try says what is wrong
+        with contextlib.suppress(OSError):  # the next checkpoint updates the link too, and reports an error
             task.point_latest(checkpoint[0].name)
     return checkpoint
 
 
 def set_aside(run: Run, blocked: UnreadableCheckpoints) -> str:
-    """Keep the checkpoints that are in the way of a start under other names; returns a line that says where.
+    """Set aside the unreadable checkpoints that keep a run from starting; return a message with their new locations.
 
-    Those of the run's folder are moved into a new folder there; on the second home a file marks them.
+    Those in the run's folder are moved into a new folder there; those in the mirror are marked by a file.
 
     Raises:
         RadioplatError: they cannot be moved or marked.
@@ -120,10 +120,10 @@ def _moved(run: Run, blocked: UnreadableCheckpoints) -> list[str]:
 
 
 def catch_up(run: Run, checkpoint: tuple[Path, RunState] | None) -> None:
-    """Bring the mirror the checkpoint that the run goes on from, if it missed that.
+    """Upload the checkpoint that the run resumes from to the mirror, if it is newer than all checkpoints there.
 
     Raises:
-        RadioplatError: it cannot be written.
+        RadioplatError: the mirror cannot be read or written.
     """
     mirror = mirror_of(run.spec, run.task)
     if mirror is None or checkpoint is None or checkpoint[0].parent != run.folder:
@@ -137,7 +137,7 @@ def catch_up(run: Run, checkpoint: tuple[Path, RunState] | None) -> None:
 
 
 def unreachable(spec: Spec, task: str) -> list[Problem]:
-    """Problems of the places of checkpoints outside this run's folder."""
+    """Return problems with checkpoint locations outside the run's folder: mirror not writable, path not readable."""
     problems = []
     if (mirror := mirror_of(spec, task)) is not None:
         try:
@@ -158,11 +158,11 @@ def unreachable(spec: Spec, task: str) -> list[Problem]:
 def blocked_by(
     spec: Spec, task: str, folder: Path, here: Survey, order_fields: dict[str, str] | None
 ) -> Iterator[Problem]:
-    """Problems that keep a run from going on in ``folder``; nothing is changed or brought there.
+    """Yield problems that keep a run from resuming in ``folder``; nothing is changed or downloaded.
 
     Args:
         here: the checkpoints in ``folder``.
-        order_fields: the run's, see :meth:`radioplat.data.loading.run_data.RunData.order_fields`; None: not known.
+        order_fields: the run's :meth:`radioplat.data.loading.run_data.RunData.order_fields`; None if not known.
     """
     mirror, checkpoint = mirror_of(spec, task), here.newest
     step, unreadable = here.step, here.unreadable
@@ -170,7 +170,7 @@ def blocked_by(
         try:
             candidates, more = mirror.newer(step)
         except OSError:
-            return  # `unreachable` reports it
+            return  # reported by `unreachable`
         step, unreadable = candidates[0][0] if candidates else step, unreadable + more
         checkpoint = None if candidates else checkpoint
     yield from problems_of(check_in_the_way, step, unreadable, str(folder))
@@ -202,11 +202,11 @@ _ORDER_FIELDS = {
 def order_problems(
     spec: Spec, name: str, state: RunState, order_fields: dict[str, str], folder: Path
 ) -> Iterator[Problem]:
-    """Yield a problem where the checkpoint ``name`` was trained on another order of samples.
+    """Yield a problem if the checkpoint ``name`` was trained on another sample order, unless the spec accepts that.
 
     Args:
-        order_fields: of the run that would go on from it.
-        folder: of the run.
+        order_fields: order fields of the run that would resume from it.
+        folder: folder of the run.
     """
     if state.order_hash != order_hash(order_fields) and not spec.train.restart_order:
         names = [_ORDER_FIELDS.get(key, key) for key in differing_fields(state.order_fields, order_fields)]
@@ -224,6 +224,6 @@ def _not_named_well(explicit: str, checkpoint: Unreadable) -> Problem:
 
 
 def _upload_of(path: str) -> str | None:
-    """The folder of the checkpoint that a remote path names, with or without the digits of its upload."""
+    """Return the upload folder of the checkpoint at a remote path, given with or without the upload's hex digits."""
     parent, _, name = absolute(path).rpartition("/")
     return Mirror(parent).find(PurePosixPath(name).name)

@@ -1,4 +1,4 @@
-"""``state.json``: where a run stands, and which of it this version understands."""
+"""The training state in a checkpoint's ``state.json``, and checks of its schema and fields."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ STATE = "state.json"
 
 @dataclass
 class RunState:
-    """Where a run stands.
+    """Training progress of a run.
 
     Attributes:
-        global_step: optimizer steps taken.
-        samples_consumed: the whole state of the data.
-        order_hash: of the sample order, with the fields it was made from in ``order_fields``.
-        order_from: the step at which this order, and the ledger beside the checkpoint, began: not 0 after
+        global_step: completed optimizer steps.
+        samples_consumed: samples consumed so far; with the sample order this is the complete state of the data loader.
+        order_hash: hash of the sample order, computed from the fields in ``order_fields``.
+        order_from: the step at which this order, and the ledger in the same folder, began: not 0 after
             ``train.restart_order`` and after a resume from another run's checkpoint.
-        optimizer_steps: updates made; less than ``global_step`` where non-finite steps were skipped.
-        recent_losses, rollbacks: of :class:`radioplat.training.guards.loss_spikes.SpikeGuard`.
-        teacher_cost: the fields of a ``TeacherCost`` by teacher, since the first start.
+        optimizer_steps: weight updates; less than ``global_step`` if non-finite steps were skipped.
+        recent_losses, rollbacks: state of :class:`radioplat.training.guards.loss_spikes.SpikeGuard`.
+        teacher_cost: fields of ``TeacherCost`` by teacher, summed since the first start.
     """
 
     global_step: int = 0
@@ -45,7 +45,7 @@ class RunState:
 
 
 def foreign_schema(state: Any) -> str:
-    """Why this version cannot read the schema of a ``state.json``; empty if it can."""
+    """Return why this version cannot read the schema of a ``state.json``; empty if it can."""
     if not isinstance(state, dict) or state.get("schema") is None:
         return f"{STATE} names no schema, radioplat {__version__} reads schema {SCHEMA}"
     theirs = state["schema"]
@@ -53,7 +53,7 @@ def foreign_schema(state: Any) -> str:
 
 
 def unknown_in_state(state: dict[str, Any]) -> list[str]:
-    """Problems of a ``state.json`` of this version's schema: unknown fields, no step; empty if there are none."""
+    """Return the problems of a ``state.json`` of this version's schema: unknown fields, missing step; [] if none."""
     names = unknown_fields(state, RunState)
     costs = state.get("teacher_cost")
     costs = costs if isinstance(costs, dict) else {}
@@ -63,6 +63,6 @@ def unknown_in_state(state: dict[str, Any]) -> list[str]:
 
 
 def step_in(state: Any) -> int | None:
-    """The global step in a ``state.json`` of whatever version; None where it has none."""
+    """Return the global step in a ``state.json`` of any version; None if it has none."""
     step = state.get("global_step") if isinstance(state, dict) else None
     return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None

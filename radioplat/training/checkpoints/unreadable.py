@@ -1,4 +1,4 @@
-"""Checkpoints that a run cannot go on from, and what the user is asked where it would begin again without them."""
+"""Checkpoints that cannot be read, and the error that asks the user if a run may continue without them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from radioplat.errors import Problem, WeightsError
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A folder with a checkpoint's name that cannot be read.
+    """A folder that has the name of a checkpoint but cannot be read.
 
     Attributes:
-        path: local, or on an object store.
-        step: its global step; None if unknown.
+        path: local path or URL.
         reason: what is wrong, and in which file.
-        torn: files are missing or damaged; else all are whole, and of another version.
+        torn: True if files are missing or damaged; False if the files are intact but of another version.
     """
 
     path: str
@@ -30,27 +29,28 @@ class Unreadable:
 
     @property
     def problem(self) -> Problem:
-        """For the user."""
+        """The problem as a message for the user."""
         return Problem(str(self), self.path)
 
 
 class UnreadableCheckpoints(WeightsError):
-    """A run would lose what checkpoints hold if it went on without them: the user decides.
+    """Raised if continuing would lose the progress in unreadable checkpoints; the user must decide.
 
     Attributes:
-        checkpoints: those that are in the way.
+        checkpoints: the unreadable checkpoints that keep the run from continuing.
     """
 
     checkpoints: tuple[Unreadable, ...] = ()
 
 
 def in_the_way(step: int | None, unreadable: Iterable[Unreadable]) -> list[Unreadable]:
-    """Which of ``unreadable`` keep a run from going on.
+    """Return those of ``unreadable`` that keep a run from continuing.
 
-    A torn one gives way to an older one that is whole; one of another version gives way to newer ones only.
+    A damaged one is ignored if any readable one exists; one of another version only if a readable one has at least as
+    many steps.
 
     Args:
-        step: of the newest checkpoint that can be read; None where there is none.
+        step: step of the newest readable checkpoint; None if there is none, and then all of them are returned.
     """
     if step is None:
         return list(unreadable)
@@ -58,13 +58,13 @@ def in_the_way(step: int | None, unreadable: Iterable[Unreadable]) -> list[Unrea
 
 
 def check_in_the_way(step: int | None, unreadable: Iterable[Unreadable], where: str) -> None:
-    """Ask the user where :func:`in_the_way` finds any.
+    """Raise an error for the user if :func:`in_the_way` returns any checkpoints.
 
     Args:
-        where: the task's folder.
+        where: the task's folder, for the message.
 
     Raises:
-        UnreadableCheckpoints: it does.
+        UnreadableCheckpoints: there are such checkpoints.
     """
     blocking = list({one.path: one for one in in_the_way(step, unreadable)}.values())
     if blocking:

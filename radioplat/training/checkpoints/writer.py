@@ -1,4 +1,4 @@
-"""Where rank 0 puts checkpoints: a thread of its own writes them, one at a time, while training goes on."""
+"""Write checkpoints on rank 0 in a background thread, one at a time, while training continues."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from radioplat.training.checkpoints.retention import prune, write_scores
 
 @dataclasses.dataclass
 class Outcome:
-    """Result of the saves so far.
+    """Results of the saves so far.
 
     Attributes:
-        newest: the newest checkpoint that was committed in the run's folder; None before the first.
+        newest: the newest committed checkpoint in the run's folder; None before the first.
         step: its global step.
-        failures: saves in a row that failed, the last one included; 0 where it was well.
-        reason: why the last one failed.
-        fatal: an unexpected exception, not one of a disk or store.
+        failures: number of consecutive failed saves up to the last one; 0 if the last one succeeded.
+        reason: why the last save failed.
+        fatal: an unexpected exception, other than the OSError of a disk or store.
     """
 
     newest: Path | None = None
@@ -37,18 +37,18 @@ class Outcome:
 
 
 class CheckpointWriter:
-    """The checkpoints of one run.
+    """Write the checkpoints of one run to its folder and to the mirror, and remove old ones.
 
-    A save fails where its checkpoint cannot be written into the run's folder, or not into the mirror. The one before
-    stays what it was, and :attr:`warn` says so. Nothing is removed before a newer one is committed.
+    A save fails if its checkpoint cannot be written to the run's folder or to the mirror. The previous checkpoint is
+    then unchanged, and :attr:`warn` is called. Old checkpoints are removed only after a newer one is committed.
 
     Args:
-        folder: of the task.
-        mirror: a second home of what is committed.
-        train: what to keep.
+        folder: folder of the task.
+        train: contains the retention settings.
+        mirror: location for copies of committed checkpoints.
 
     Attributes:
-        warn: called with a line for the user, in the thread too.
+        warn: called with a message for the user, also in the thread.
     """
 
     def __init__(self, folder: Path, train: TrainConfig, mirror: Mirror | None = None) -> None:
@@ -65,39 +65,39 @@ class CheckpointWriter:
                 mirror.clear_left_behind()
 
     def put(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
-        """Start to write ``made``, after the previous write has ended.
+        """Start writing ``made`` in the thread, after the previous write has ended.
 
         Args:
-            on_commit: called in the thread with the folder of the checkpoint when it is committed.
+            on_commit: called in the thread with the checkpoint's folder once it is committed.
         """
         self._begin(lambda: self._save(made, on_commit))
 
     def score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
-        """Queue writing a checkpoint's score and deleting the checkpoints that retention no longer keeps."""
+        """Start writing a checkpoint's score and removing checkpoints that retention does not keep, in the thread."""
         self._begin(lambda: self._keep_score(checkpoint, kpi))
 
     def missed(self, step: int, reason: str) -> None:
-        """A save that could not even begin."""
+        """Count a failed save that could not be started, and warn."""
         self.wait()
         self._failed(f"no checkpoint after step {step}: {reason}", reason)
 
     def wait(self) -> Outcome:
-        """Wait until nothing is being written; returns how saving has gone so far."""
+        """Wait until nothing is being written; return the results of the saves so far."""
         flight, self._flight = self._flight, None
         if flight is not None:
             flight.result()
         return dataclasses.replace(self._outcome)
 
     def close(self) -> None:
-        """Wait, and end the thread."""
+        """Wait for the write in progress and end the thread."""
         self.wait()
         self._thread.shutdown()
 
     def _begin(self, action: Callable[[], None]) -> None:
-        """Start ``action`` in the thread once it is free."""
+        """Start ``action`` in the thread after the previous action has ended."""
 
         def guarded() -> None:
-            """Keep an unexpected exception: all ranks raise it when they next synchronize."""
+            """Call ``action`` and record an unexpected exception; all ranks raise it when they next synchronize."""
             try:
                 action()
             except Exception as error:
@@ -107,7 +107,7 @@ class CheckpointWriter:
         self._flight = self._thread.submit(guarded)
 
     def _save(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
-        """In the thread."""
+        """Commit the snapshot, upload it to the mirror and remove old checkpoints; runs in the thread."""
         try:
             path = commit(self._folder, made)
             self._task.point_latest(made.name)
@@ -129,7 +129,7 @@ class CheckpointWriter:
         self._prune()
 
     def _keep_score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
-        """In the thread."""
+        """Write a checkpoint's score and remove old checkpoints; runs in the thread."""
         with self._tolerated(f"the score of {checkpoint.name} cannot be kept"):
             file = write_scores(checkpoint, kpi)
             if self._mirror is not None:
@@ -140,7 +140,7 @@ class CheckpointWriter:
         with self._tolerated("old checkpoints cannot be removed"):
             step, newest = self._outcome.step, self._outcome.newest
             there = frozenset() if self._mirror is None else frozenset(self._mirror.prune(step, self._train))
-            # What has a copy elsewhere need not lie here as well, but for the one that is used.
+            # A checkpoint with a copy in the mirror is removed here, except the newest, which is in use.
             prune(self._folder, step, self._train, there - ({newest.name} if newest is not None else set()))
 
     def _failed(self, message: str, reason: str) -> None:
@@ -153,7 +153,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def _tolerated(self, message: str) -> Iterator[None]:
-        """Report an OSError as a warning: it costs no checkpoint."""
+        """Report an OSError in the block as a warning, without counting it as a failed save."""
         try:
             yield
         except OSError as error:
