@@ -15,7 +15,7 @@ from radioplat.losses.terms.tangent_sphere import TangentSphere
 from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
 
-# Of a checked term, the width of the teacher's features that it compares, and the spec's section.
+# Arguments: a checked term, the width of the teacher's features that it compares, and the section ``distill``.
 Factory = Callable[[Term, int, DistillConfig], Criterion]
 
 
@@ -52,7 +52,7 @@ CRITERIA: dict[LossType, Factory] = {
     LossType.CS: _pointwise(feature.cosine),
     LossType.BALANCED: _pointwise(feature.balanced),
     LossType.dampened_mse: _pointwise(feature.dampened_mse),
-    LossType.IOU: _pointwise(feature.mse),  # where radioplat.losses.weighting.iou_mask says
+    LossType.IOU: _pointwise(feature.mse),  # weighted by radioplat.losses.weighting.iou_mask
     LossType.gram: lambda *_: MapWise(spatial.gram),
     LossType.channel_kl: lambda *_: MapWise(spatial.channel_kl),
     LossType.attention: lambda *_: MapWise(spatial.attention),

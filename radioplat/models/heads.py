@@ -12,7 +12,7 @@ from radioplat.errors import SpecError
 from radioplat.models.features import Features
 from radioplat.models.target_space import SCALAR, TargetSpaces
 
-ATTENTION_HEADS = 16  # of an `attn` head's two blocks (spec_fields, section 7)
+ATTENTION_HEADS = 16  # in each of the two blocks of an `attn` head (spec_fields, section 7)
 
 
 class MLP2(nn.Module):

@@ -1,4 +1,4 @@
-"""Modules built and run for their shapes alone: on the meta device, without what only changes values."""
+"""Build and run modules on the meta device only for their shapes, skipping functions that only change values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-# Constructors fill parameters with these, and layers call the last two. Each returns a tensor like its first argument;
-# on the meta device each is a decomposition in Python that takes as long as a layer's matrix product.
+# Constructors fill parameters with these; layers call the last two. The result has the shape of the first argument;
+# on the meta device each would be a decomposition in Python, as slow as a layer's matrix product.
 _ONLY_VALUES = frozenset(
     [Tensor.uniform_, Tensor.normal_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_, Tensor.mul_, Tensor.add_]
     + [Tensor.clamp_, init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_, F.batch_norm, F.hardtanh]

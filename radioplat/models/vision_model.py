@@ -58,7 +58,7 @@ class VisionModel(Protocol):
 
     Attributes:
         model_kind: key of the tables that choose a function by kind.
-        whole_images: whether it is calibrated on whole images, not on crops.
+        whole_images: whether it is calibrated on complete images, not on crops.
         backbone_name: name of the module ``backbone``.
         name_prefixes: prefixes of layer names that patterns of a spec may leave out, the longest first.
         head_names: teachers that it has a head for.
@@ -85,12 +85,12 @@ class VisionModel(Protocol):
 
     @property
     def head_names(self) -> list[str]:
-        """See the class."""
+        """Teachers that the model has a head for."""
         ...
 
     @property
     def name_prefixes(self) -> list[str]:
-        """See the class."""
+        """Prefixes of layer names that patterns of a spec may leave out, the longest first."""
         ...
 
     def float_layers(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ def open_architecture(path: str | Path, where: str = "") -> Architecture:
     """Read the architecture that the model at ``path`` was saved with; no tensor is read.
 
     Raises:
-        WeightsError: there is no model, or its file is torn.
+        WeightsError: there is no model, or its file is damaged.
     """
     return FORMATS[model_kind(path) or ModelKind.student].read_architecture(path, where)
 
@@ -151,7 +151,7 @@ def open_model(path: str | Path, where: str = "", ema: bool | None = None) -> Vi
         ema: True for the averaged weights, False for the plain ones; None for the averaged if there are any.
 
     Raises:
-        WeightsError: there is no model, it is torn, contains a NaN, or lacks the requested averages.
+        WeightsError: there is no model, it is damaged, contains a NaN, or lacks the requested averages.
     """
     return FORMATS[model_kind(path) or ModelKind.student].load(path, where, ema)  # raises if there is no model
 

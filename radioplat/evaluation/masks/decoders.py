@@ -99,7 +99,7 @@ class LightDecoder:
         self._net: nn.Module | None = None
 
     def add(self, maps: Tensor, masks: Tensor, owner: Tensor) -> None:
-        """See :class:`LinearDecoder`."""
+        """Add maps ``[B, h, w, D]``, masks uint8 ``[B, H, W]``, and the index of each one's image, int64 ``[B]``."""
         most = max(1, 2 * _MOST_ROWS // (maps.shape[1] * maps.shape[2]))
         shares = cell_shares(masks, self._classes, (_FINER * maps.shape[1], _FINER * maps.shape[2])).to(torch.bfloat16)
         kept = maps.detach().to("cpu", torch.bfloat16)
@@ -111,7 +111,7 @@ class LightDecoder:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def fit(self, where: str) -> None:
-        """See :class:`LinearDecoder`."""
+        """Train the decoder on all added maps."""
         if not self._kept:
             raise DataError("no pixel of the training masks has a class", where=f"{where}.masks_dir")
         maps, targets = (torch.stack(parts).clone() for parts in zip(*self._kept, strict=True))
@@ -139,7 +139,7 @@ class LightDecoder:
         self._net = net.eval().requires_grad_(False)
 
     def logits(self, maps: Tensor) -> Tensor:
-        """See :class:`LinearDecoder`."""
+        """Return class scores, fp32 ``[B, C, h', w']`` on the CPU; to be called after :meth:`fit`."""
         assert self._net is not None
         return self._net(maps.detach().to(self._device).float()).cpu()
 

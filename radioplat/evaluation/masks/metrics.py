@@ -33,12 +33,12 @@ class Segmentation(Metric):
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
-        """See :class:`Metric`."""
+        """Yield the reasons why the metric cannot be measured."""
         yield from problems_of(cls._samples, spec)
 
     @classmethod
     def facts(cls, spec: Spec) -> Iterator[str]:
-        """See :class:`Metric`: on how many images, and what is left out of them."""
+        """Yield a line for ``plan`` with the numbers of masks, and of samples that are left out."""
         try:
             samples = cls._samples(spec)
         except RadioplatError:
@@ -48,7 +48,7 @@ class Segmentation(Metric):
         yield f"{cls.name}: {counts}{omitted}"
 
     def result(self) -> dict[str, SegmentationResult]:
-        """See the class.
+        """Compute the result of each model.
 
         Raises:
             DataError: there are too few samples that can be used.
@@ -57,7 +57,7 @@ class Segmentation(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, Any]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         rows = [[name, *map(percentage, (r.miou, r.accuracy, *r.iou[:_CLASSES]))] for name, r in result.items()]
         classes = len(next(iter(result.values())).iou) if rows else 0
         columns = ["model", "mIoU", "pixels right", *(f"IoU {c}" for c in range(min(classes, _CLASSES)))]
@@ -117,7 +117,7 @@ class Change(Segmentation):
 
     @classmethod
     def tables(cls, result: dict[str, Any]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         scores = ("change_f1", "change_precision", "change_recall", "change_iou", "miou", "accuracy")
         rows = [[name, *(percentage(getattr(r, score)) for score in scores)] for name, r in result.items()]
         columns = ["model", "F1", "precision", "recall", "IoU", "mIoU", "pixels right"]

@@ -175,7 +175,7 @@ def _answers(kept: list[tuple[Masked, dict[str, Tensor]]], count: int, classes: 
 
 
 def change_result(probe: Probe) -> ChangeResult:
-    """See :class:`ChangeResult`.
+    """Compute the scores of change from a fitted decoder's confusion matrix.
 
     Raises:
         DataError: as :meth:`Probe.result`.

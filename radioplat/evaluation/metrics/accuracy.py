@@ -37,7 +37,7 @@ class Accuracy(Metric):
         self._right: dict[str, list[torch.Tensor]] = defaultdict(list)  # bool [B, k]: is the k-th highest the class?
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of held-out images."""
         for name in self.setup.at_usual_size:
             logits = batch.features[name].named.get("logits")
             if logits is not None:
@@ -45,7 +45,7 @@ class Accuracy(Metric):
                 self._right[name].append((best == batch.labels[:, None])[batch.labels >= 0])
 
     def result(self) -> dict[str, AccuracyResult]:
-        """See the class."""
+        """Compute the result of each model."""
         shares = {name: torch.cat(right).double() for name, right in self._right.items()}
         return {
             name: AccuracyResult(float(right[:, 0].mean()), float(right.sum(1).mean()))
@@ -55,18 +55,18 @@ class Accuracy(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, AccuracyResult]) -> list[Table]:
-        """See :class:`Metric`; rows of the table of kNN."""
+        """Return the result as rows of the kNN table of the report."""
         rows = [[f"{name}, its own classifier", percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
         return [Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images")]
 
     @classmethod
     def figures(cls, result: dict[str, AccuracyResult]) -> dict[str, float]:
-        """See :class:`Metric`."""
+        """Return the figures for ``status.json``, by name."""
         student = result.get(_STUDENT)
         return {"accuracy": student.top1, "accuracy/top5": student.top5} if student else {}
 
     @classmethod
     def as_json(cls, result: dict[str, AccuracyResult]) -> dict[str, Any]:
-        """See :class:`Metric`."""
+        """Return the result for ``results.json``, by key."""
         student = result.get(_STUDENT)
         return {"accuracy": student and student.top1, "accuracy_top5": student and student.top5}

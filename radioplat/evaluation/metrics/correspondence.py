@@ -134,7 +134,7 @@ class Correspondence(Metric):
         self._meters = {name: CorrespondenceMeter(self._config.thresholds) for name in setup.at_usual_size}
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of held-out images."""
         count = min(self._config.images - self._warped, len(batch))
         if count < 1:
             return
@@ -147,7 +147,7 @@ class Correspondence(Metric):
             meter.update(batch.features[name].of("spatial")[:count], copies.of("spatial"), matrices)
 
     def result(self) -> dict[str, CorrespondenceResult]:
-        """See the class.
+        """Compute the result of each model.
 
         Raises:
             RadioplatError: there was no held-out image.
@@ -156,7 +156,7 @@ class Correspondence(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, CorrespondenceResult]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         first = next(iter(result.values()), CorrespondenceResult({}, {}, 0, 0))
         rows = [
             [name, *(f"{100 * r.pck[t]:.1f} % ({100 * r.ceiling[t]:.1f} %)" for t in first.pck)]
@@ -171,7 +171,7 @@ class Correspondence(Metric):
 
     @classmethod
     def figures(cls, result: dict[str, CorrespondenceResult]) -> dict[str, float]:
-        """See :class:`Metric`."""
+        """Return the figures for ``status.json``, by name."""
         return {f"pck@{t:g}/{name}": share for name, value in result.items() for t, share in value.pck.items()}
 
 

@@ -27,12 +27,12 @@ class FeatureSimilarity(Metric):
         self._meters: dict[tuple[str, str], FidelityMeter] = {}
 
     def learn(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of training images."""
         for kind, mean in self._means.items():
             mean.update(batch.features[self.setup.reference or ""].of(kind))
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`; maps are compared on the coarser of the two grids."""
+        """Add a batch of held-out images; maps are compared on the coarser of the two grids."""
         reference = self.setup.reference
         others = [n for n, model in self.setup.models.items() if model.heads is not None and n != reference]
         for kind, mean in self._means.items():
@@ -43,7 +43,7 @@ class FeatureSimilarity(Metric):
                     meter.update(*on_coarser_grid(ours, first))
 
     def result(self) -> dict[str, dict[str, FidelityResult]]:
-        """See the class."""
+        """Compute the result of each model."""
         results: dict[str, dict[str, FidelityResult]] = {}
         for (name, kind), meter in self._meters.items():
             results.setdefault(name, {})[kind] = meter.result()
@@ -56,11 +56,11 @@ class FeatureSimilarity(Metric):
 
     @classmethod
     def of_model(cls, result: dict[str, dict[str, FidelityResult]], model: str) -> dict[str, float]:
-        """See :class:`Metric`; by kind."""
+        """Return the figures of one model for its row, by kind of feature."""
         return {kind: value.centered for kind, value in result.get(model, {}).items()}
 
     @classmethod
     def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
-        """See :class:`Metric`; both kinds in one column."""
+        """Return one column of the table of models side by side, with both kinds of features."""
         values = [[v for name, v in row.figures().items() if name.startswith("likeness/")] for row in rows]
         return {"similarity": ["/".join(f"{value:.3f}" for value in each) or None for each in values]}

@@ -148,25 +148,25 @@ class Fidelity(Metric):
 
     @classmethod
     def unused_options(cls, config: EvaluateConfig) -> Iterator[tuple[str, str]]:
-        """See :class:`Metric`; resolutions are of use to a single checkpoint only."""
+        """Yield the options that the spec does not request; resolutions apply to a single checkpoint only."""
         if not (config.resolutions or config.models):
             yield "fidelity at several resolutions, and whether they agree", "resolutions"
         if not config.cka_rows:
             yield "linear CKA", "cka_rows"
 
     def learn(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of training images."""
         for (teacher, kind), mean in self._means.items():
             mean.update(batch.features[teacher].of(kind))
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`; maps are compared on the coarser of the two grids."""
+        """Add a batch of held-out images; maps are compared on the coarser of the two grids."""
         for name, teacher, kind in self._heads():
             ours, theirs = batch.head(name, teacher).of(kind), batch.features[teacher].of(kind)
             self._meter(name, teacher, kind).update(*on_coarser_grid(ours, theirs))
 
     def result(self) -> dict[str, dict[str, dict[str, FidelityResult]]]:
-        """See the class.
+        """Compute the result of each model.
 
         Raises:
             RadioplatError: there was no training image, or no held-out image.
@@ -178,19 +178,19 @@ class Fidelity(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, dict[str, dict[str, FidelityResult]]]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         return [_by_student(result), _by_resolution(result)]
 
     @classmethod
     def figures(cls, result: dict[str, dict[str, dict[str, FidelityResult]]]) -> dict[str, float]:
-        """See :class:`Metric`."""
+        """Return the figures for ``status.json``, by name."""
         return {
             f"fidelity/{name}/{head}": value for name in result for head, value in cls.of_model(result, name).items()
         }
 
     @classmethod
     def of_model(cls, result: dict[str, dict[str, dict[str, FidelityResult]]], model: str) -> dict[str, float]:
-        """See :class:`Metric`; by ``<teacher>/<kind>``."""
+        """Return the figures of one model for its row, by ``<teacher>/<kind>``."""
         heads = result.get(model, {})
         return {
             f"{teacher}/{kind}": value.centered for teacher, kinds in heads.items() for kind, value in kinds.items()
@@ -198,7 +198,7 @@ class Fidelity(Metric):
 
     @classmethod
     def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
-        """See :class:`Metric`; one a head."""
+        """Return columns of the table of models side by side: one for each head."""
         heads = dict.fromkeys(name for row in rows for name in row.figures() if name.startswith("fidelity/"))
         return {head.partition("/")[2].replace("/", " "): [cell(row, head) for row in rows] for head in heads}
 

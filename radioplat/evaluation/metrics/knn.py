@@ -190,7 +190,7 @@ class Knn(Metric):
     requires = "labels in both splits"
 
     def result(self) -> dict[str, KnnResult]:
-        """See the class."""
+        """Compute the result of each model."""
         bank, queries, config = self.setup.training, self.setup.held_out, self.setup.spec.evaluate
         if not (bank.labelled and queries.labelled):
             split = "train" if queries.labelled else "val"
@@ -205,7 +205,7 @@ class Knn(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, KnnResult]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         rows = [[name, percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
         notes = [f"{r.count} held-out images, {r.bank} labelled training images, k = {r.k}." for r in result.values()]
         return [Table(["model", "top-1", "top-5"], rows, title="kNN on held-out images", note="".join(notes[:1]))]

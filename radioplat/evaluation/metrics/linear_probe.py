@@ -214,7 +214,7 @@ class LinearProbe(Metric):
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
-        """See :class:`Metric`."""
+        """Yield the reasons why the metric cannot be measured."""
         for index, name in ((inputs.train, "train"), (inputs.val, "val")):
             if index is not None and highest_label(index) < 0:
                 hint = f"{LABELS} Or evaluate.linear_probe.enable: false."
@@ -222,7 +222,7 @@ class LinearProbe(Metric):
                 yield Problem(message, f"dataset.{name}_dataset", hint)
 
     def result(self) -> dict[str, LinearProbeResult]:
-        """See the class."""
+        """Compute the result of each model."""
         bank, queries, spec = self.setup.training, self.setup.held_out, self.setup.spec
         if not (bank.labelled and queries.labelled):
             return {}
@@ -234,7 +234,7 @@ class LinearProbe(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, LinearProbeResult]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         rows = [[name, percentage(r.top1), f"{r.weight_decay:g}"] for name, r in result.items()]
         notes = [
             f"{r.count} held-out images, fitted on {r.bank} labelled training images; the weight decay was chosen on a "

@@ -73,19 +73,19 @@ class OwnMetrics(Metric):
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
-        """See :class:`Metric`."""
+        """Yield the reasons why the metric cannot be measured."""
         yield from problems_of(own_metrics, spec.evaluate)
 
     def learn(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`; a class may have it."""
+        """Add a batch of training images, for user classes that define ``learn``."""
         self._show("learn", batch)
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of held-out images."""
         self._show("update", batch)
 
     def result(self) -> dict[str, dict[str, float]]:
-        """See the class.
+        """Compute the result of each model.
 
         Raises:
             RadioplatError: an own metric fails, or returns anything but finite numbers.
@@ -104,34 +104,34 @@ class OwnMetrics(Metric):
 
     @classmethod
     def tables(cls, result: dict[str, dict[str, float]]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         names = list(dict.fromkeys(name for values in result.values() for name in values))
         rows = [[model, *(values.get(name) for name in names)] for model, values in result.items()]
         return [Table(["model", *names], rows, "Own metrics on held-out images", "See evaluate.metrics.")]
 
     @classmethod
     def figures(cls, result: dict[str, dict[str, float]]) -> dict[str, float]:
-        """See :class:`Metric`."""
+        """Return the figures for ``status.json``, by name."""
         return {f"metrics/{name}/{m}": value for m, values in result.items() for name, value in values.items()}
 
     @classmethod
     def as_json(cls, result: dict[str, dict[str, float]]) -> dict[str, Any]:
-        """See :class:`Metric`; nothing where there is no own metric."""
+        """Return the result for ``results.json``, by key; empty without own metrics."""
         return {"metrics": result} if result else {}
 
     @classmethod
     def of_model(cls, result: dict[str, dict[str, float]], model: str) -> dict[str, float]:
-        """See :class:`Metric`."""
+        """Return the figures of one model for its row."""
         return result.get(model, {})
 
     @classmethod
     def objectives(cls, result: dict[str, dict[str, float]], model: str) -> dict[str, float]:
-        """See :class:`Metric`: by the name behind the colon."""
+        """Return the values of one model for gates and objectives, by the name after the colon of the import path."""
         return cls.of_model(result, model)
 
     @classmethod
     def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
-        """See :class:`Metric`; one an own metric."""
+        """Return columns of the table of models side by side: one for each own metric."""
         figures = [row.figures() for row in rows]
         names = dict.fromkeys(name for each in figures for name in each if name.startswith("metrics/"))
         return {

@@ -133,12 +133,12 @@ class ResolutionAgreement(Metric):
         self._meters: dict[str, AgreementMeter] = {}
 
     def learn(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of training images."""
         for key, center in self._means.items():
             center.update(batch.features[self._base or "" if key == BACKBONE else key].of("spatial"))
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of held-out images."""
         for key in self._means:
             own = {
                 size: (batch.features[name] if key == BACKBONE else batch.head(name, key)).of("spatial")
@@ -147,12 +147,12 @@ class ResolutionAgreement(Metric):
             self._meter(key).update(own)
 
     def result(self) -> dict[str, list[Agreement]]:
-        """See the class."""
+        """Compute the agreement of the backbone's maps and of each head's maps."""
         return {key: self._meter(key).result() for key in self._means}
 
     @classmethod
     def tables(cls, result: dict[str, list[Agreement]]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         rows = [
             [
                 name if name == BACKBONE else f"head for {name}",
@@ -173,7 +173,7 @@ class ResolutionAgreement(Metric):
 
     @classmethod
     def figures(cls, result: dict[str, list[Agreement]]) -> dict[str, float]:
-        """See :class:`Metric`."""
+        """Return the figures for ``status.json``, by name."""
         return {f"agreement/{name}/{p.low}-{p.high}": p.agreement for name, pairs in result.items() for p in pairs}
 
     def _meter(self, key: str) -> AgreementMeter:

@@ -192,7 +192,7 @@ class ZeroShot(Metric):
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
-        """See :class:`Metric`."""
+        """Yield the reasons why the metric cannot be measured."""
         config = spec.evaluate.zero_shot
         try:
             width = text_width(config.text_tower or "")
@@ -224,7 +224,7 @@ class ZeroShot(Metric):
             yield Problem(message, "evaluate.zero_shot.class_names", "Give one for each label, in their order.")
 
     def update(self, batch: EncodedBatch) -> None:
-        """See :class:`Metric`."""
+        """Add a batch of held-out images."""
         features = {self._teacher: batch.features[self._teacher]}
         for name, model in self.setup.at_usual_size.items():
             if model.has_head(self._teacher, "summary"):
@@ -233,13 +233,13 @@ class ZeroShot(Metric):
             self._images[name].append(value.of("summary").float().cpu())
 
     def result(self) -> dict[str, ZeroShotResult]:
-        """See the class."""
+        """Compute the result of each model."""
         labels = self.setup.held_out.labels
         return {name: zero_shot_accuracy(torch.cat(rows), labels, self._classes) for name, rows in self._images.items()}
 
     @classmethod
     def tables(cls, result: dict[str, ZeroShotResult]) -> list[Table]:
-        """See :class:`Metric`."""
+        """Return the result as tables of the report."""
         rows = [[name, percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
         notes = [
             f"{r.count} held-out images, {r.classes} class names; students by their head." for r in result.values()

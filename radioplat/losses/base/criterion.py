@@ -57,7 +57,7 @@ class Pointwise(Criterion):
         self.function, self.focal = function, focal
 
     def compare(self, student, teacher, weight, valid):
-        """See :class:`Criterion`."""
+        """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
         values = self.function(student, teacher)
         return values if self.focal is None else values * self.focal.weights(teacher, valid)
 
@@ -70,7 +70,7 @@ class MapWise(Criterion):
         self.function = function
 
     def compare(self, student, teacher, weight, valid):
-        """See :class:`Criterion`."""
+        """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
         return self.function(student, teacher, valid)
 
 
@@ -82,7 +82,7 @@ class BatchWise(Criterion):
         self.function = function
 
     def compare(self, student, teacher, weight, valid):
-        """See :class:`Criterion`."""
+        """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
         if student.ndim > 2:
             if valid is None:
                 student, teacher = student.mean((1, 2)), teacher.mean((1, 2))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from radioplat.losses.base.reduce import to_grid
 
-_LEAST = 1 / 64  # of a position: what is seen of it by less is not compared
+_LEAST = 1 / 64  # minimum visible share of a position that is compared
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _sampled(
     place = (points[..., :2] / torch.where(depth > 0, depth, 1.0)).view(-1, *x.shape, 2)
     inside = ((place >= 0) & (place <= 1)).all(-1) & (depth > 0).view(-1, *x.shape)
     counts = visible.unsqueeze(-1)
-    # The mask travels as one more channel: what is read beside a hidden position is made up of the others alone.
+    # The mask is sampled as one more channel, so that a value next to a hidden position is the mean of visible ones.
     values = torch.cat([torch.where(counts > 0, spatial, 0.0), counts], -1).permute(0, 3, 1, 2)
     read = F.grid_sample(values, 2 * place - 1, mode="bilinear", padding_mode="border", align_corners=False)
     sampled = F.avg_pool2d(read * inside.unsqueeze(1), ratio).permute(0, 2, 3, 1)

@@ -42,8 +42,7 @@ class Running(nn.Module):
         self._sums.clear()
 
     def update(self, sums: dict[str, torch.Tensor]) -> None:
-        """End a step: update the buffers by ``sums`` of all ranks. Here every sample has the same weight, however
-        old."""
+        """End a step: add ``sums`` of all ranks to the buffers. All samples have the same weight, however old."""
         for name, value in sums.items():
             self._buffers[name] += value
 
@@ -52,7 +51,7 @@ class Running(nn.Module):
         return torch.zeros_like(self._buffers[name]) if total is None else total
 
     def _apply(self, fn, recurse: bool = True):
-        # A bf16 engine casts every buffer of the module. These stay as they are, and follow to the device only.
+        # A bf16 engine casts all buffers of the module. These keep their dtype and only move to the device.
         exact = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, value in exact.items():

@@ -1,7 +1,7 @@
 """Canonical eigenvectors of a covariance: independent of signs, ties and the order of the data.
 
-An eigenvector is unique up to its sign, those of one eigenvalue up to a rotation, and those of two that nearly coincide
-only as far as their gap exceeds rounding. Here each choice follows a fixed rule.
+The sign of an eigenvector is arbitrary; eigenvectors of equal eigenvalues are arbitrary up to a rotation; and those of
+nearly equal eigenvalues are, because of rounding, also nearly arbitrary. Here a fixed rule makes each choice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 _ALIKE = 1e-6  # eigenvalues closer than this, relative to themselves, span one space
-# The same relative to the largest: float64 knows a vector to about 1e-15 of that over the gap.
+# The same relative to the largest: in float64 a vector has an error of about 1e-15 times the largest over the gap.
 _NOISE = 1e-9
 _TIE = 1e-6
 
@@ -36,8 +36,8 @@ class EigenBasis:
 def eigenbasis(covariance: torch.Tensor) -> EigenBasis:
     """Compute canonical eigenvectors of a symmetric ``[D, D]``.
 
-    A single one has its largest component positive (the first of those within 1e-6). For eigenvalues closer than 1e-6
-    relative, the basis is made from their projector and fixed seeded vectors, by Gram-Schmidt.
+    The largest component of a unique eigenvector is positive (the first of those within 1e-6). For eigenvalues closer
+    than 1e-6 relative, the basis is made from their projector and fixed seeded vectors, by Gram-Schmidt.
     """
     values, vectors = torch.linalg.eigh(covariance.double().cpu())
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1).contiguous()

@@ -36,7 +36,7 @@ class Moments:
 
     @property
     def full(self) -> bool:
-        """Whether products of different dimensions are summed too."""
+        """True if products of different dimensions are summed too."""
         return self.outer.ndim == 2
 
     def add(self, features: torch.Tensor, weight: torch.Tensor) -> None:

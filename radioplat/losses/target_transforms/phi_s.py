@@ -58,12 +58,12 @@ def evened(rotation: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
         a = float(off[i])
         if abs(a) <= _EVEN * aim:
             continue
-        # What is missing here is too much further on: of the later ones take that which is off furthest.
+        # The deviations of later rows sum to -a: choose the row that deviates most in that direction.
         j = i + 1 + int((-math.copysign(1.0, a) * off[i + 1 :]).argmax())
         b, c = float(off[j]), float(spread[i, j])
         if a * b >= 0:
-            continue  # nothing but rounding is left
-        # a cos^2 - 2 c cos sin + b sin^2 = 0: of the two turns the smaller.
+            continue  # all that remains is rounding
+        # The smaller of the two angles that solve a cos^2 - 2 c cos sin + b sin^2 = 0.
         tangent = a / (c + math.copysign(math.sqrt(c * c - a * b), c))
         cosine = 1 / math.hypot(1, tangent)
         sine = tangent * cosine

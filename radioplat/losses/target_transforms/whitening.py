@@ -1,7 +1,7 @@
 """Alternatives to PHI-S: one scale for all dimensions, a scale for each, and whitening by ZCA and PCA.
 
-S = U diag(l) U^T is the covariance of the features. Whitening makes it the identity, and so amplifies directions in
-which a teacher hardly varies as much as those in which it varies most; PHI-S does not.
+S = U diag(l) U^T is the covariance of the features. Whitening turns it into the identity: directions in which a
+teacher hardly varies get the same variance as those in which it varies most. PHI-S does not do that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from radioplat.losses.target_transforms.eigenbasis import eigenbasis, matched
 from radioplat.losses.target_transforms.transform import Transform
 
 _SPREAD_FLOOR = 1e-6
-# Of the largest eigenvalue: below it is what bf16 leaves of nothing. Such directions keep a variance below 1.
+# Eigenvalues below this share of the largest are rounding of bf16. Such directions keep a variance below 1.
 _DEAD = 1e-7
 
 
@@ -37,8 +37,8 @@ def zca(covariance: torch.Tensor) -> Transform:
 def pca(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Transform:
     """W = diag(l)^(-1/2) U^T, the largest eigenvalue first, of ``covariance`` ``[D, D]``.
 
-    Among eigenvalues that nearly coincide, W = (B^T S B)^(-1/2) B^T with their canonical basis B: it whitens as well,
-    and is as well determined.
+    For a group of nearly equal eigenvalues W is (B^T S B)^(-1/2) B^T, with B their canonical basis: this whitens too,
+    and does not depend on rounding.
 
     Args:
         previous: the basis of an earlier transform of these features: rows keep its order and signs.

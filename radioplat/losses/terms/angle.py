@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from radioplat.losses.base.criterion import Criterion
 
-_MOST = 1 - 1e-6  # of |cos|: the arc cosine's slope is infinite at 1
-_FLOOR = 1e-4  # of the dispersion, rad^2
-_SHORT = 1e-6  # a vector below this length has no direction to speak of
+_MOST = 1 - 1e-6  # limit of |cos|: the derivative of arccos is infinite at 1
+_FLOOR = 1e-4  # minimum dispersion, rad^2
+_SHORT = 1e-6  # the direction of a vector below this length is meaningless
 
 
 def angle_between(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -23,10 +23,10 @@ def angle_between(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class Angle(Criterion):
-    """theta(x, y)^2 / Disp of summaries ``[B, D]``, raw.
+    """theta(x, y)^2 / Disp of raw summaries ``[B, D]``.
 
-    Disp = E[theta(y, mu)^2] over the teacher's summaries so far, mu the mean direction E[y / |y|] as of before each
-    step. In the first two steps, when it is not known yet, it is 1.
+    Disp is the mean of theta(y, mu)^2 over the teacher's summaries so far, with mu the mean direction E[y / |y|] as of
+    the step before. In the first two steps, while it is unknown, Disp is 1.
     """
 
     raw = True
@@ -40,7 +40,7 @@ class Angle(Criterion):
         return torch.where(self.samples > 0, self.squares / self.samples.clamp(min=1), 1.0).clamp(min=_FLOOR)
 
     def compare(self, student, teacher, weight, valid):
-        """See :class:`Criterion`."""
+        """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
         self._see(teacher, weight)
         return angle_between(student, teacher).square() / self.dispersion.to(student)
 

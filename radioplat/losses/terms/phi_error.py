@@ -32,7 +32,7 @@ class PhiError(Criterion):
         return torch.where(self.rows > 0, variance.clamp(min=0).sqrt().clamp(min=_FLOOR), 1.0)
 
     def compare(self, student, teacher, weight, valid):
-        """See :class:`Criterion`."""
+        """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
         self._see(teacher, weight, valid)
         return mse(student, teacher) / self.phi.square().to(student)
 

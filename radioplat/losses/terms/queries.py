@@ -1,7 +1,8 @@
 """Match the queries of a student's detector with its teacher's, so that their outputs can be compared.
 
-The queries of a detector are a set: their number is the detector's own, and the i-th queries of two detectors look at
-different places. So they are matched one to one, as DETR matches queries and objects (Carion et al. 2020, section 3.1).
+The queries of a detector are an unordered set: two detectors may have different numbers of queries, and their i-th
+queries are unrelated. So queries are matched one to one, as DETR matches queries and objects (Carion et al. 2020,
+section 3.1).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torchvision.ops import box_convert, generalized_box_iou
 
-TAPS = ("pred_logits", "pred_boxes")  # the outputs of a detector that are its queries', in the order of Answers
-# DETR's costs of a class, of boxes' L1 distance and of their GIoU.
+TAPS = ("pred_logits", "pred_boxes")  # outputs of a detector's queries, in the order of the fields of Answers
+# DETR's cost coefficients of classes, of the boxes' L1 distance and of their GIoU.
 _CLASS, _L1, _GIOU = 2.0, 5.0, 2.0
-_WORST = 1e4  # of a pair that has no number: more than any that has
+_WORST = 1e4  # cost of a pair with a NaN: above that of any other
 
 
 class Answers(NamedTuple):

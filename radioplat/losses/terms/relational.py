@@ -25,7 +25,7 @@ def rkd_angle(student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor
 
     Memory is proportional to B^3.
     """
-    edges = _pairs(weight)  # from the vertex, whose own weight is in both edges and cancels
+    edges = _pairs(weight)  # edges from the vertex; the vertex's own weight is in both edges and cancels
     triplets = edges[:, :, None] * edges[:, None, :]
     triplets = torch.where(torch.eye(len(weight), dtype=torch.bool, device=weight.device), 0.0, triplets)
     difference = F.smooth_l1_loss(_cosines(student), _cosines(teacher), reduction="none")
@@ -34,7 +34,7 @@ def rkd_angle(student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor
 
 def _distances(x: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     """Return distances ``[B, B]``, divided by their mean with the weights ``pairs``."""
-    # by differences: the quicker product form has no gradient to speak of between near neighbours
+    # by differences: the faster matrix product loses the gradient between near neighbours to rounding
     distance = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     mean = (distance * pairs).sum() / pairs.sum().clamp(min=_FLOOR)
     return distance / mean.clamp(min=_FLOOR)

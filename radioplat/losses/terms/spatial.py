@@ -1,4 +1,4 @@
-"""Losses of a whole map: one value a sample.
+"""Losses of complete maps: one value per sample.
 
 ``student`` is ``[B, h, w, D]``, ``teacher`` ``[B, h, w, E]``; finite, fp32. ``valid`` is ``[B, h, w]`` in [0, 1] or
 None; positions of 0 are ignored. Each function returns ``[B]``.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-GRAM_POSITIONS = 1024  # the pairs of more would fill the memory
+GRAM_POSITIONS = 1024  # all pairs of more positions would need too much memory
 CHANNEL_TEMPERATURE = 4.0
 _FLOOR = 1e-8
 

@@ -9,7 +9,7 @@ from radioplat.losses.base.criterion import Criterion
 from radioplat.losses.terms.angle import angle_between
 from radioplat.losses.terms.feature import cosine
 
-SAMPLES = 16_384  # of statistics, before which it is the cosine loss
+SAMPLES = 16_384  # number of samples for the statistics; until then the cosine loss is used
 _FLOOR = 1e-6
 
 
@@ -28,8 +28,7 @@ def log_map(x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 class TangentSphere(Criterion):
-    """MSE after the log map at the mean direction and PHI-S, of raw summaries ``[B, D]``; the cosine loss until it is
-    ready.
+    """MSE of raw summaries ``[B, D]`` after the log map at the mean direction and PHI-S; at first the cosine loss.
 
     The first half of ``samples`` gives the mean direction, which is then fixed; the second half gives mean m and
     covariance of the teacher's tangent vectors there. PHI-S (Ranzinger et al. 2024) maps v to H U^T (v - m) / phi, with
@@ -45,7 +44,7 @@ class TangentSphere(Criterion):
 
     @property
     def ready(self) -> bool:
-        """Whether enough samples have been counted."""
+        """True if enough samples have been counted."""
         return bool(self._fixed and self.directions + self.tangents >= self.samples)
 
     @property
@@ -64,7 +63,7 @@ class TangentSphere(Criterion):
         return F.normalize(self.direction, dim=-1)
 
     def compare(self, student, teacher, weight, valid):
-        """See :class:`Criterion`."""
+        """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
         if not self.ready:
             self._see(teacher, weight)
             return cosine(student, teacher)

@@ -7,7 +7,7 @@ import torch
 from radioplat.losses.base.running_statistics import Running
 from radioplat.spec.schema.distill import Balance
 
-DECAY = 0.99  # a step: the mean is over some hundred of them
+DECAY = 0.99  # per step: the mean is effectively over the last hundred steps
 _FLOOR = 1e-8
 
 
@@ -58,12 +58,12 @@ class TeacherBalance(Running):
             return
         mine = torch.zeros_like(self.total)
         mine[self.names.index(name)] = 1
-        # where: a micro-batch that it saw nothing of says nothing
+        # where, not a product: without samples the mean may be NaN
         mean = torch.where(samples > 0, mean, 0.0)
         self.add("total", mine * (mean * samples))
         self.add("samples", mine * samples)
 
     def update(self, sums: dict[str, torch.Tensor]) -> None:
-        """See :class:`Running`; older steps have less weight."""
+        """End a step: multiply the running sums by :data:`DECAY`, and add ``sums`` of all ranks."""
         for name, value in sums.items():
             self._buffers[name].mul_(DECAY).add_(value)

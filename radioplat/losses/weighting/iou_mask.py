@@ -1,4 +1,4 @@
-"""Weights of positions by a detecting teacher: near the objects that it finds with a high score and overlap."""
+"""Weights of positions from a teacher detector: high near objects that it detects with a high score and IoU."""
 
 from __future__ import annotations
 

@@ -15,6 +15,6 @@ def teacher_mask(losses: torch.Tensor, probability: float) -> torch.Tensor:
         losses: ``[T, B]``, as they enter the total; -inf if a teacher has no loss for an image.
     """
     keep = torch.rand(losses.shape, device=losses.device) >= probability
-    # A NaN is the largest of all: it must reach the guard that looks for it.
+    # argmax selects a NaN: it must stay in the loss, so that the check for NaN finds it.
     keep.scatter_(0, losses.detach().argmax(0, keepdim=True), True)
     return keep.float()

@@ -29,8 +29,8 @@ _RADIO = re.compile(
     # the training size, like 224, does not change the structure
     r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?"
 )
-# What NVlabs' models of that name have in common, where ours, radio_vit_*, are plain: no norm after the last block, a
-# table of positions for 2048 pixels, and LayerScale where the name ends in DINOv2's.
+# Arguments of NVlabs' models (c_radio_*) that our radio_vit_* do not have: no norm after the last block, and a position
+# table for 2048 pixels. Those whose name ends in dinov2 also have LayerScale.
 _THEIRS: dict[str, Any] = {"final_norm": False, "cpe_max_size": 2048}
 _LAYER_SCALE = 1e-5
 # By version: class tokens, how many of them make the summary, and the multiple to which registers pad the prefix.

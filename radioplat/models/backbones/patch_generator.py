@@ -22,7 +22,7 @@ class PatchGenerator(nn.Module):
     Position embeddings are cropped (CPE, AM-RADIO section 4.3): while training, each image takes a random crop of the
     table, of scale U(sqrt 0.1, 1) and log-aspect U(+-ln 4/3); in evaluation the table is resized to max(h, w)^2 and
     its top-left h x w is taken. Draws use torch's generator, which the worker loop seeds by step and micro-batch.
-    With ``crops_positions`` false training takes what evaluation takes: positions as a plain ViT has them.
+    With ``crops_positions`` false, training uses the same positions as evaluation, as a plain ViT does.
     """
 
     def __init__(self, patch: int, width: int, max_size: int, num_class_tokens: int, num_registers: int) -> None:

@@ -27,7 +27,7 @@ class TimmBackbone(nn.Module):
         kwargs: passed to ``timm.create_model``.
 
     Raises:
-        SpecError: the model refuses ``kwargs``, or its features have an unsupported form.
+        SpecError: the model rejects ``kwargs``, or its features have an unsupported form.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TimmBackbone(nn.Module):
         self.summary_dim: int = getattr(self.model, "head_hidden_size", None) or self.model.num_features
         self.token_dim = self.summary_dim
         self.stride = _stride(self.model, where)
-        # A plain ViT cuts its input into whole patches; CNNs and hierarchical models pad.
+        # A plain ViT needs a multiple of the patch size; CNNs and hierarchical models pad.
         self.needs_multiple = hasattr(self.model, "patch_embed") and hasattr(self.model, "blocks")
         self.classifier_prefix: tuple[str, ...] = _classifier(self.model)
 
@@ -93,7 +93,7 @@ class TimmBackbone(nn.Module):
 
 
 def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Tensor:
-    """Arrange patch tokens ``[B, N, D]`` of ``images``, which were cut to whole patches or padded, as ``[B, h, w, D]``.
+    """Arrange patch tokens ``[B, N, D]`` of ``images`` (cropped to complete patches, or padded) as ``[B, h, w, D]``.
 
     Raises:
         ValueError: ``N`` is no grid of this image.

@@ -1,9 +1,9 @@
 """ViTDet windows: while a student trains, most blocks attend inside windows of the map (Li et al. 2022, section 3).
 
-The paper does not say how tokens outside the map (class tokens and registers) are treated. Here every window gets a
-copy of them where a run of windowed blocks begins, so that attention inside a window equals attention on a small image;
-where the run ends the copies are averaged, which is exact if the windows agree and symmetric if they do not. A global
-block then sees one of each again, as in evaluation, where there are no windows.
+The paper does not specify how tokens outside the map (class tokens and registers) are treated. Here each window gets a
+copy of them at the start of a sequence of windowed blocks, so that attention inside a window equals attention on a
+small image; at its end the copies are averaged, which is exact if the windows agree and symmetric if they do not. A
+global block then has one copy of each again, as in evaluation, where there are no windows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-SIZES = tuple(range(6, 33))  # sides in patches, where the spec names none (spec_fields, section 7)
+SIZES = tuple(range(6, 33))  # default sides in patches (spec_fields, section 7)
 NUM_GLOBAL = 4
 
 
@@ -24,7 +24,7 @@ class Windows:
     Attributes:
         prob: probability that a micro-batch is computed in windows.
         sizes: sides in patches to draw from, with equal probability among those that fit the micro-batch's map.
-        global_layers: indices of blocks that attend to the whole map all the same; the last block is always one.
+        global_layers: indices of the blocks that always attend to the complete map; they include the last block.
     """
 
     prob: float

@@ -18,7 +18,7 @@ from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
 from radioplat.models.student.student import Student, StudentArchitecture
 
-BACKBONE = "student."  # how the names of its modules begin in a detector
+BACKBONE = "student."  # prefix of the student's module names in a detector
 # Modules of transformers' detectors that stay float, and box heads, whose last layer stays float.
 _WHOLE = {
     "class_embed": "a classifier",
@@ -57,7 +57,7 @@ class DetectorArchitecture:
 
     @property
     def quantizations(self) -> dict[str, Quantization]:
-        """See :class:`radioplat.models.vision_model.Architecture`; the backbone's own are included."""
+        """Quantized layers, by the prefix that their names lack in the model; the backbone's own are included."""
         own = {} if self.quantized is None else {"": self.quantized}
         return {f"{BACKBONE}{prefix}": how for prefix, how in self.student.quantizations.items()} | own
 
@@ -207,7 +207,7 @@ class Detector(nn.Module):
         return [tap(level) for tap, level in zip(self.srcs, maps, strict=True)]
 
     def forward(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None):
-        """See the class.
+        """Return transformers' output, with losses if there are ``targets``; see the class.
 
         Args:
             targets: of each image ``class_labels`` int64 ``[N]`` and ``boxes`` float ``[N, 4]`` in the form of
@@ -227,7 +227,7 @@ class Detector(nn.Module):
         """Run the detector for training; arguments as :meth:`forward`. The losses give every trainable parameter a
         gradient."""
         output = self(images, targets)
-        queries = self.detr.config.num_queries  # the last: denoising puts its own before them
+        queries = self.detr.config.num_queries  # the last ones: denoising queries come first
         self.queries(output.last_hidden_state[:, -queries:])
         self._tap_memory(output.encoder_last_hidden_state, images)
         logits = self.pred_logits(output.logits[:, -queries:])
@@ -237,7 +237,7 @@ class Detector(nn.Module):
         losses = dict(output.loss_dict)
         noised = getattr(getattr(self.detr, "model", self.detr), "denoising_class_embed", None)
         if self.training and noised is not None and not any(len(target["class_labels"]) for target in targets):
-            # Nothing is denoised where nothing is there; ranks that see objects wait for its gradient all the same.
+            # Without objects nothing is denoised, but all ranks must reduce the gradient of this weight together.
             losses["loss_bbox"] = losses["loss_bbox"] + 0 * noised.weight.sum()
         return Outputs(logits, boxes, losses)
 

@@ -39,7 +39,7 @@ def build(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: Pyra
         where: the spec field of the detector, for messages.
 
     Raises:
-        SpecError: an argument does not exist, or has a value that nothing can be built of.
+        SpecError: an argument does not exist, or has an invalid value.
     """
     first = kind == "rtdetr"
     config_type = RTDetrConfig if first else RTDetrV2Config
@@ -50,7 +50,7 @@ def build(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: Pyra
             raise SpecError(f"{config_type.__name__} has no such argument", where=f"{where}.options.{name}")
     levels = len(pyramid.strides)
     width = options.get("encoder_hidden_dim", 256)
-    # Their constructor insists on a backbone: the least there is, put aside at once.
+    # transformers' constructor needs a backbone: give it the smallest one, which is replaced below.
     least = RTDetrResNetConfig(
         embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic", out_indices=[2, 3, 4]
     )
@@ -75,7 +75,7 @@ def build(kind: str, options: Mapping[str, Any], num_classes: int, pyramid: Pyra
     detr.model.encoder_input_proj = nn.ModuleList(
         nn.Sequential(nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width)) for c in pyramid.channels
     )
-    for name in ("class_embed", "bbox_embed"):  # v2 holds the decoder's a second time, and uses those of the decoder
+    for name in ("class_embed", "bbox_embed"):  # v2 has the decoder's heads here too, but uses the decoder's
         if name in detr._modules:
             delattr(detr, name)
     _start(detr)
@@ -102,7 +102,7 @@ def level_shapes(detr: nn.Module, shapes: list[tuple[int, int]]) -> list[tuple[i
 
 
 def _require_heads(config: Any, where: str) -> None:
-    """Check the numbers of attention heads: transformers builds any, and fails at the first image."""
+    """Check the numbers of attention heads: transformers accepts any number, and fails at the first image."""
     for heads, width in (("encoder_attention_heads", "encoder_hidden_dim"), ("decoder_attention_heads", "d_model")):
         if getattr(config, heads) < 1 or getattr(config, width) % getattr(config, heads):
             message = f"does not divide {width} ({getattr(config, width)})"
@@ -113,8 +113,8 @@ def _start(detr: nn.Module) -> None:
     """Initialise weights as the authors' own code does (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
 
     transformers expects that weights are loaded: it initialises them as for a language model, and the scales of
-        BatchNorm
-    around 0, not 1. Sampling offsets and attention over samples agree with the authors' and stay.
+    BatchNorm around 0, not 1. Its initialisation of sampling offsets and of attention over samples is the authors' and
+    is kept.
     """
     same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
     for name, module in detr.named_modules():
@@ -132,7 +132,7 @@ def _start(detr: nn.Module) -> None:
 
 
 class _ComputedMaps(nn.Module):
-    """Takes the place of transformers' backbone and returns maps that were computed before."""
+    """Replaces transformers' backbone; returns maps that were computed before."""
 
     maps: list[torch.Tensor] | None = None
 

@@ -28,10 +28,10 @@ def fold_batch_norm(model: nn.Module, example: torch.Tensor) -> nn.Module:
 def fold_pairs(
     model: nn.Module, example: torch.Tensor, say: Callable[[nn.Module], Sequence[torch.Tensor]] | None = None
 ) -> tuple[nn.Module, list[tuple[str, str]]]:
-    """Do as :func:`fold_batch_norm`, and return the names of the folded convolutions and BatchNorms too.
+    """Fold as :func:`fold_batch_norm`; return also the names of the folded convolutions and BatchNorms.
 
     Args:
-        say: returns the outputs that must not change, where they are not all that ``model(example)`` returns.
+        say: returns the outputs that must not change; by default all tensors that ``model(example)`` returns.
     """
     every = following_norms(model, example)
     pairs = [(c, n) for c, n in every if sum(c == other for other, _ in every) == 1]

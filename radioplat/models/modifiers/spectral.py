@@ -1,10 +1,9 @@
 """Spectral reparametrization: ``W = (gamma / sigma(W)) W``, sigma the largest singular value (Zhai et al. 2023).
 
-The scale of a layer becomes one learned number, whatever the optimizer does to the matrix, so attention cannot
-collapse. Sigma is ``u^T W v`` with the vectors of the power method (as in spectral normalization, Miyato et al. 2018),
-which are
-running state: a forward reads them, and :func:`follow` updates them once per optimizer step, so that they are the same
-at any world size. q, k and v of an attention are scaled separately, as RADIO does.
+The scale of a layer is one learned number, independent of the optimizer's updates of the matrix, so attention cannot
+collapse. Sigma is ``u^T W v`` with the vectors of the power method (as in spectral normalization, Miyato et al. 2018).
+They are buffers: a forward reads them, and :func:`follow` updates them once per optimizer step, so that they are the
+same at any world size. q, k and v of an attention are scaled separately, as RADIO does.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.nn.utils import parametrize
 from radioplat.errors import SpecError
 
 MARK = ".parametrizations.weight."
-_QKV = ("qkv", "qkv.1")  # the second: of a layer split into two of low rank
+_QKV = ("qkv", "qkv.1")  # the second: if the layer is split into two of low rank
 START = 16  # iterations of the power method before the first step
 
 
@@ -92,7 +91,7 @@ def reparametrize(backbone: nn.Module, iterations: int = START) -> None:
 
 
 def follow(module: nn.Module) -> None:
-    """After an optimizer step: one iteration of the power method for every matrix in ``module``."""
+    """Run one iteration of the power method for every matrix in ``module``; to be called after each optimizer step."""
     for layer in _layers(module):
         layer.parametrizations.weight[0].follow(layer.parametrizations.weight.original)
 

@@ -111,7 +111,7 @@ def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) ->
         fit(student.backbone, source.backbone, path, where)  # raises, with the tensors that do not fit
     own, given = student.backbone.state_dict(), dict(source.backbone)
     notes = [f"{thing} is left out" for thing in source.ignored]
-    # In two factors on both sides it has another name: the two are then of one family.
+    # An embedder of two layers has another name: if both have one (None == None), both are of one model family.
     embedders = [weights[EMBEDDER].shape if EMBEDDER in weights else None for weights in (given, own)]
     if embedders[0] == embedders[1] and given[TABLE].shape != own[TABLE].shape:
         side = student.backbone.patch_generator.side

@@ -24,7 +24,7 @@ Heads = dict[str, dict[str, dict[str, torch.Tensor]]]
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """A trained backbone, and what its file has beside it.
+    """A trained backbone, and the other parts of its file.
 
     Attributes:
         layout: the origin of the file, for messages.
@@ -52,7 +52,7 @@ class SourceCheckpoint:
     @property
     def is_radio(self) -> bool:
         """Whether its backbone is a RADIO ViT."""
-        return TABLE in self.backbone  # the embedder can be two layers, of other names
+        return TABLE in self.backbone  # the embedder can be two layers with other names
 
     @property
     def is_timm_vit(self) -> bool:

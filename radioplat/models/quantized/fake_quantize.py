@@ -1,7 +1,7 @@
-"""Fake quantization: a tensor rounded to the values that an integer or 8-bit float format holds, still as floats.
+"""Fake quantization: round a float tensor to the values of an integer or 8-bit float format, and keep it in float.
 
 ``y = s q(x / s)``, q rounds to the nearest value of the format (ties to even) and clips to its range. It is an
-operator of its own, so that ``torch.export`` keeps it whole and ONNX gets QuantizeLinear and DequantizeLinear for it.
+custom operator, which ``torch.export`` keeps as one node and the ONNX export as QuantizeLinear and DequantizeLinear.
 
 Gradients: for x, 1 inside the range and 0 beyond it (the clipped straight-through estimator); for s, ``q(v) - v``
 inside and the bound beyond it, v = x / s, times ``1 / sqrt(N Q)`` with N the values that share a scale and Q the
@@ -40,7 +40,7 @@ class NumberFormat(str, Enum):
         return self.row.bits
 
 
-# Below it a scale counts as this: a quotient stays finite whatever an optimizer makes of a scale.
+# Minimum scale: smaller ones are replaced by it, so that quotients stay finite for any value of a trained scale.
 LEAST_SCALE = 1e-12
 
 

@@ -1,4 +1,4 @@
-"""A module that rounds a tensor to a number format, with a scale of its own."""
+"""A module that rounds a tensor to a number format with a trainable scale."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ STUDENT_KEY = "radioplat.student"  # in the metadata
 
 class _StudentFormat(Format[StudentArchitecture, Student]):
     def load(self, path: str | Path, where: str = "", ema: bool | None = None) -> Student:
-        """See :class:`Format`; reparametrized weights are plain."""
+        """Open a student as :meth:`Format.load` does; reparametrized weights are replaced by plain ones."""
         return super().load(path, where, ema).fold()
 
 

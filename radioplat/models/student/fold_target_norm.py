@@ -48,10 +48,10 @@ def fold_heads(student: nn.Module) -> None:
 
 @torch.no_grad()
 def unfold_head(head: TeacherHead, kind: str) -> None:
-    """Make the layers of ``kind``, which return raw features, return transformed ones, by the transform in the buffers.
+    """Transform the last layer of ``kind``, which returns raw features, to return them in the space of the losses.
 
-    The head's raw output stays the same: this is for a head that was trained elsewhere, once the run's own transform is
-    known.
+    With the transform in the buffers the head's raw output stays the same: this is for a head that was trained
+    elsewhere, once the run's own transform is known.
     """
     linear, inverse = last_linear(getattr(head, kind)), _inverse(head, kind)
     centre = getattr(head, f"{kind}_mean").double()

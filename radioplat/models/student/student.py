@@ -81,7 +81,7 @@ class StudentArchitecture:
 
     @property
     def quantizations(self) -> dict[str, Quantization]:
-        """See :class:`radioplat.models.vision_model.Architecture`."""
+        """Quantized layers, by the prefix that their names lack in the model; empty for a float model."""
         return {} if self.quantized is None else {"": self.quantized}
 
     def with_quantization(self, quantized: Quantization) -> StudentArchitecture:
@@ -118,7 +118,7 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
     """Build an untrained backbone.
 
     Raises:
-        SpecError: no such name, or arguments that it refuses.
+        SpecError: the name is unknown, or the backbone rejects its arguments.
     """
     resolved = names.resolve(architecture.type, architecture.kwargs, f"{where}.type")
     kwargs = dict(resolved.kwargs)
@@ -167,7 +167,7 @@ class Student(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.frozen_norm = False
-        # Teacher's name and kind of heads that were trained elsewhere and return raw features without their buffers.
+        # Teacher's name and kind of heads that were trained elsewhere, whose layers return raw features themselves.
         self.raw_heads: set[tuple[str, str]] = set()
         self.backbone = build_backbone(architecture)
         if architecture.pruned is not None:

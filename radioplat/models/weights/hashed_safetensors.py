@@ -40,7 +40,7 @@ def write_tensors(
     Raises:
         KeyError: a dtype that is not supported here.
     """
-    # The widest numbers first: then each lies at a multiple of its own width.
+    # The widest dtypes first: then each tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     stop = 0

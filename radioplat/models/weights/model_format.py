@@ -1,4 +1,4 @@
-"""Files of a model of ours: safetensors with the architecture in their metadata, and averages beside them.
+"""Model files of radioplat: safetensors with the architecture in their metadata, and EMA weights in a separate file.
 
 A run that averages its weights also writes ``ema.safetensors``: the averages of the tensors that have one.
 """
@@ -103,7 +103,7 @@ class Format(Generic[ArchitectureT, ModelT]):
         """Read all tensors of a checkpoint, fp32, without averages.
 
         Raises:
-            WeightsError: a file is missing or torn.
+            WeightsError: a file is missing or damaged.
         """
         path = Path(path)
         tensors: dict[str, torch.Tensor] = {}
@@ -136,8 +136,8 @@ class Format(Generic[ArchitectureT, ModelT]):
             ema: True for the averaged weights, False for the plain ones; None for the averaged if there are any.
 
         Raises:
-            WeightsError: the folder is no checkpoint, is torn, differs from its manifest, contains a NaN, or lacks the
-                requested averages.
+            WeightsError: the folder is no checkpoint, is damaged, differs from its manifest, contains a NaN, or lacks
+                the requested averages.
         """
         architecture, tensors = self.read(path, where, ema)
         model: Any = self.build(architecture, where)
@@ -145,7 +145,7 @@ class Format(Generic[ArchitectureT, ModelT]):
         return model.eval()
 
     def _unknown_form(self, file: Path, metadata: Mapping[str, str], where: str) -> WeightsError:
-        """Make the error for metadata of another version: which fields, and which versions."""
+        """Return the error for metadata of another version, with the fields that differ and both versions."""
         try:
             fields = unknown_fields(json.loads(metadata[self.key]), self.architecture)
         except ValueError:
@@ -179,7 +179,7 @@ def read_average(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     """Read the EMA weights and statistics of a checkpoint folder, fp32; empty if the run kept none.
 
     Raises:
-        WeightsError: the file is torn.
+        WeightsError: the file is damaged.
     """
     try:
         return load_file(Path(path) / EMA_FILE) if has_average(path) else {}

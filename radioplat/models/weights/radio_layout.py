@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = (
 )
 _FRONT = ("patch_generator.embedder.weight", "patch_generator.pos_embed", "patch_generator.cls_token.token")
 _ANOTHER = "Its features cannot be computed here: take another checkpoint."
-_SPECTRAL_FLOOR = 0.05  # RADIO's alpha: a weight's norm is softplus(scale) plus this
+_SPECTRAL_FLOOR = 0.05  # RADIO's alpha: the norm of a weight is softplus(scale) plus this
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def split_radio(contents: Contents, path: str, where: str = "", num_heads: int |
         name = names[int(name)] if name.isdigit() and int(name) < len(names) else name
         heads.setdefault(name, {})[kind] = tensors
     for teacher in teachers:
-        for kind in teacher.get("filled") or ():  # our own files mark heads that are there for the loader's sake
+        for kind in teacher.get("filled") or ():  # heads that our export added only for NVlabs' loader
             heads.get(teacher["name"], {}).pop(kind, None)
     per_teacher = args.get("cls_token_per_teacher", True)
     first = {n: names.index(n) for n in names}

@@ -17,8 +17,8 @@ from torch import nn
 from radioplat.common.listing import first_few
 from radioplat.errors import WeightsError
 
-_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # of backbones in larger models
-# If a file has a moving average too, NVlabs' and timm's loaders use it.
+_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # usual for backbones in larger models
+# The first that is present is read: if a file also has a moving average, NVlabs' and timm's loaders use that.
 _WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "module")
 
 
@@ -33,7 +33,7 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
         Tensors by name, with wrappers (``state_dict``, ``model``) and a ``module.`` prefix removed.
 
     Raises:
-        WeightsError: the file is missing, torn, contains anything but tensors, or a tensor has a NaN or infinity.
+        WeightsError: the file is missing, damaged, contains anything but tensors, or a tensor has a NaN or infinity.
     """
     path = Path(path)
     if path.is_dir():
@@ -71,7 +71,7 @@ def read_checkpoint(
         only: the tensors to read; empty for all.
 
     Raises:
-        WeightsError: the file is missing, torn, or contains anything but tensors and plain values.
+        WeightsError: the file is missing, damaged, or contains anything but tensors and plain values.
     """
     path = Path(path)
     if not path.is_file():

@@ -20,10 +20,10 @@ _OTHER = 100_000_000  # widths and classes
 
 
 def require_plausible(text: str, file: Path, where: str) -> None:
-    """Check every whole number of an architecture in JSON.
+    """Check every integer in an architecture's JSON.
 
     Args:
-        text: the metadata's value; what is no JSON passes, its reader refuses it.
+        text: the metadata's value; text that is not JSON is ignored here, because its reader rejects it.
         file: for the message.
         where: the spec field of the checkpoint, for the message.
 
@@ -42,7 +42,7 @@ def require_plausible(text: str, file: Path, where: str) -> None:
 
 
 def _integers(value: Any, path: str, name: str) -> Iterator[tuple[str, str, int]]:
-    """Yield path, field name and value of each whole number inside JSON ``value``."""
+    """Yield path, field name and value of each integer inside JSON ``value``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _integers(inner, f"{path}.{key}" if path else key, key)

@@ -20,7 +20,7 @@ BOTH = frozenset({"summary", "spatial"})
 
 @dataclass(frozen=True)
 class NativeInput:
-    """Images that a model was trained on, and its summary, as far as they are known.
+    """Inputs that a model was trained with, and its kind of summary, as far as they are known.
 
     Attributes:
         mean, std: normalisation of images in [0, 1]; None if unknown.
@@ -67,7 +67,7 @@ class Adapter(nn.Module):
         """Build the structure that ``teacher`` names, without weights.
 
         Raises:
-            SpecError: there is no such structure, or it refuses its arguments.
+            SpecError: the structure does not exist, or rejects its arguments.
         """
         raise NotImplementedError
 
@@ -102,8 +102,12 @@ class Adapter(nn.Module):
         return as_features(output, grid)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """Compute what is wanted of summary ``[B, D]``, spatial ``[B, h, w, D]`` and logits of normalised ``[B, 3,
-        H, W]``."""
+        """Return the wanted ones of summary ``[B, D]``, spatial ``[B, h, w, D]`` and logits.
+
+        Args:
+            images: normalised, ``[B, 3, H, W]``.
+            wanted: ``summary``, ``spatial``, ``logits``.
+        """
         raise NotImplementedError
 
 

@@ -13,10 +13,10 @@ from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weig
 
 
 class DetectorTeacher(Adapter):
-    """A detector checkpoint. The map is the coarsest of its backbone's, the summary the mean of that."""
+    """A detector checkpoint as a teacher: the map is the coarsest of its backbone, the summary the mean of that map."""
 
     kind = "detector"
-    structure_without_weights = False  # transformers computes with values while it builds
+    structure_without_weights = False  # transformers reads tensor values while it builds
     in_fp32 = True
     needs_multiple = True
 
@@ -31,22 +31,22 @@ class DetectorTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> DetectorTeacher:
-        """See :class:`Adapter`."""
+        """Build the structure without weights."""
         where = weights_field(teacher)
         return cls(Detector(read_detector_architecture(teacher.weights or "", where), where))
 
     def load(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
+        """Load the weights."""
         self.detector = load_detector(teacher.weights or "", weights_field(teacher))
         self._plain()
 
     def check(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
+        """Read the weights and check that they fit."""
         read_detector(teacher.weights or "", weights_field(teacher))
 
     @property
     def target(self) -> nn.Module:
-        """The detector, whose modules bindings name."""
+        """The detector; bindings name modules of it."""
         return self.detector
 
     def as_named(self, output: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
@@ -54,7 +54,7 @@ class DetectorTeacher(Adapter):
         return output.permute(0, 2, 3, 1) if output.ndim == 4 else output
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         maps: list[torch.Tensor] = []
         hook = self.detector.srcs[-1].register_forward_hook(lambda module, given, output: maps.append(output))
         try:

@@ -61,7 +61,7 @@ class HfTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> HfTeacher:
-        """See :class:`Adapter`; always on the meta device, ``load`` replaces the model."""
+        """Build the structure without weights; always on the meta device, ``load`` replaces the model."""
         field, folder = weights_field(teacher), weights_of(teacher)
         config, model_class = _open(folder, field)
         with on_meta():
@@ -77,7 +77,7 @@ class HfTeacher(Adapter):
             raise SpecError(f"{type(model).__name__} takes no images: {reason}", where=field) from None
 
     def load(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
+        """Load the weights."""
         field, folder = weights_field(teacher), weights_of(teacher)
         if not any(folder.glob("*.safetensors")):
             raise WeightsError(
@@ -95,11 +95,11 @@ class HfTeacher(Adapter):
         self.model.eval()
 
     def check(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
+        """Read the weights and check that they fit."""
         type(self).build(teacher).load(teacher)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         out = self._run(images)
         body = out.last_hidden_state
         if body.ndim == 4:

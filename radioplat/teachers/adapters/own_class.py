@@ -53,7 +53,7 @@ class OwnClassTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> OwnClassTeacher:
-        """See :class:`Adapter`."""
+        """Build the structure without weights."""
         where = f"{teacher.where}.model.backbone"
         path = teacher.backbone.type or ""
         own_class = import_object(path, f"{where}.type")
@@ -72,7 +72,7 @@ class OwnClassTeacher(Adapter):
         return self.model
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`.
+        """Return the wanted features of normalised images ``[B, 3, H, W]``.
 
         Raises:
             SpecError: the class returned no Features, lacks what was wanted, or a tensor has a wrong shape or dtype.

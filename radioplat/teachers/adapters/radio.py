@@ -1,4 +1,4 @@
-"""RADIO as a teacher: its backbone, or any of its adaptors."""
+"""RADIO models as teachers: the backbone, or one of its adaptors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, opti
 
 
 class RadioTeacher(Adapter):
-    """A RADIO ViT: NVlabs' ``.pth`` or Hugging Face folder, which describe themselves, or ours by its name.
+    """A RADIO ViT: NVlabs' ``.pth`` or Hugging Face folder, which contain their architecture, or our ViT by its name.
 
     Options in ``model.backbone.kwargs``: ``adaptor`` names the teacher whose features to compute (``clip``,
     ``dino_v2``, ``sam``, ...); default: the backbone's features. ``num_heads`` if the width does not imply it.
@@ -47,7 +47,7 @@ class RadioTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> RadioTeacher:
-        """See :class:`Adapter`; NVlabs' files are read for their shapes."""
+        """Build the structure without weights; NVlabs' files are read for their shapes."""
         where = f"{teacher.where}.model.backbone"
         options, kwargs = options_of(teacher, adaptor=None)
         contents = _contents(teacher, shapes_only=True)
@@ -69,7 +69,7 @@ class RadioTeacher(Adapter):
     def _by_name(
         cls, teacher: ResolvedTeacher, kwargs: dict, where: str, adaptor: str | None, contents: Contents | None
     ) -> RadioTeacher:
-        """Build the ViT of this name, as it was released, or with as many class tokens as the file has."""
+        """Build our ViT of the spec's name, with the released number of class tokens, or the number in the file."""
         name, backbone = teacher.backbone.type or "", teacher.backbone
         if name == "radio":
             weights_of(teacher)
@@ -93,7 +93,7 @@ class RadioTeacher(Adapter):
         return cls(build_backbone(architecture, where), slots, None, None)
 
     def fitting(self, teacher: ResolvedTeacher) -> dict[str, torch.Tensor]:
-        """See :class:`Adapter`."""
+        """Return the tensors of the file that the teacher loads, by the names of :attr:`target`."""
         where, path = weights_field(teacher), weights_of(teacher)
         contents = _contents(teacher) or read_checkpoint(path, where)
         require_finite(contents.tensors, path, where)
@@ -108,7 +108,7 @@ class RadioTeacher(Adapter):
         return fit(self, tensors, path, where)
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         features = self.backbone(images, wanted)
         summary, spatial = features.summary, features.spatial
         if self.slots:

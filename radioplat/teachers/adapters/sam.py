@@ -28,7 +28,7 @@ class SamTeacher(TimmTeacher):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> SamTeacher:
-        """See :class:`Adapter`."""
+        """Build the structure without weights."""
         options, kwargs = options_of(teacher, neck=(True, False))
         built = super().build(replace(teacher, backbone=replace(teacher.backbone, kwargs=kwargs)))
         built.neck = options["neck"]
@@ -48,7 +48,7 @@ class SamTeacher(TimmTeacher):
         return None
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         model = self.target
         neck = model.neck
         if not self.neck:

@@ -47,7 +47,7 @@ class TimmTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> TimmTeacher:
-        """See :class:`Adapter`."""
+        """Build the structure without weights."""
         where = f"{teacher.where}.model.backbone"
         options, kwargs = options_of(teacher, summary=(cls.default_summary, *SUMMARIES))
         classes = kwargs.pop("num_classes", None)
@@ -117,7 +117,7 @@ class TimmTeacher(Adapter):
         return tensors
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         model = self.backbone.model
         raw = model.forward_features(images)
         named = {"logits": model.forward_head(raw)} if "logits" in wanted else {}

@@ -1,4 +1,4 @@
-"""A TorchScript file as a teacher. Such a file contains code, so it is loaded only if the spec names it as one."""
+"""A TorchScript file as a teacher; it contains code, so it is loaded only if the spec has ``type: torchscript``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TorchScriptTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> TorchScriptTeacher:
-        """See :class:`Adapter`; the file must exist."""
+        """Build the structure without weights; the file must exist."""
         where = f"{teacher.where}.model.backbone.kwargs"
         options, unknown = options_of(teacher, stride=None, prefix_tokens=0)
         if unknown:
@@ -59,7 +59,7 @@ class TorchScriptTeacher(Adapter):
         """Do nothing: the file was loaded by :meth:`build`."""
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         out = self.model(images)
         summary, body = out if isinstance(out, (tuple, list)) else (None, out)
         if body.ndim == 3:

@@ -32,21 +32,21 @@ class CheckpointTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> CheckpointTeacher:
-        """See :class:`Adapter`."""
+        """Build the structure without weights."""
         architecture = read_architecture(teacher.weights or "", weights_field(teacher))
         return cls(architecture, f"{teacher.where}.model.backbone")
 
     def load(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
+        """Load the weights."""
         student = load_student(teacher.weights or "", weights_field(teacher))
         self.backbone, self.classifier = student.backbone, student.classifier
 
     def check(self, teacher: ResolvedTeacher) -> None:
-        """See :class:`Adapter`."""
+        """Read the weights and check that they fit."""
         read_weights(teacher.weights or "", weights_field(teacher))
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:
-        """See :class:`Adapter`."""
+        """Return the wanted features of normalised images ``[B, 3, H, W]``."""
         classifier = self.classifier if "logits" in wanted else None
         features = self.backbone(images, wanted - {"logits"} | {"summary"} if classifier is not None else wanted)
         named = {name: value for name, value in features.named.items() if name in wanted}

@@ -1,4 +1,4 @@
-"""One frozen teacher: weights, normalisation and a forward that computes only what is wanted."""
+"""A frozen teacher: weights, normalisation, and a forward that computes only the requested features."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def describe(teacher: ResolvedTeacher) -> TeacherInfo:
     """Return widths, stride and size of a teacher, from its structure alone, on the meta device if possible.
 
     Raises:
-        SpecError: an unknown name, arguments that it refuses, an input size that it does not support, an invalid
-            normalisation, class scores wanted of a teacher without a classifier, or another factor than its
+        SpecError: an unknown name, arguments that the model rejects, an input size that it does not support, an invalid
+            normalisation, class scores requested of a teacher without a classifier, or another factor than its
             upsampler's.
         WeightsError: its upsampler cannot be read or belongs to another teacher.
     """
@@ -116,7 +116,7 @@ def check_weights(teacher: ResolvedTeacher) -> None:
 
 
 def _structure(teacher: ResolvedTeacher) -> Adapter:
-    """Build it without weights and, if the adapter can, on the meta device."""
+    """Build the teacher without weights and, if the adapter can, on the meta device."""
     kind = adapter_class(teacher)
     with on_meta() if kind.structure_without_weights else contextlib.nullcontext():
         return kind.build(teacher)

@@ -18,12 +18,12 @@ from radioplat.teachers.serving.client import Held, Pending, TeacherClient
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import to_host
 
-_EXPONENT = 0x7F80  # of a bf16 number; all ones: infinite or not a number
+_EXPONENT = 0x7F80  # exponent bits of bf16; all of them set: infinity or NaN
 
 
 @dataclass
 class _Seen:
-    """A view shared by cached teachers: hashed once, and sent once if all of it must be.
+    """A view shared by cached teachers: each sample is hashed once, and a view that misses completely is sent once.
 
     Attributes:
         pixels: uint8 ``[B, 3, H, W]``.
@@ -38,7 +38,7 @@ class _Seen:
 
     @cached_property
     def digests(self) -> dict[int, bytes]:
-        """Return the digest by row, for every sample with weight; without weight there is nothing to cache."""
+        """Return the digest of each sample with weight, by row; samples without weight are not cached."""
         if self.batch is None:
             return {}
         rows = np.flatnonzero(self.batch.weight > 0)
@@ -64,11 +64,11 @@ class CachedTeacher:
         self._client, self._key, self._store, self._places = client, key, store, places
 
     def precision(self) -> str:
-        """See :class:`~radioplat.teachers.serving.client.TeacherClient`."""
+        """Return the dtype that the teacher computes in."""
         return self._client.precision()
 
     def held(self) -> Held:
-        """See :class:`~radioplat.teachers.serving.client.TeacherClient`."""
+        """Return the current resources of the teacher."""
         return self._client.held()
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> _Seen:

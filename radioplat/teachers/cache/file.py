@@ -54,7 +54,7 @@ class FeatureFile:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is torn, or was not written by :func:`encode`.
+        ValueError: it is incomplete, or was not written by :func:`encode`.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,8 +1,8 @@
 """Keys of cached features: everything that their values depend on.
 
-A key is made of two digests. That of the teacher covers its weights, code, arithmetic and grid. That of the sample
-covers its location in which version of its shard, and the pixels that the teacher would see: crop, flip, size, colour
-and any other change of a view change the pixels, so features of another view can never be returned.
+A key is made of two digests. The teacher's digest covers its weights, code, number format and grid. The sample's digest
+covers its location, the version of its shard, and the pixels that the teacher would see: crop, flip, size, colour and
+any other change of a view change the pixels, so features of another view can never be returned.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
         SpecError: a user's own class cannot be imported here.
     """
     adapter, upsampler = adapter_class(teacher), upsampler_module() if teacher.upsampler_checkpoint else None
-    backbone = dataclasses.asdict(teacher.backbone) | {"pretrained_backbone_path": None}  # its bytes are in `weights`
+    backbone = dataclasses.asdict(teacher.backbone) | {"pretrained_backbone_path": None}  # `weights` hashes its content
     libraries = ("timm", "transformers") if adapter.kind in ("hf", "detector") else ("timm",)
     parts = {
         "path": _PATH,
@@ -71,7 +71,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
         "norm": [list(teacher.norm_mean), list(teacher.norm_std)],
         "grid": list(grid),
         "precision": precision,
-        # With drawn sizes it enlarges its view itself: the same pixels, other features.
+        # With random sizes the teacher enlarges its view itself: the same pixels, other features.
         "upsampler": upsampler and [upsampler.KIND, upsampler.VERSION, teacher.view_size],
         "wanted": sorted(teacher.wanted),
     }

@@ -1,9 +1,9 @@
-"""A folder of cached features that many processes write and read at once, bounded in bytes.
+"""A folder of cached features that many processes write and read at once, limited in bytes.
 
-Each file is written once, aside and under a unique name, so writers never conflict. Files of other processes are found
-by listing. A file that is torn, foreign or removed makes its samples misses and is counted; a cache never stops a run.
-A full cache keeps its content: under an epoch's order, eviction would drop exactly the samples needed next, and never
-hit.
+Each file is written once, completely, under a unique name, so writers never conflict. Files of other processes are
+found by listing. Samples of a file that is damaged, of another format or removed are computed again, and such files are
+counted; a cache never stops a run. A full cache keeps its content: in the order of an epoch, eviction would drop
+exactly the samples needed next, so that no lookup would ever hit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from radioplat.errors import SpecError
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.teachers.cache.file import SUFFIX, FeatureFile, Row, encode, layout
 
-WRITE_BYTES = 2**26  # of features are collected before a file is written
-WRITE_SECONDS = 60.0  # after which they are written anyway: the most that a killed process loses
+WRITE_BYTES = 2**26  # bytes of features to collect before a file is written
+WRITE_SECONDS = 60.0  # after which they are written anyway; a killed process loses at most these
 LIST_SECONDS = 30.0  # between two listings of the folder
 _LEFT_BEHIND_SECONDS = 86_400.0  # after which a partial file is abandoned
 
 
 class FeatureStore:
-    """Features by key.
+    """A cache of features, by key.
 
     Args:
         folder: local, or ``s3://...``, ``gs://...``; created if missing.
@@ -39,7 +39,7 @@ class FeatureStore:
         say: called at most once, with a line for the user, when the cache stops being filled.
 
     Attributes:
-        ignored: number of files that are torn, or not of this format.
+        ignored: number of files that are damaged, or not of this format.
         lost: number of files that could not be read any more.
 
     Raises:
@@ -53,12 +53,12 @@ class FeatureStore:
         self._listing = threading.Lock()
         self._pool = HandlePool(256)
         self._files: dict[int, FeatureFile] = {}
-        self._names: set[str] = set()  # of files that were read
+        self._names: set[str] = set()  # of the files whose keys were read
         self._index: dict[bytes, int] = {}  # key -> number of its file << 32 | row
         self._fresh: dict[bytes, Row] = {}  # not yet passed to the writer
         self._fresh_bytes, self._fresh_since = 0, 0.0
         self._leaving: list[dict[bytes, Row]] = []  # passed to the writer
-        self._writes: deque[Future] = deque()  # of the parts passed over, the oldest first
+        self._writes: deque[Future] = deque()  # of the parts passed to the writer, the oldest first
         self._writer = ThreadPoolExecutor(1, "cache-writer")
         self._readers = ThreadPoolExecutor(8, "cache-reader")
         self._stopped = ""  # reason why writing has stopped
@@ -199,7 +199,7 @@ class FeatureStore:
                 self._leaving.append(rows)
                 self._writes.append(self._writer.submit(self._write, rows))
             late = [self._writes.popleft() for _ in range(len(self._writes) - most)]
-        for write in late:  # a slow store: the run waits, to bound memory
+        for write in late:  # if storage is slow, the run waits, which limits the memory
             write.result()
 
     def _write(self, rows: dict[bytes, Row]) -> None:

@@ -26,7 +26,7 @@ class Held:
 
 
 class TeacherClient(Protocol):
-    """One teacher as a training worker sees it."""
+    """The interface to one teacher in a training worker."""
 
     name: str
 
@@ -77,7 +77,7 @@ class InlineTeacher:
         return pixels
 
     def submit(self, shared: np.ndarray, micro_batch: int) -> Pending:
-        """See :class:`TeacherClient`; on a GPU the forward runs in the caller's thread.
+        """Request the features of shared images; on a GPU the forward runs in the caller's thread.
 
         On a CPU it runs in the thread that waits for the result, once: student and teacher alternate on all cores,
         because two thread pools at once slow each other down (measured: forwards a third slower).
@@ -88,9 +88,9 @@ class InlineTeacher:
         return answer
 
     def precision(self) -> str:
-        """See :class:`TeacherClient`."""
+        """Return the dtype that the teacher computes in."""
         return self._runner.precision
 
     def held(self) -> Held:
-        """See :class:`TeacherClient`."""
+        """Return the current resources of the teacher."""
         return self._held

@@ -52,7 +52,7 @@ def _upsampler(teacher: ResolvedTeacher) -> str:
     module = upsampler_module()
     with contextlib.suppress(OSError):
         path = f"sha256 {file_hash(Path(path))[:16]}"
-    # With drawn sizes the teacher enlarges its view itself: the same pixels, other features.
+    # With random sizes the teacher enlarges its view itself: the same pixels, other features.
     return f"{module.KIND} {module.VERSION}, {path}, for {teacher.view_size} px"
 
 

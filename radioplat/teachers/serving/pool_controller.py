@@ -22,7 +22,7 @@ _BUSY, _GROW_AFTER, _SHRINK_AFTER = 2.0, 3, 30
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """One line of ``radioplat teachers status``."""
+    """The status of a pool: one line of ``radioplat teachers status``."""
 
     teacher: str
     weights: str
@@ -33,11 +33,11 @@ class PoolStatus:
 
 
 class PoolController:
-    """The class of the actor. Replicas are its children: they end with it.
+    """The class of the controller's actor. Replicas are its child actors, so they end with it.
 
     Args:
         num_gpus: of each replica.
-        fingerprint: of the files that replicas load, as of now; they may be replaced later.
+        fingerprint: of the files that replicas load, as they are now; they may be replaced later.
         log: file for the output of the replicas.
     """
 

@@ -30,7 +30,7 @@ def _report_nothing(line: str) -> None:
 
 @dataclass
 class RemoteTeacher:
-    """A pool as a training worker sees it; picklable.
+    """The client of a pool in a training worker; picklable.
 
     A request is sent to the replica with the fewest open requests of this worker; with ``colocate`` in the spec, among
     those on its own node. If its replica is lost, the request is sent to another.
@@ -40,7 +40,7 @@ class RemoteTeacher:
         say: called when a lost replica delays results.
         direct: whether features are sent from device to device; see :meth:`choose_transport`.
         turn: counter that chooses among equally busy replicas. Each of a group of workers starts with its rank: if all
-            started alike, all would use one replica at a time.
+            started with the same value, all would use one replica at a time.
     """
 
     name: str
@@ -51,7 +51,7 @@ class RemoteTeacher:
     least: Held
     say: Callable[[str], None] = _report_nothing
     direct: bool = False
-    turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # runs that share a pool have no common ranks
+    turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # two runs that share a pool have equal ranks
     _replicas: list = field(default_factory=list)
     _size: int = 0  # replicas in the last listing, including other nodes
     _listed_at: float = 0.0
@@ -73,7 +73,7 @@ class RemoteTeacher:
         return request.wait
 
     def precision(self) -> str:
-        """See :class:`~radioplat.teachers.serving.client.TeacherClient`; replicas on different hardware could differ.
+        """Return the dtype that the teacher computes in; replicas on different hardware could differ.
 
         Raises:
             PlacementError: they do.
@@ -117,7 +117,7 @@ class RemoteTeacher:
             )
 
     def held(self) -> Held:
-        """See :class:`~radioplat.teachers.serving.client.TeacherClient`; of an elastic pool it is some seconds old."""
+        """Return the current resources of the teacher; of an elastic pool it is some seconds old."""
         return replace(self.least, replicas=self._size or self.least.replicas)
 
     def replicas(self) -> list:
@@ -177,7 +177,7 @@ class _Request:
             except ray.exceptions.GetTimeoutError:
                 lost_since = self._look_after(lost_since)
             except ray.exceptions.RayDirectTransportError:
-                # Its replica died with the features. NIXL identifies processes by their actor, and refuses the new one.
+                # The replica ended with the features. NIXL identifies processes by actor and rejects the new one.
                 self._closed()
                 teacher._restarted.add(self._replica._actor_id)
                 self._send()

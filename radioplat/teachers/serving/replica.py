@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from radioplat.teachers.serving.packed_features import Packed
     from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
-AT_ONCE = 64  # requests in a replica; more wait at their senders
+AT_ONCE = 64  # concurrent requests in a replica; further ones wait at their senders
 
 
 class Replica:
-    """Ray restarts it when its process dies, and sends its open requests again.
+    """Ray actor with one teacher; Ray restarts it if its process ends, and sends its open requests again.
 
     Weights are loaded by the first request and not by the constructor, whose errors Ray reports only as text.
     """
@@ -44,18 +44,18 @@ class Replica:
         self._forwards = 0
 
     def ready(self) -> bool:
-        """Return True once the weights are loaded; raises what loading raises."""
+        """Load the weights if necessary, and return True; raises the errors of loading."""
         return self._loaded() is not None
 
     def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Return arrays for the object store; see :class:`~radioplat.teachers.serving.teacher_runner.TeacherRunner`."""
+        """Return features as arrays; see :class:`~radioplat.teachers.serving.teacher_runner.TeacherRunner`."""
         from radioplat.teachers.serving.transport import to_host
 
         return to_host(self._loaded()(pixels, grid, wanted))
 
     @ray.method(tensor_transport="nixl")
     def forward_tensors(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Return the same as tensors, which stay here until the caller fetches them into its own device's memory."""
+        """Return features as tensors, which stay here until the caller fetches them into the memory of its device."""
         return self._loaded()(pixels, grid, wanted)
 
     def has_nixl(self) -> bool:

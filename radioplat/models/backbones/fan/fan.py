@@ -73,7 +73,7 @@ class Fan(nn.Module):
         self.grad_checkpointing = enable
 
     def forward_features(self, images: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Return the class token and the map's tokens, ``[B, 1 + H/16 * W/16, D]``."""
         maps = self.patch_embed(images)
         height, width = maps.shape[-2:]
         maps = maps + self.pos_embed(len(maps), height, width)

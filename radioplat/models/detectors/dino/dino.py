@@ -30,11 +30,11 @@ from radioplat.models.backbones.pyramid import Pyramid
 from radioplat.models.detectors.dino.loss import DinoLoss
 
 _PRIOR = 0.01  # initial probability of a class (Lin et al. 2017, section 4.1)
-_FAR = 11.5  # logits of a box are kept within it: the sigmoid's gradient is 1e-5 there
+_FAR = 11.5  # limit of a box's logits: the sigmoid's gradient is 1e-5 there
 _SIDE = 0.05  # a proposal's side at the first level as a share of the image; each level doubles it
 _WIDEST = 0.8
-_TEMPERATURE = 10_000  # of the sine embedding of a query's box
-# Arguments of DinoConfig that do something here; of Deformable DETR's others DINO leaves no choice.
+_TEMPERATURE = 10_000  # temperature of the sine embedding of a query's box
+# Arguments of DinoConfig that a spec may set; DINO determines Deformable DETR's other arguments.
 OPTIONS = (
     "d_model", "num_queries", "num_select", "num_feature_levels", "position_temperature", "activation_function",
     "dropout", "attention_dropout", "activation_dropout", "encoder_layers", "encoder_ffn_dim",
@@ -145,7 +145,7 @@ class Dino(nn.Module):
         self.enc_bbox_head = _box_head(width)
         self.query_content = nn.Embedding(config.num_queries, width)
         self.denoising_class_embed = nn.Embedding(config.num_labels + 1, width, padding_idx=config.num_labels)
-        self.decoder = DeformableDetrDecoder(config)  # its layers; how they follow each other is _decode's
+        self.decoder = DeformableDetrDecoder(config)  # only its layers are used, see _decode
         self.decoder.norm = nn.LayerNorm(width)
         self.decoder.query_pos_head = DeformableDetrMLPPredictionHead(2 * width, width, width, 2)
         heads = 1 if config.share_heads else config.decoder_layers
@@ -155,7 +155,7 @@ class Dino(nn.Module):
         self._start()
 
     def forward(self, maps: list[torch.Tensor], labels: list[dict[str, torch.Tensor]] | None = None):
-        """See the class."""
+        """Return transformers' output for the maps; with ``labels`` also the losses."""
         tokens = self._tokens(maps)
         memory = self._encode(tokens)
         proposals = self._select(memory, tokens.shapes)
@@ -197,7 +197,7 @@ class Dino(nn.Module):
         return Tokens(values, torch.cat(positions, 1), shapes, sizes, starts)
 
     def _encode(self, tokens: Tokens) -> torch.Tensor:
-        whole = tokens.values.new_ones(tokens.values.shape[0], len(tokens.shapes), 2)  # no image is padded
+        whole = tokens.values.new_ones(tokens.values.shape[0], len(tokens.shapes), 2)  # no padding
         return self.encoder(
             inputs_embeds=tokens.values,
             spatial_position_embeddings=tokens.positions,
@@ -218,7 +218,7 @@ class Dino(nn.Module):
     def _with_noised(
         self, content: torch.Tensor, boxes: torch.Tensor, labels: list[dict[str, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Any] | None]:
-        """Put queries of noised objects before the others; the attention mask separates them."""
+        """Prepend queries of noised objects to the others; the attention mask separates them."""
         config = self.config
         noisy, noisy_boxes, mask, noised = get_contrastive_denoising_training_group(
             labels,
@@ -244,8 +244,8 @@ class Dino(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run the decoder; return states ``[layers, B, Q, D]``, class logits, and logits of boxes, fp32.
 
-        A layer reads the boxes of the one before detached, but its correction is added to those boxes with their
-        gradient: a layer's loss trains the layer before it too, and none further back.
+        A layer reads the detached boxes of the layer before, but its correction is added to those boxes with their
+        gradient: a layer's loss also trains the layer before it, and none before that.
         """
         decoder = self.decoder
         with_gradient, states, logits, coordinates = boxes, [], [], []
@@ -290,7 +290,7 @@ def build(kind: str, options: dict[str, Any], num_classes: int, pyramid: Pyramid
     """Build an untrained DINO for the maps of ``pyramid``, by :data:`OPTIONS`.
 
     Raises:
-        SpecError: an option that does not exist, or with a value that nothing can be built of.
+        SpecError: an option does not exist, or has an invalid value.
     """
     channels = pyramid.channels
     for name in options:
@@ -339,7 +339,7 @@ def _of(heads: nn.ModuleList, layer: int) -> nn.Module:
 
 
 def _level(channels: int, width: int, kernel: int) -> nn.Sequential:
-    groups = math.gcd(32, width // 4)  # 32, but of a narrow one never groups of one channel
+    groups = math.gcd(32, width // 4)  # 32, or fewer for narrow layers: at least four channels a group
     stride = 1 if kernel == 1 else 2
     return nn.Sequential(nn.Conv2d(channels, width, kernel, stride, kernel // 2), nn.GroupNorm(groups, width))
 

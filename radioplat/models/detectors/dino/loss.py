@@ -15,7 +15,7 @@ Predictions = tuple[torch.Tensor, torch.Tensor]  # logits and boxes
 class DinoLoss(nn.Module):
     """Focal loss, L1 and GIoU of matched queries (focal: of all queries), divided by the number of objects.
 
-    The divisor counts the objects of the whole batch, so the loss does not grow with their number.
+    The divisor is the number of objects in the batch, so the loss does not grow with their number.
     """
 
     def __init__(self, config: Any) -> None:

@@ -89,7 +89,7 @@ def read_for_teacher(teacher: ResolvedTeacher, spatial_dim: int) -> FeatSharpCon
         spatial_dim: width of the teacher's own map.
 
     Raises:
-        SpecError: it makes maps finer by another factor than the spec says.
+        SpecError: it makes maps finer by another factor than that of the spec.
         WeightsError: it cannot be read, or belongs to a teacher of another width.
     """
     path, where = teacher.upsampler_checkpoint, upsampler_field(teacher)

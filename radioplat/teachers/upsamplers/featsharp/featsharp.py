@@ -2,7 +2,7 @@
 
 Written from the paper's description, not from its code. Two maps of the finer size are computed and mixed:
 
-- *guided*: the map of the whole image, upsampled along the image's edges (:mod:`.jbu`); right in meaning, but blurred;
+- *guided*: the map of the full image, upsampled along the image's edges (:mod:`.jbu`); correct content, but blurred;
 - *tiles*: the image is cut into factor x factor tiles, each computed by the backbone at its own input size, and their
   maps are stitched; sharp, but without context outside a tile.
 
@@ -13,8 +13,8 @@ added. Features are normalised first, and the backbone's fixed position pattern,
 Our own choices, which may differ from NVlabs' code:
 
 - PHI-S is a rotation and a scale. An MSE is invariant under rotation, so only the mean and the scale are used.
-- The average of both maps, and that the block, which has ``width`` channels, only adds to it.
-- There is one block, with a learned bias for each offset as its only position information.
+- Both maps are averaged, and the output of the block, which has ``width`` channels, is added to the average.
+- There is only one block, and its only position information is a learned bias for each offset.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FeatSharpConfig:
 
 
 class FeatSharp(nn.Module):
-    """See the module's docstring.
+    """An upsampler for the maps of one backbone; see the module's docstring.
 
     Attributes:
         mean, scale: of the backbone's features; set by :meth:`fit`.
@@ -89,7 +89,7 @@ class FeatSharp(nn.Module):
         return sharp.permute(0, 2, 3, 1) * self.scale + self.mean
 
     def sharpen(self, images: torch.Tensor, encode: Encode, coarse: torch.Tensor) -> torch.Tensor:
-        """Do as :meth:`forward`, in normalised space: ``[B, D, factor * h, factor * w]``."""
+        """Compute the finer map as :meth:`forward`, but in normalised space: ``[B, D, factor * h, factor * w]``."""
         stitched = stitch([self.clean(encode(tile)) for tile in cut(images, self.config.factor)])
         return self.refinement(self.guided(self.clean(coarse), images), stitched)
 
@@ -102,7 +102,7 @@ class FeatSharp(nn.Module):
         return ((spatial.float() - self.mean) / self.scale).permute(0, 3, 1, 2)
 
     def clean(self, spatial: torch.Tensor) -> torch.Tensor:
-        """Do as :meth:`normalise`, without the position pattern.
+        """Normalise a raw map ``[B, h, w, D]`` to ``[B, D, h, w]``, and subtract the position pattern.
 
         The mean over all positions belongs to the features, so the pattern's mean is not subtracted.
         """
@@ -124,10 +124,10 @@ class FeatSharp(nn.Module):
 
 
 class Refinement(nn.Module):
-    """Mixes the guided map and the tiles; untrained, it returns the mean of both.
+    """Mix the guided map and the tiles; before training the result is the mean of both.
 
-    ``share``, by channel, generalises to images outside the training set; the attention block needs many images for
-    that. Initialised with 0, it reached 0.05 in the time in which the block overfitted three photographs.
+    The learned ``share`` of each channel generalises to images outside the training set; the attention block needs many
+    images for that. Initialised with 0, it reached 0.05 in the time in which the block overfitted three photographs.
     """
 
     def __init__(self, dim: int, width: int, heads: int, window: int) -> None:

@@ -1,6 +1,6 @@
 """Joint bilateral upsampling: makes a coarse map finer along the edges of its image.
 
-After FeatUp (Fu et al., ICLR 2024, arXiv 2403.10516), from which FeatSharp (Ranzinger et al., 2025) takes this branch.
+From FeatUp (Fu et al., ICLR 2024, arXiv 2403.10516); FeatSharp (Ranzinger et al., 2025) uses it for one of two maps.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import nn
 _BLOCK = (
     8  # queries are grouped in squares of this side, with the keys around them: memory grows with H * W, not its square
 )
-_NEVER = -1e9  # finite: a padded query, which sees no key, must not make a NaN
+_NEVER = -1e9  # finite: a padded query, all of whose keys are masked, must not produce a NaN
 
 
 class LocalAttention(nn.Module):
