@@ -1,8 +1,8 @@
-"""BatchNorm statistics that move once per optimizer step, from all its micro-batches on all ranks.
+"""Update BatchNorm statistics once per optimizer step, from all its micro-batches on all ranks.
 
-Left alone, each rank would update them after each of its own micro-batches, and the result would depend on the world
-size. With ``momentum = 1`` a layer writes the statistics of the micro-batch it just saw into its buffers; a hook
-collects them and puts the previous values back.
+By default, each rank would update them after each of its own micro-batches, and the result would depend on the world
+size. With ``momentum = 1``, a layer writes the statistics of the current micro-batch into its buffers; a forward hook
+sums them up and restores the previous values.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class BatchNormStatistics(StepHook):
-    """Watches every BatchNorm of a module that tracks running statistics.
+    """Update the running statistics of every BatchNorm layer of a module that tracks them.
 
-    Per step, with the mean over its micro-batches of their means and unbiased variances:
+    In each step, ``mean`` is the mean over its micro-batches of their means and unbiased variances, and
     ``new = (1 - momentum) * old + momentum * mean``; a momentum of None gives the average over all steps.
-    The values are kept here in fp32, whatever the dtype of the buffers. A checkpoint restores them with the student's
-    other buffers, see :meth:`sync`.
+    The values are kept here in fp32, regardless of the dtype of the buffers. A checkpoint restores them with the
+    student's other buffers, see :meth:`sync`.
 
     Attributes:
-        counting: whether the present micro-batch counts.
+        counting: True if the current micro-batch contributes; padding does not.
     """
 
     name = "batchnorm"
@@ -47,7 +47,7 @@ class BatchNormStatistics(StepHook):
 
     def _collect(self, i: int):
         def hook(layer: _BatchNorm, inputs, output) -> None:
-            """Add what this forward made of the statistics, and put back those that the step began with."""
+            """Add the statistics of this forward to the sums, and restore the values from the begin of the step."""
             if layer.training:
                 if self.counting:
                     self._sums[i] += _buffers(layer).double().cpu()
@@ -58,22 +58,22 @@ class BatchNormStatistics(StepHook):
 
     def _restore(self, i: int) -> None:
         layer = self._layers[i]
-        # Through `data`: autograd holds the buffers for backward, which in training does not read them, and would
-        # refuse them as changed.
+        # Write through `data`: autograd saved the buffers for backward and would raise an error because they changed,
+        # although backward in training mode does not read them.
         layer.running_mean.data.copy_(self._saved[i][0])
         layer.running_var.data.copy_(self._saved[i][1])
         layer.num_batches_tracked.fill_(self._steps[i])
 
     def sync(self) -> None:
-        """Take the present buffers as the state, after a checkpoint was loaded or a dtype or device changed."""
+        """Set the state from the current buffers, after a checkpoint was loaded or the dtype or device changed."""
         for i, layer in enumerate(self._layers):
             present, saved = _buffers(layer), self._saved[i].to(layer.running_mean.device)
-            # Where a buffer is only our value rounded to its dtype, ours is the better one.
+            # If a buffer equals the saved value rounded to its dtype, keep the saved value, which is more precise.
             self._saved[i] = torch.where(saved.to(present.dtype) == present, saved, present.float())
             self._steps[i] = int(layer.num_batches_tracked)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The statistics in fp32 by buffer name; a bf16 engine's own buffers are rounded."""
+        """Return the statistics by buffer name in fp32; the buffers of a bf16 engine are rounded."""
         return {
             f"{name}.{kind}": value.cpu().clone()
             for name, saved in zip(self._names, self._saved, strict=True)
@@ -81,15 +81,15 @@ class BatchNormStatistics(StepHook):
         }
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
-        """Padding does not count."""
+        """Exclude padding from the statistics."""
         self.counting = batch.micro_batch >= 0
 
     def end_step(self, record: StepRecord) -> None:
-        """See :meth:`step`."""
+        """Update the statistics, or discard this step's sums if it was skipped; see :meth:`step`."""
         self.step(commit=not record.skipped)
 
     def step(self, commit: bool = True) -> None:
-        """Move the buffers by the sums of all ranks, or drop these where the step was skipped."""
+        """Update the buffers from the sums of all ranks; if not ``commit``, discard them. All ranks must call it."""
         if not self._layers:
             return
         packed = torch.cat([s.flatten() for s in self._sums] + [self._runs])
@@ -112,5 +112,5 @@ class BatchNormStatistics(StepHook):
 
 
 def _buffers(layer: _BatchNorm) -> torch.Tensor:
-    """Mean and variance, ``[2, C]``, a copy."""
+    """Return a copy of running mean and variance, ``[2, C]``."""
     return torch.stack([layer.running_mean, layer.running_var])

@@ -1,4 +1,4 @@
-"""bf16 on a CPU without bf16 units: multiply in fp32, round to bf16, as the units themselves do.
+"""Emulate bf16 on a CPU without bf16 units: multiply in fp32 and round to bf16, as bf16 units do.
 
 Matrix units (AMX, AVX512-BF16, tensor cores) take bf16 operands, accumulate in fp32 and round the result once.
 Without them PyTorch falls back to scalar code, measured 15 times slower than fp32 for a small ViT on AVX2. Casting
@@ -28,7 +28,7 @@ _MULTIPLIES = {
 
 
 class CpuBf16(TorchFunctionMode):
-    """While active, multiplications of bf16 CPU tensors run in fp32 and are rounded to bf16; gradients likewise."""
+    """While active, compute multiplications of bf16 CPU tensors in fp32 and round them to bf16; also in backward."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Intercept one call of a torch function."""

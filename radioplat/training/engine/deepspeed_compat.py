@@ -1,4 +1,7 @@
-"""The one place that knows DeepSpeed's insides: what its public API lacks or breaks (0.19.8), each with a test."""
+"""Access DeepSpeed internals (0.19.8) where its public API has gaps or errors; each workaround has a test.
+
+No other module uses DeepSpeed internals.
+"""
 
 from __future__ import annotations
 
@@ -17,36 +20,37 @@ from torch import nn
 from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Layout
 
-_BESIDE = "beside"  # a key of an optimizer's state that no optimizer uses
-LOSS_SCALE = "loss_scale"  # a key of a checkpoint beside parameters' names, all of which have dots
+_BESIDE = "beside"  # temporary key in the optimizer state; no optimizer uses it
+LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
 _SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
 
 
 def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group that the environment (RANK, WORLD_SIZE, MASTER_ADDR, ...) describes.
 
-    On a CPU DeepSpeed would compile a shared-memory extension first (50 s, and fails without a compiler); gloo serves.
+    On a CPU, DeepSpeed would first compile a shared-memory extension, which takes 50 s and fails without a compiler;
+    gloo is used instead.
     """
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if backend == "nccl" else "cpu")  # else it guesses, and says so
-    # Its collectives use names that torch has renamed; one warning a call helps no user of ours.
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if backend == "nccl" else "cpu")  # else it guesses and warns
+    # DeepSpeed's collectives use names that torch has deprecated; a warning for each call would not help users.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     import deepspeed
 
     comm: Any = importlib.import_module("deepspeed.comm.torch")
     comm.build_shm_op = lambda: None
-    # Stage 1 in bf16 prints memory reports whatever the log level, and collects garbage for each (0.7 s a time).
+    # ZeRO 1 in bf16 prints memory reports at any log level, and runs the garbage collector for each (0.7 s).
     optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
     optimizer.see_memory_usage = lambda *_, **__: None
     deepspeed.init_distributed(backend, verbose=False, timeout=timeout)
 
 
 def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """fp32 weights and optimizer moments, whole, on rank 0's CPU, in memory of their own; every rank must call this.
+    """Return unpartitioned fp32 weights and optimizer moments as new CPU tensors on rank 0; every rank must call this.
 
     Returns:
         ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step. In
-        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counts by which it moves. Nothing on other
-        ranks.
+        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. Empty on
+        other ranks.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -67,16 +71,16 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
 
 
 def moving_scaler(engine: Any) -> Any | None:
-    """The loss scaler of an fp16 run; None otherwise."""
+    """Return the dynamic loss scaler of an fp16 run; None otherwise."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
 
 
 def _take(state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh: bool) -> None:
-    """Keep ``value`` as ``state[name]`` on rank 0: fp32, on the CPU, copied once at most.
+    """On rank 0, store ``value`` as ``state[name]``: fp32, on the CPU, copied at most once.
 
     Args:
-        fresh: it was put together for us; nobody else holds its memory.
+        fresh: True if the caller created ``value``, so that no other tensor shares its memory.
     """
     if not is_first():
         return
@@ -88,10 +92,10 @@ def _take(state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh:
 def load_full_state(
     engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: dict[str, torch.Tensor], steps: int
 ) -> None:
-    """Inverse of :func:`full_state`, at any world size and stage, on the host or not; another precision's loss scale
-    is left out.
+    """Load weights and moments from :func:`full_state`, at any world size and ZeRO stage, with or without CPU offload.
 
-    The module's own weights must already hold the same values: setting the fp32 ones refreshes no bf16 weight.
+    The loss scale is restored only in fp16. The module's weights must already have the same values: setting the fp32
+    master weights does not update bf16 weights.
     """
     optimizer, inner = engine.optimizer, _inner(engine.optimizer)
     if steps and moments:
@@ -116,16 +120,19 @@ def load_full_state(
 
 
 def masters(engine: Any) -> list[torch.Tensor]:
-    """The fp32 tensors that this rank's optimizer moves: whole parameters, or flat pieces of many.
+    """Return the fp32 tensors that this rank's optimizer updates: whole parameters, or flat tensors of several pieces.
 
-    The same objects from the first step to the last.
+    The objects stay the same during the whole run.
     """
-    flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 hides them from the groups
+    flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 does not list them in the groups
     return list(flat or [p for group in _inner(engine.optimizer).param_groups for p in group["params"]])
 
 
 def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
-    """Parameters of which the flat tensors among :func:`masters` have pieces; empty if parameters are whole."""
+    """Return, for each flat tensor of :func:`masters`, the parameters whose pieces it contains.
+
+    Empty if parameters are not partitioned.
+    """
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         groups, rank = optimizer.fp16_groups, dist.get_rank()
@@ -145,7 +152,7 @@ def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
 
 
 def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Iterator[tuple[int, int, int]]:
-    """The last rank's pieces are padded with what happened to be in memory: that is left out."""
+    """Yield (parameter, start, size) of this rank's pieces, without the uninitialized padding of the last rank's."""
     for i, parameter in enumerate(group):
         _, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
         real = min(size, parameter.ds_numel - rank * size)
@@ -154,9 +161,9 @@ def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Ite
 
 
 def gather_values(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``values``, which lie beside :func:`masters` in their shapes, by parameter, as :func:`full_state` gives them.
+    """Gather ``values``, tensors with the shapes of :func:`masters`, into whole tensors by parameter name.
 
-    Every rank must call this.
+    Every rank must call this; the result is fp32 on rank 0's CPU, and empty on other ranks.
     """
     result: dict[str, torch.Tensor] = {}
     with _as_moment(engine, values) as inner:
@@ -168,7 +175,7 @@ def gather_values(engine: Any, names: dict[str, nn.Parameter], values: list[torc
 def copy_values(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: dict[str, torch.Tensor]
 ) -> None:
-    """As :func:`gather_values`, straight into the tensors of ``into``, where they lie."""
+    """Gather ``values`` like :func:`gather_values`, but copy them into the tensors of ``into``, on every rank."""
     with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
             into[name].copy_(_whole(inner, parameter, _BESIDE))
@@ -177,7 +184,7 @@ def copy_values(
 def scatter_values(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:
-    """Inverse of :func:`gather_values`, into ``values``; parameters that ``state`` lacks are left as they are."""
+    """Copy whole tensors of ``state`` into ``values`` (inverse of :func:`gather_values`); others are unchanged."""
     with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
             if name not in state:
@@ -190,7 +197,7 @@ def scatter_values(
 
 @contextlib.contextmanager
 def _as_moment(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.Optimizer]:
-    """For a while ``values`` are a moment of the optimizer: so DeepSpeed's own code gathers and cuts them."""
+    """During the block, register ``values`` as an optimizer moment, so that DeepSpeed gathers and splits them."""
     inner = _inner(engine.optimizer)
     for tensor, value in zip(masters(engine), values, strict=True):
         inner.state[tensor][_BESIDE] = value
@@ -204,7 +211,7 @@ def _as_moment(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.
 
 
 def discard_gradients(engine: Any) -> None:
-    """Forget what the micro-batches of this step have accumulated, as DeepSpeed itself does on an fp16 overflow."""
+    """Discard the accumulated gradients of this step, like DeepSpeed itself on an fp16 overflow."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "clear_hp_grads"):
         optimizer.clear_hp_grads()
@@ -212,12 +219,12 @@ def discard_gradients(engine: Any) -> None:
         return
     engine.zero_grad()
     optimizer.zero_grad(set_to_none=True)
-    for name in ("averaged_gradients", "all_grad_tensors"):  # sums of earlier micro-batches, kept apart from `grad`
+    for name in ("averaged_gradients", "all_grad_tensors"):  # sums of earlier micro-batches, stored apart from `grad`
         if hasattr(optimizer, name):
             setattr(optimizer, name, {})
     if hasattr(optimizer, "_release_preflattened_grad_buffers"):
         optimizer._release_preflattened_grad_buffers()
-    if hasattr(optimizer, "reset_cpu_buffers"):  # offloaded sums are begun anew by the first micro-batch of a step
+    if hasattr(optimizer, "reset_cpu_buffers"):  # with offload, the first micro-batch resets the sums
         optimizer.reset_cpu_buffers()
         optimizer.local_overflow = False
         optimizer.micro_step_id = 0 if hasattr(optimizer, "fp32_partitioned_groups_flat") else -1
@@ -232,7 +239,7 @@ def _partitioned(parameter: nn.Parameter) -> bool:
 
 
 def _whole(inner: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -> torch.Tensor | None:
-    """One moment of a parameter; None where a parameter that is whole here has none."""
+    """Return one unpartitioned moment of a parameter; None if an unpartitioned parameter does not have it."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     if _partitioned(parameter):
@@ -241,7 +248,7 @@ def _whole(inner: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -
 
 
 def _set(parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-    """This rank's pieces of ``value``, a whole fp32 weight or moment, into where its optimizer holds them."""
+    """Write this rank's pieces of ``value``, a whole fp32 weight or moment, into the optimizer's tensors."""
     from deepspeed import utils
 
     value = value.to(parameter.device)
@@ -251,7 +258,7 @@ def _set(parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None
         else:
             utils.safe_set_full_optimizer_state(parameter, value, moment)
         return
-    # At stage 3 its own way to set a whole value fails where a parameter does not divide by the number of ranks.
+    # At stage 3, DeepSpeed's function for whole values fails if a parameter's size is not a multiple of the ranks.
     size, rank = parameter.partition_numel(), dist.get_rank()
     piece, mine = torch.zeros(size, device=value.device), value.flatten()[rank * size : (rank + 1) * size]
     piece[: mine.numel()] = mine
@@ -262,14 +269,14 @@ def _set(parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None
 
 
 def _link_states(optimizer: Any) -> None:
-    """With several parameter groups ZeRO 1 and 2 link only what existed at the first step; link again."""
+    """Link all optimizer states again: with several parameter groups, ZeRO 1 and 2 link only those of step 1."""
     if hasattr(optimizer, "_hp_optimizer_states_linked") and _inner(optimizer).state:
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def _create_states(engine: Any, inner: torch.optim.Optimizer, moments: tuple[str, ...], steps: int) -> None:
-    """The states that the first step would make, with ``steps`` behind them."""
+    """Create the optimizer states that the first step would create, with zero moments and step count ``steps``."""
     for tensor in masters(engine):
         inner.state[tensor] = {moment: torch.zeros_like(tensor) for moment in moments}
         if moments[0] == "exp_avg":

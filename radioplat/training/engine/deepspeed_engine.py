@@ -1,4 +1,4 @@
-"""The DeepSpeed engine of one training worker."""
+"""Build the DeepSpeed engine of one training worker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from radioplat.training.engine.cpu_bf16 import CpuBf16
 
 
 def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
-    """Wrap ``module`` for ZeRO, mixed precision, offload and clipping.
+    """Return a DeepSpeed engine around ``module`` with ZeRO, mixed precision, offload and gradient clipping.
 
     Args:
-        micro_batches: of one optimizer step on this rank, padding included.
+        micro_batches: number of micro-batches of one optimizer step on this rank, padding included.
 
     Raises:
-        SpecError: a parameter group is wrong (see :func:`build_optimizer`).
+        SpecError: a parameter group is invalid (see :func:`build_optimizer`).
     """
     import deepspeed
 
@@ -36,27 +36,27 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
     if spec.train.precision is not Precision.fp32:
         round_statistics(module, engine.get_data_types()[0])
     if (scaler := deepspeed_compat.moving_scaler(engine)) is not None:
-        scaler.raise_error_at_min_scale = False  # a bare Exception; the worker's guard ends such a run, and says why
+        scaler.raise_error_at_min_scale = False  # it would raise a plain Exception; NonFiniteGuard ends such runs
     if isinstance(optimizer, Lamb):
         optimizer.layouts = deepspeed_compat.layouts(engine)
     if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
-        # There is nobody to exchange gradients with, and copying all of them takes its time.
+        # With one rank there is nothing to reduce, and copying all gradients would take time.
         engine.enable_backward_allreduce = False
     return engine
 
 
 def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration; ``parameters`` is how many numbers are trained.
+    """Return DeepSpeed's configuration; ``parameters`` is the number of trainable values.
 
-    16-bit runs keep fp32 master weights in the optimizer and sum gradients in fp32, over micro-batches and over ranks
-    alike. DeepSpeed offers that from stage 1 on, so stage 0 runs as 1. Left to itself it sends sums between ranks in 16
-    bits: at stage 1 what a whole step has summed in fp32 would then be rounded on its way, even with one rank.
+    16-bit runs keep fp32 master weights in the optimizer and sum gradients in fp32, over micro-batches and over ranks.
+    DeepSpeed supports that from stage 1 on, so stage 0 runs as stage 1. By default DeepSpeed would communicate in
+    16 bits: at stage 1 the fp32 sum of a whole step would be rounded on the way, even with one rank.
     """
     train = spec.train
     low = train.precision is not Precision.fp32
     zero: dict[str, Any] = {"stage": zero_stage(train)}
     if zero["stage"]:
-        # It reserves the whole bucket, 5e8 numbers by default, whatever the size of the student.
+        # DeepSpeed allocates the whole bucket, by default 5e8 values, regardless of the size of the student.
         zero["reduce_bucket_size"] = min(BUCKET, parameters)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
@@ -72,20 +72,23 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         config["communication_data_type"] = "fp32"
     if train.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        # DeepSpeed's own CPU Adam would be compiled at the start of each fresh machine, and is Adam alone.
+        # DeepSpeed's CPU Adam would be compiled at the start on each new machine, and no other optimizer is available.
         config["zero_force_ds_cpu_optimizer"] = False
     return config
 
 
 def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
-    """DeepSpeed leaves buffers in fp32, and torch's batch_norm takes none beside 16-bit weights."""
+    """Convert BatchNorm statistics to ``dtype``.
+
+    DeepSpeed leaves buffers in fp32, but torch's batch_norm does not accept fp32 buffers with 16-bit weights.
+    """
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) and layer.track_running_stats:
             layer.running_mean, layer.running_var = layer.running_mean.to(dtype), layer.running_var.to(dtype)
 
 
 def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:
-    """The context in which forward runs: bf16 on a CPU without bf16 units goes through :class:`CpuBf16`."""
+    """Return the context for forward: :class:`CpuBf16` for bf16 on a CPU without bf16 units, else a null context."""
     if spec.train.precision is Precision.bf16 and device.type == "cpu" and not has_native_bf16(device):
         return CpuBf16()
     return nullcontext()

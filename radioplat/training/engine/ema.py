@@ -1,4 +1,4 @@
-"""The student's moving average: one more copy of the fp32 weights, cut up as ZeRO cuts the optimizer's."""
+"""Exponential moving average of the student: a second copy of the fp32 weights, partitioned like the optimizer's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class Ema(StepHook):
-    """``average = decay * average + (1 - decay) * weights``, once per optimizer step, from the starting weights on.
+    """Compute ``average = decay * average + (1 - decay) * weights`` once per optimizer step.
 
-    A rank averages the pieces that its optimizer moves, so nothing is sent until a checkpoint gathers it. BatchNorm
-    statistics are averaged with the weights that they belong to.
+    The average begins with the starting weights. Each rank averages the pieces that its optimizer updates, so nothing
+    is communicated until a checkpoint gathers it. BatchNorm statistics are averaged together with the weights.
     """
 
     name = "ema"
@@ -29,11 +29,11 @@ class Ema(StepHook):
         statistics: Callable[[], dict[str, torch.Tensor]],
         decay: float,
     ) -> None:
-        """Start at the present weights.
+        """Initialize the average with the current weights.
 
         Args:
             names: the trainable parameters, by the student's names.
-            statistics: returns fp32 buffers that move with training, equal on all ranks, by the student's names.
+            statistics: returns the fp32 buffers that change in training, equal on all ranks, by the student's names.
         """
         self._engine, self._names, self._decay, self._present = engine, names, decay, statistics
         self._masters = deepspeed_compat.masters(engine)
@@ -41,27 +41,27 @@ class Ema(StepHook):
         self._statistics = {name: value.clone() for name, value in statistics().items()}
 
     def end_step(self, record: StepRecord) -> None:
-        """See :meth:`step`."""
+        """Update the average if the step changed the weights."""
         if record.moved:
             self.step()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Follow an update of the weights."""
+        """Update the average from the current weights and statistics."""
         torch._foreach_lerp_(self._average, self._masters, 1 - self._decay)
         for name, value in self._present().items():
             self._statistics[name].lerp_(value, 1 - self._decay)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The averages by the student's names, fp32, on the CPU; every rank must call this."""
+        """Return the averages by the student's names, fp32, on the CPU; every rank must call this."""
         statistics = {name: value.cpu().clone() for name, value in self._statistics.items()}
         return {**deepspeed_compat.gather_values(self._engine, self._names, self._average), **statistics}
 
     @torch.no_grad()
     def copy_into(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy the averages into those of ``tensors``, by the student's names, that have one; every rank must call it.
+        """Copy the averages into ``tensors`` (by the student's names); those without an average are unchanged.
 
-        Rounded to their dtype, and on their device.
+        Every rank must call it. The values are converted to the dtype and device of ``tensors``.
         """
         names = {name: parameter for name, parameter in self._names.items() if name in tensors}
         deepspeed_compat.copy_values(self._engine, names, self._average, tensors)
@@ -70,7 +70,7 @@ class Ema(StepHook):
                 tensors[name].copy_(value)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore it at any world size and stage; what ``state`` lacks is left as it is."""
+        """Restore the average at any world size and ZeRO stage; values that ``state`` lacks are unchanged."""
         deepspeed_compat.scatter_values(self._engine, self._names, self._average, state)
         for name in self._statistics:
             if name in state:

@@ -1,4 +1,4 @@
-"""The running statistics of losses: moved once per optimizer step, from all ranks, and stored in checkpoints."""
+"""Update running statistics of losses once per optimizer step, from all ranks; they are stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from radioplat.training.hooks.step_record import StepRecord
 
 
 class LossStatistics(StepHook):
-    """Watches every :class:`Running` of ``module`` that has statistics.
+    """Update every :class:`Running` in ``module`` that has statistics.
 
-    Sums over samples are added over the micro-batches and ranks of a step, in float64: however a step is cut, the
-    statistics move alike up to the order of the additions.
+    Sums over samples are added over the micro-batches and ranks of a step in float64. The result therefore does not
+    depend on the split of a step, except for the order of the additions.
     """
 
     name = "losses"
@@ -25,16 +25,16 @@ class LossStatistics(StepHook):
         self._parts = {n: m for n, m in module.named_modules() if isinstance(m, Running) and m.sums()}
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
-        """Padding does not count."""
+        """Exclude padding from the statistics."""
         for part in self._parts.values():
             part.counting = batch.micro_batch >= 0
 
     def end_step(self, record: StepRecord) -> None:
-        """See :meth:`step`."""
+        """Update the statistics, or discard this step's sums if it was skipped; see :meth:`step`."""
         self.step(commit=not record.skipped)
 
     def step(self, commit: bool = True) -> None:
-        """Move the statistics by the sums of all ranks, or drop these where the step was skipped; all ranks call it."""
+        """Update the statistics from the sums of all ranks; if not ``commit``, discard them. All ranks must call it."""
         if not self._parts:
             return
         sums = [part.sums() for part in self._parts.values()]
@@ -47,7 +47,7 @@ class LossStatistics(StepHook):
             part.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All statistics, float64 on the CPU."""
+        """Return all statistics, float64 on the CPU."""
         return {
             f"{place}.{name}": value.detach().cpu().clone()
             for place, part in self._parts.items()
@@ -55,10 +55,10 @@ class LossStatistics(StepHook):
         }
 
     def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore them. A statistic that the checkpoint lacks, or has in another shape, begins anew."""
+        """Restore the statistics; a loss of which a buffer is missing or has another shape keeps its zeros."""
         for place, part in self._parts.items():
             mine = {name: tensors.get(f"{place}.{name}") for name, _ in part.named_buffers(recurse=False)}
-            # All or nothing: half of a statistic is none.
+            # All or nothing: the buffers of one loss belong together.
             if all(value is not None and value.shape == part.get_buffer(n).shape for n, value in mine.items()):
                 for name, value in mine.items():
                     part.get_buffer(name).copy_(value)

@@ -1,4 +1,4 @@
-"""The feature cache of a run: which of its teachers are asked by way of it."""
+"""Put the run's feature cache in front of its teachers."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Iterator[dict[str, TeacherClient]]:
-    """``clients`` by name, behind ``feature_cache`` where it is on; on leaving, what it holds back is written.
+    """Yield ``clients``, by teacher name, with the cacheable ones behind the ``feature_cache``, if it is enabled.
 
-    Every rank enters, in the training thread; the process group is up and the teachers are ready. That the
-    cache cannot be filled any more is reported in ``status.json``.
+    At the end of the block, buffered features are written. Every rank must enter it, in the training thread, once the
+    process group is initialized and the teachers are ready. If features can no longer be written to the cache, a
+    warning goes to ``status.json``.
 
     Raises:
-        SpecError, WeightsError: on every rank, where one cannot use the folder or read the weights.
+        SpecError, WeightsError: on every rank, if any rank cannot use the cache folder or read the weights.
     """
     config = run.spec.feature_cache
     folder = config.dir
-    # What is said of an image in a mosaic depends on those beside it.
+    # Features of an image in a mosaic depend on the images next to it, so they cannot be cached.
     cached = [t for t in run.frozen_teachers if t.service.cache and t.mosaic == 1] if folder else []
     if not folder or not cached:
         yield clients
         return
-    # Weights may be gigabytes: one rank reads them for all.
+    # Weights may be gigabytes, so only rank 0 reads and hashes them.
     hashes = collectives.from_first(lambda: {t.name: weights_hash(t) for t in cached})
     keys = _alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
     places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
@@ -59,7 +60,7 @@ def _warn(run: Run, line: str) -> None:
 
 
 def _alike(action: Callable[[], Result]) -> Result:
-    """Return the result of ``action`` on this rank; an error of one rank is raised on all."""
+    """Return the result of ``action`` on this rank; if it raises a RadioplatError on any rank, raise that on all."""
     problem: RadioplatError | None = None
     try:
         result = action()

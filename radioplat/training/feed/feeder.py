@@ -1,4 +1,4 @@
-"""The thread between the data stream and the student: it asks the teachers ahead of time and keeps the order."""
+"""Send micro-batches to the teachers ahead of the student, in a thread, and queue them in order."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from radioplat.spec.schema.root import Spec
 from radioplat.teachers.serving.client import Pending, TeacherClient
 from radioplat.training.feed.mosaic_client import ask_in_mosaic
 
-Fed = tuple[Batch, dict[str, Pending]]  # a micro-batch, and each asked teacher's answer by name
+Fed = tuple[Batch, dict[str, Pending]]  # a micro-batch, and the pending answers of its teachers by name
 _END = object()
 
 
 class Feeder:
-    """Takes micro-batches in order, sends each teacher its view, and queues (batch, answers) ``depth`` deep.
+    """Read micro-batches in order, send each teacher its view, and queue up to ``depth`` (batch, pending answers).
 
-    Padding is passed on as it is and no teacher sees it. An error of the stream or of a teacher is raised where the
-    batch would have been.
+    Padding is queued unchanged and not sent to teachers. An error of the stream or of a teacher is raised by ``next``
+    in place of the batch.
 
     Args:
-        partitions: which teachers are asked at which micro-batch; default: all at each.
+        partitions: says which teachers get which micro-batch; default: all teachers get all.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Feeder:
             return self._put_back.popleft()
         item = self._queue.get()
         if item is _END:
-            self._queue.put(_END)  # for a caller that asks again
+            self._queue.put(_END)  # for further calls
             raise StopIteration
         if isinstance(item, BaseException):
             raise item
         return item
 
     def put_back(self, items: Iterable[Fed]) -> None:
-        """Yield ``items`` again, before what follows."""
+        """Put ``items`` back, so that they are returned next."""
         self._put_back.extend(items)
 
     def leave_out(self, teachers: Iterable[str]) -> None:
-        """Do not ask these teachers, by name, from the next micro-batch of the stream on."""
+        """Send no more requests to these teachers (by name), from the next micro-batch of the stream on."""
         self._left_out = frozenset(teachers)
 
     def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
@@ -80,7 +80,7 @@ class Feeder:
             self._batches.close()
 
     def _run(self) -> None:
-        """The body of the thread."""
+        """Feed all batches, then queue the end mark, or the error that ended the stream; runs in the thread."""
         closes = hasattr(self._batches, "close")
         batches: Any = self._batches
         try:
@@ -95,12 +95,12 @@ class Feeder:
             answers = {}
             if batch.micro_batch >= 0:
                 answers = self._ask(batch)
-                _ = batch.checksums  # the ledger's, ahead of the student and not in its time
+                _ = batch.checksums  # computed here for the ledger, so that the student does not wait
             if not self._put((batch, answers)):
                 return
 
     def _ask(self, batch: Batch) -> dict[str, Pending]:
-        shared: dict[tuple[type, str], Any] = {}  # teachers with one view share what is sent
+        shared: dict[tuple[type, str], Any] = {}  # teachers with the same view share the request data
         answers = {}
         factors = self._partitions.factors(batch.micro_batch) if self._partitions else {}
         for teacher in self._teachers:
@@ -127,5 +127,5 @@ class Feeder:
 
 
 def prefetch_depth(spec: Spec) -> int:
-    """Micro-batches that are decoded and asked of the teachers ahead of the student."""
+    """Return how many micro-batches are decoded and sent to the teachers ahead of the student."""
     return spec.dataset.prefetch_batches if spec.dataset.train_dataset.prefetch else 1

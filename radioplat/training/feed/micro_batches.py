@@ -1,4 +1,4 @@
-"""Micro-batches as the module takes them, made of what the stream brought and what the teachers said of it."""
+"""Build the module's input micro-batches from the data stream and the teachers' answers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ OnAnswer = Callable[[str, Features, torch.Tensor, View | None], None]
 
 
 class MicroBatches:
-    """Checks what arrived against the order, and puts it on the device.
+    """Check batches against the sample order, wait for the teachers' answers, and copy both to the device.
 
     Args:
-        on_cluster: whether teachers that are not inline answer from other processes.
-        objective: its quarantined teachers are not waited for.
-        phases: gets the phases ``teacher`` and ``inline teacher`` while an answer is waited for.
+        on_cluster: True if teachers that are not inline run in other processes.
+        objective: answers of its quarantined teachers are ignored.
+        phases: set to ``teacher`` or ``inline teacher`` while waiting for an answer.
         on_answer: called with each teacher's name, features, sample weights and view.
-        on_silence: called with the reason where a teacher gave no answer.
+        on_silence: called with the reason if a teacher gave no answer.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class MicroBatches:
     def micro_batch(
         self, step: int, micro_batch: int, batch: Batch, answers: dict[str, Pending], record: StepRecord
     ) -> MicroBatch:
-        """Put micro-batch ``micro_batch`` of ``step`` on the device with the teachers' answers, which are waited for.
+        """Wait for the teachers' answers to micro-batch ``micro_batch`` of ``step`` and return both on the device.
 
         Args:
-            record: gets what was answered, and how long it took.
+            record: updated with the answers and the time spent waiting for them.
 
         Raises:
-            TrainingError: the order has other samples there.
+            TrainingError: the batch differs from the sample order.
         """
         self._check(batch, micro_batch, step)
         device = self._device
-        # What teachers elsewhere see went to them.
+        # Only the views used inside the module: views of other teachers were sent to them.
         view = batch.views[self._run.student_view]
         micro = MicroBatch(
             {name: torch.tensor(batch.views[name].shown) for name in self._run.inner_views},
@@ -88,7 +88,7 @@ class MicroBatches:
             try:
                 packed = self._answer(teacher, answers[teacher.name], record)
             except TeacherSilent as error:
-                # As if it had said NaN: all ranks then take the decision that the spec names.
+                # Use NaN as the answer: the NonFiniteGuard then applies the spec's policy on all ranks.
                 self._on_silence(str(error))
                 micro.targets[teacher.name] = self._no_features(teacher.name, len(batch)).map(lambda t: t * math.nan)
                 continue
@@ -118,13 +118,13 @@ class MicroBatches:
             )
 
     def _overlaps_inside(self, batch: Batch) -> dict[str, Overlap]:
-        """Return the overlaps of the student's view with those of the teachers inside the module, by view."""
+        """Return the overlaps of the student's view with the views of the teachers inside the module, by view name."""
         views = self._run.inner_views if batch.micro_batch >= 0 else ()
         overlaps = {name: overlap_of(batch.views[self._run.student_view], batch.views[name]) for name in views}
         return {name: overlap for name, overlap in overlaps.items() if overlap is not None}
 
     def _answer(self, teacher: ResolvedTeacher, pending: Pending, record: StepRecord) -> Packed:
-        """Wait for a teacher's answer; a teacher in this process computes it here."""
+        """Wait for a teacher's answer and return it; a teacher in this process computes it in this call."""
         here = not self._on_cluster or teacher.service.placement is Placement.inline
         begin = time.perf_counter()
         try:
@@ -134,7 +134,7 @@ class MicroBatches:
             record.wait_teachers += time.perf_counter() - begin
 
     def _no_features(self, name: str, size: int) -> Features:
-        """Zeros in the shapes of a teacher's answer, for padding and for what other teachers see."""
+        """Return zeros in the shapes of a teacher's answer, for padding and for micro-batches that it does not get."""
         info, grid, device = self._run.infos[name], self._run.grids[name], self._device
         return Features(
             torch.zeros(size, info.summary_dim, device=device),

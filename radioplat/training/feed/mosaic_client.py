@@ -1,4 +1,4 @@
-"""A teacher of a large native size that is shown k x k of the student's images at once, and what it said of each."""
+"""Request maps from a teacher of a large native size by mosaics of k x k images, and cut the answers into images."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from radioplat.teachers.serving.packed_features import Array, Packed
 
 
 def ask_in_mosaic(client: TeacherClient, teacher: ResolvedTeacher, view: View, micro_batch: int) -> Pending:
-    """Ask for the maps of the student's ``view``; the answer has one of its own for each image.
+    """Request the teacher's maps of ``view``, arranged as mosaics; the answer has a separate map for each image.
 
-    Attention mixes the images of a picture, as it does in RADIO's mosaic: a map says a little of its neighbours too.
+    Attention mixes the images of a mosaic, as in RADIO's mosaics, so a map also depends slightly on its neighbours.
     """
     mosaic = make_mosaic(View(view.shown, view.homography), teacher.input_size, teacher.mosaic)
     pending = client.submit(client.share(mosaic.pixels), micro_batch)
@@ -26,13 +26,13 @@ def ask_in_mosaic(client: TeacherClient, teacher: ResolvedTeacher, view: View, m
 
 
 def cut(packed: Packed, mosaic: Mosaic, height: int, width: int) -> Packed:
-    """The maps of pictures ``[M, R, C, D]`` as those of their images ``[B, r, c, D]``.
+    """Cut the maps of mosaics ``[M, R, C, D]`` into the maps of their images ``[B, r, c, D]``.
 
     Args:
-        height, width: of an image in pixels, whole positions of the map each.
+        height, width: size of an image in pixels; must be a multiple of the size of a map position.
 
     Raises:
-        ValueError: images do not lie on whole positions.
+        ValueError: the image size is not such a multiple.
     """
     pictures, side = packed.spatial, mosaic.pixels.shape[-1]
     assert pictures is not None

@@ -1,1 +1,1 @@
-"""Step hooks: callbacks of the training loop, in one ordered list; includes users' own."""
+"""Step hooks: callbacks of the training loop, in one ordered list, including users' hooks."""

@@ -1,4 +1,4 @@
-"""A user's own step hook, named in ``train.hooks`` by its import path."""
+"""Import and call users' step hooks, which ``train.hooks`` names by import path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HookContext:
 
     Attributes:
         objective: the module that is trained; ``objective.student`` is the model. From ZeRO stage 1 on its weights are
-            those that forward uses; at stage 3 each rank has a part.
+            the low-precision ones used in forward; at stage 3 each rank has a part of them.
         folder: the task's results folder.
     """
 
@@ -44,10 +44,10 @@ class HookContext:
 
 
 class OwnHook(StepHook):
-    """Calls a user's hook: errors name it and the spec's field, decisions are made equal on all ranks.
+    """Call a user's hook; add its name and the spec field to errors, and make its decisions equal on all ranks.
 
     Raises:
-        SpecError: it cannot be imported or built, or lacks methods.
+        SpecError: the hook cannot be imported or constructed, or lacks methods.
     """
 
     def __init__(self, path: str, where: str, context: HookContext) -> None:
@@ -76,7 +76,7 @@ class OwnHook(StepHook):
         return guarded
 
     def _agreed(self, method: str, call: Callable[..., Any]) -> Callable[..., StepDecision]:
-        """``call``, where the hook of any rank that skips the step skips it on all."""
+        """Return a function that calls ``call`` and skips the step on all ranks if the hook of any rank skips it."""
 
         def agreed(*arguments: Any) -> StepDecision:  # noqa: ANN401
             mine = call(*arguments)
@@ -90,7 +90,7 @@ class OwnHook(StepHook):
 
 
 def _storable(state: dict[str, Any]) -> dict[str, Any]:
-    """``state``, which must have tensors and JSON values only."""
+    """Return ``state``; raise TypeError if it has values other than tensors and JSON values."""
     json.dumps({name: value for name, value in state.items() if not isinstance(value, torch.Tensor)})
     return state
 
@@ -99,10 +99,10 @@ def hook_class(path: str, where: str) -> Any:  # noqa: ANN401
     """Import the class ``package.module:Class``.
 
     Returns:
-        A class with the methods of :class:`StepHook`, built from a :class:`HookContext` or from nothing.
+        A class with the methods of :class:`StepHook`, whose constructor takes a :class:`HookContext` or nothing.
 
     Raises:
-        SpecError: it cannot be imported, is no class, or lacks methods.
+        SpecError: it cannot be imported, is not a class, or lacks methods.
     """
     cls = import_object(path, where)
     hint = f"Derive it from {_BASE}, whose methods do nothing."
@@ -114,7 +114,7 @@ def hook_class(path: str, where: str) -> Any:  # noqa: ANN401
 
 
 def hook_problems(spec: Spec) -> Iterator[Problem]:
-    """Problems of the classes in ``train.hooks``, before a worker starts."""
+    """Yield the problems of the classes in ``train.hooks``; called before workers start."""
     for i, path in enumerate(spec.train.hooks):
         yield from problems_of(hook_class, path, f"train.hooks[{i}]")
         if path in spec.train.hooks[:i]:

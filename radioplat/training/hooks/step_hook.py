@@ -1,4 +1,4 @@
-"""The interface of everything that follows the steps of a run: guards, statistics, averages, accounts, reports."""
+"""The interface of step hooks: guards, statistics, averages, accounting and reports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRec
 
 
 class StepHook:
-    """Follows the steps of one rank; no method does anything unless a subclass overrides it.
+    """Callbacks for the steps of one rank; the methods of this base class do nothing.
 
     Every rank calls the methods in this order: ``begin_step``; for each of its micro-batches ``begin_micro_batch``,
-    ``losses`` once or, where memory is short, once per piece, and ``end_micro_batch``; ``before_update`` after the last
-    backward; ``end_step`` after the optimizer; ``after_step`` and ``figures`` once the record is that of all ranks.
-    All but ``losses`` and ``end_micro_batch`` may use collectives.
+    ``losses`` once, or once per piece if micro-batches are split to save memory, and ``end_micro_batch``;
+    ``before_update`` after the last backward; ``end_step`` after the optimizer step; ``after_step`` and ``figures``
+    once the record is reduced over all ranks. All methods except ``losses`` and ``end_micro_batch`` may use
+    collectives.
 
     Attributes:
         name: key of the hook's state in checkpoints.
@@ -26,58 +27,64 @@ class StepHook:
     name = ""
 
     def begin_step(self, step: int) -> None:
-        """Global ``step``, from 0, begins."""
+        """Called at the begin of global ``step``, counted from 0."""
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
-        """``batch`` has arrived (padding if its number is below 0); after a decision to skip, no forward follows."""
+        """Called when ``batch`` has arrived; it is padding if ``batch.micro_batch < 0``.
+
+        If a hook has decided to skip the step, no forward follows.
+        """
 
     def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
-        """Decide after a forward and before its backward; every rank must return the same decision.
+        """Decide after a forward, before its backward, if the step is skipped; all ranks must decide the same.
 
         Args:
             losses: fp32 scalars by name.
-            last: this is the step's last forward.
+            last: True at the step's last forward.
         """
         return CONTINUE
 
     def end_micro_batch(self, step: int, batch: Batch) -> None:
-        """The samples of ``batch``, which is no padding, are consumed, whether or not the step is skipped."""
+        """Called when the samples of ``batch`` are consumed, also in a skipped step; not called for padding."""
 
     def before_update(self, record: StepRecord) -> StepDecision:
-        """Decide after the last backward and before the weights move; every rank must return the same decision.
+        """Decide after the last backward, before the update, if the step is skipped; all ranks must decide the same.
 
         Args:
-            record: losses of this rank, summed over its micro-batches.
+            record: contains the losses of this rank, summed over its micro-batches.
         """
         return CONTINUE
 
     def end_step(self, record: StepRecord) -> None:
-        """The weights have moved, if ``record.moved``; ``record.skipped`` if a hook decided so."""
+        """Called after the optimizer step, or after a hook skipped the step (``record.skipped``).
+
+        ``record.moved`` is True if the weights have changed.
+        """
 
     def after_step(self, record: StepRecord) -> None:
-        """``record`` now holds the means and sums over all ranks."""
+        """Called when ``record`` contains the means and sums over all ranks."""
 
     def figures(self) -> dict[str, float]:
-        """Figures of the step for status.json, TensorBoard and W&B, by name."""
+        """Return figures of the step, by name, for status.json, TensorBoard and W&B."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint: tensors and JSON values by name; every rank calls it, rank 0's is saved."""
+        """Return the state for checkpoints: tensors and JSON values by name; every rank calls it, rank 0's is saved."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, on every rank; not called if the checkpoint has none."""
+        """Restore the state that :meth:`state_dict` returned, on every rank; not called if the checkpoint has none."""
 
 
 class StepHooks(StepHook):
-    """Hooks that are called one after the other, in the order given."""
+    """Call several hooks one after the other, in the given order."""
 
     def __init__(self, hooks: Sequence[StepHook]) -> None:
         self._hooks = list(hooks)
 
     @property
     def names(self) -> list[str]:
-        """Of the hooks, in order."""
+        """Names of the hooks, in order."""
         return [hook.name for hook in self._hooks]
 
     def add_before(self, hook: StepHook, other: StepHook) -> None:
@@ -95,7 +102,7 @@ class StepHooks(StepHook):
             hook.begin_micro_batch(step, batch)
 
     def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
-        """The first decision to skip; the hooks behind it are not asked."""
+        """Return the first decision to skip; later hooks are not called."""
         decisions = (hook.losses(step, batch, losses, last) for hook in self._hooks)
         return next((decision for decision in decisions if decision.skip), CONTINUE)
 
@@ -105,7 +112,7 @@ class StepHooks(StepHook):
             hook.end_micro_batch(step, batch)
 
     def before_update(self, record: StepRecord) -> StepDecision:
-        """The first decision to skip; the hooks behind it are not asked."""
+        """Return the first decision to skip; later hooks are not called."""
         decisions = (hook.before_update(record) for hook in self._hooks)
         return next((decision for decision in decisions if decision.skip), CONTINUE)
 
@@ -115,18 +122,18 @@ class StepHooks(StepHook):
             hook.end_step(record)
 
     def after_step(self, record: StepRecord) -> None:
-        """See :class:`StepHook`; each hook sees the figures of those before it in ``record.figures``."""
+        """See :class:`StepHook`; a hook finds the figures of earlier hooks in ``record.figures``."""
         for hook in self._hooks:
             hook.after_step(record)
             record.figures |= hook.figures()
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Each hook's ``state_dict`` by the hook's name; empty ones are left out."""
+        """Return each hook's ``state_dict`` by the hook's name, without empty ones."""
         states = {hook.name: hook.state_dict() for hook in self._hooks}
         return {name: state for name, state in states.items() if state}
 
     def load_states(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Give each hook the state with its name, if there is one."""
+        """Load into each hook the state with its name, if there is one."""
         for hook in self._hooks:
             if states.get(hook.name):
                 hook.load_state_dict(states[hook.name])

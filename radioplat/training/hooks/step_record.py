@@ -1,4 +1,4 @@
-"""Figures of one optimizer step, first of this rank, then of all."""
+"""Figures of one optimizer step: of this rank, then reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from radioplat.teachers.serving.packed_features import Packed
 
 @dataclass(frozen=True)
 class StepDecision:
-    """Whether a step may move the weights; equal on all ranks.
+    """Decision if a step may update the weights; equal on all ranks.
 
     Attributes:
-        skip: why it may not, for people; empty: it may.
-        reason: the same as one word, for the ledger's rejected samples.
+        skip: why the step is skipped, as text for users; empty if it is not skipped.
+        reason: the same as an identifier, for rejected samples in the ledger.
     """
 
     skip: str = ""
@@ -32,15 +32,17 @@ class StepRecord:
     """The figures of one step.
 
     Attributes:
-        values: losses, summed over this rank's micro-batches until :meth:`reduce` makes them the step's means.
-        wait: seconds this rank waited for data and teachers, with the forwards of inline teachers on a CPU.
-        wait_data, wait_teachers: the two parts of it; ``reduce`` makes them those of the slowest rank.
+        values: losses, summed over this rank's micro-batches; :meth:`reduce` turns them into means over the global
+            batch.
+        wait: seconds this rank waited for data and teachers, including the forward passes of inline teachers on a CPU.
+        wait_data, wait_teachers: the two parts of ``wait``; ``reduce`` replaces each by the greatest value of all
+            ranks.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
-        decision: whether the step may move the weights.
-        moved: whether it has; not where its gradients were not finite.
-        figures: those of the hooks, by name.
+        decision: decision if the step may update the weights.
+        moved: True if the weights were updated; False if the step was skipped or its gradients were not finite.
+        figures: figures of the hooks, by name.
     """
 
     step: int
@@ -59,16 +61,16 @@ class StepRecord:
 
     @property
     def skipped(self) -> bool:
-        """Whether a hook decided that the weights must not move."""
+        """True if a hook decided to skip the update."""
         return bool(self.decision.skip)
 
     def add(self, losses: dict[str, torch.Tensor], share: float = 1.0) -> None:
-        """Add the terms of a real micro-batch, or of a piece that is ``share`` of one."""
+        """Add the loss terms of a micro-batch (not padding), or of a piece that is the fraction ``share`` of one."""
         for name, value in losses.items():
             self.values[name] = self.values.get(name, 0.0) + share * float(value.detach())
 
     def answered(self, teacher: str, packed: Packed) -> None:
-        """Count what a teacher answered to a real micro-batch."""
+        """Count a teacher's answer to a micro-batch that is not padding."""
         self.teacher_seconds[teacher] = self.teacher_seconds.get(teacher, 0.0) + packed.seconds
         images, size = self.received.get(teacher, (0, 0))
         self.received[teacher] = (images + len(packed), size + packed.nbytes)
@@ -77,8 +79,8 @@ class StepRecord:
             self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
 
     def reduce(self, micro_batches: int, device: torch.device) -> None:
-        """Means over the global batch; every rank calls this."""
-        # A rank that had only padding knows no names, and one knows only the teachers of its own micro-batches.
+        """Reduce the figures over all ranks; losses become means over the global batch. Every rank must call this."""
+        # Gather all names first: a rank with only padding has none, and others only those of their own teachers.
         waited = self.wait_data, self.wait_teachers
         known = collectives.gather_objects((list(self.values), list(self.teacher_seconds), list(self.cached), waited))
         *known, waits = zip(*known, strict=True)
