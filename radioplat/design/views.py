@@ -101,7 +101,7 @@ def size_fields(spec: Spec) -> dict[int, str]:
 
 
 def mosaic_problems(spec: Spec, teacher: ResolvedTeacher, info: TeacherInfo) -> Iterator[Problem]:
-    """Yield sizes of the student whose images do not cover whole positions of a mosaic teacher's map."""
+    """Yield sizes of the student at which its images do not cover complete positions of a mosaic teacher's map."""
     side, rows, across = teacher.input_size, info.grid[0], teacher.mosaic
     if across == 1:
         return

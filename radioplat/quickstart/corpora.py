@@ -1,4 +1,4 @@
-"""The quickstart's corpora: real images of installed packages as WebDataset shards, the same on every run."""
+"""The quickstart's corpora: images from installed packages, packed as WebDataset shards that are equal in every run."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from radioplat.errors import DataError
 from radioplat.quickstart.labelled import Labelled, labelled_images
 from radioplat.quickstart.photographs import PHOTOGRAPHS, crops, misfits
 
-PACKING = 2  # raise it when the same packages should give other shards
+PACKING = 2  # increase it if the same package versions are to give other shards
 SEED = 1234
 SAMPLES_PER_SHARD = 200
-DUPLICATE_SHARE = 0.04  # of a training corpus is written again, byte for byte, one to four times
+DUPLICATE_SHARE = 0.04  # share of a training corpus that is written again, byte for byte, one to four times
 _MADE_FROM = ("matplotlib", "numpy", "pillow", "scikit-image", "scikit-learn", "webdataset")
 
 
 @dataclass(frozen=True)
 class Corpora:
-    """Folders of tar shards. A sample is ``<key>.jpg`` or ``.png`` and ``<key>.json`` with ``sha256`` (of the image
-    file), ``caption`` and ``label`` (a name).
+    """Folders of tar shards.
+
+    A sample is ``<key>.jpg`` or ``.png`` and ``<key>.json`` with ``sha256`` (of the image file), ``caption`` and
+    ``label`` (a name).
 
     Attributes:
         photographs: crops of real photographs, labelled with the photograph's name; with misfits and duplicates.
         labelled: digits, faces and non-faces; with misfits and duplicates.
-        held_out: crops of the same photographs' other parts, sharing no pixel with ``photographs``.
-        labelled_held_out: images of ``labelled``'s classes that are not in it.
+        held_out: crops of the other parts of the same photographs, which share no pixel with ``photographs``.
+        labelled_held_out: images of the same classes as ``labelled`` that are not in it.
     """
 
     photographs: Path
@@ -56,21 +58,21 @@ class _Sample:
 
 
 def pack_corpora(folder: Path, per_photograph: int = 90) -> Corpora:
-    """Pack the corpora under ``folder``; a no-op if they are there, whole, from the same package versions.
+    """Write the corpora below ``folder``; do nothing if they are complete and from the same package versions.
 
     Args:
-        folder: made if missing. Only shards that an earlier packing wrote are replaced.
-        per_photograph: training crops a photograph; the other counts follow from it.
+        folder: created if missing. Only shards of an earlier packing are replaced.
+        per_photograph: number of training crops per photograph; the other counts follow from it.
 
     Raises:
-        DataError: a package that carries the images is not installed.
+        DataError: a package that contains the images is not installed.
     """
     folder = Path(folder)
     made_from: dict[str, object] = {"packing": PACKING, "per_photograph": per_photograph, **_versions()}
     corpora = Corpora(*(folder / name for name in Corpora.__dataclass_fields__))
     if _whole(folder, made_from):
         return corpora
-    # The manifest is what makes the shards count: it goes first and comes back last.
+    # Shards are valid only with the manifest: remove it before they change, and write it after them.
     manifest = folder / "manifest.json"
     manifest.unlink(missing_ok=True)
     aside = folder / f".packing-{os.getpid()}"
@@ -111,11 +113,11 @@ def _whole(folder: Path, made_from: dict[str, object]) -> bool:
 
 
 def _write(folder: Path, name: str, samples: list[_Sample]) -> list[Path]:
-    """Write shards of shuffled samples; the shards in order. A key says what the sample is and is used once."""
+    """Write shards of shuffled samples, and return their paths in order; a key contains the label and is unique."""
     folder.mkdir(parents=True)
     pattern = f"{str(folder).replace('%', '%%')}/{name}-%06d.tar"
     order = np.random.default_rng([SEED, len(name), len(samples)]).permutation(len(samples))
-    # A fixed time and owner: the same packages give the same bytes.
+    # A fixed time and owner, so that the same packages give the same bytes.
     with webdataset.ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, verbose=0, mtime=0) as writer:
         for place, number in enumerate(order):
             sample = samples[number]
@@ -138,7 +140,7 @@ def _photographs(per_photograph: int) -> list[_Sample]:
     samples = []
     for photograph in PHOTOGRAPHS:
         for number, image in enumerate(crops(photograph, False, per_photograph, SEED)):
-            # Every sixteenth is a PNG: shards found in the wild mix their formats.
+            # Every sixteenth is a PNG, because real shards contain several formats.
             extension = "png" if number % 16 == 15 else "jpg"
             samples.append(_encode(image, extension, photograph.name, photograph.caption))
         for image in misfits(photograph, max(2, per_photograph // 18), SEED):

@@ -1,4 +1,4 @@
-"""The quickstart's spec, and the making of what it names."""
+"""The quickstart's spec, and the creation of its input files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radioplat.quickstart.weights import teacher_weights
 from radioplat.spec.loading.job_paths import paths_in_copy
 from radioplat.spec.loading.load import load_spec
 
-# Of a checkout; where radioplat is installed without one, as in the images, the folder at hand has specs/.
+# The root of a checkout; if radioplat is installed without one, as in the containers, specs/ is in the current folder.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 ROOT = _CHECKOUT if (_CHECKOUT / "specs").is_dir() else Path.cwd()
 SPEC = ROOT / "specs" / "quickstart.yaml"
@@ -18,7 +18,7 @@ TEACHERS = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
 
 
 def ensure_inputs(overrides: list[str]) -> Corpora:
-    """Pack the corpora and convert the teachers' weights below ``results_dir``, where they are missing.
+    """Write the corpora and the converted weights of the teachers below ``results_dir``, if they are missing.
 
     Args:
         overrides: of the quickstart's spec; only ``results_dir`` matters here.

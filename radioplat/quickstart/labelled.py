@@ -1,4 +1,4 @@
-"""Small labelled sets that installed packages carry: scikit-learn's digits, and scikit-image's faces and non-faces."""
+"""Small labelled data sets in installed packages: scikit-learn's digits, and scikit-image's faces and non-faces."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from PIL import Image
 
 from radioplat.errors import DataError
 
-SIDES = (64, 128)  # pixels, of an enlarged image
+SIDES = (64, 128)  # range of an enlarged image's side in pixels
 HELD_OUT_EVERY = 5  # every fifth of each class is held out
 _INSTALL = "pip install 'radioplat[quickstart]'"
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """One small image as the package has it.
+    """A small image as it is in the package.
 
     Attributes:
         pixels: uint8 ``[H, W]``, grey.
@@ -31,20 +31,20 @@ class Labelled:
     caption: str
 
     def raw(self) -> Image.Image:
-        """The image at its own size: 8x8 or 25x25, too small for a resolution filter."""
+        """Return the image at its own size: 8x8 or 25x25, too small for a resolution filter."""
         return Image.fromarray(self.pixels)
 
     def enlarged(self, rng: np.random.Generator) -> Image.Image:
-        """The image enlarged (bicubic) to a random side within ``SIDES``."""
+        """Return the image enlarged (bicubic) to a random side within ``SIDES``."""
         side = int(rng.integers(SIDES[0], SIDES[1] + 1))
         return self.raw().resize((side, side), Image.Resampling.BICUBIC)
 
 
 def labelled_images(held_out: bool) -> Iterator[Labelled]:
-    """Yield every image of the training or of the held-out split, digits and faces, in the packages' order.
+    """Yield all images of the training or the held-out split, digits and faces, in the order of the packages.
 
     Raises:
-        DataError: a package that carries them is not installed.
+        DataError: a package that contains them is not installed.
     """
     counts: dict[str, int] = {}
     for image in (*_faces(), *_digits()):
@@ -60,7 +60,7 @@ def _digits() -> Iterator[Labelled]:
         raise DataError("scikit-learn, which carries the digits, is not installed", hint=_INSTALL) from error
     digits = load_digits()
     for pixels, digit in zip(digits.images, digits.target, strict=True):
-        grey = np.round(pixels * (255 / 16)).astype(np.uint8)  # the set counts 0..16
+        grey = np.round(pixels * (255 / 16)).astype(np.uint8)  # the data set's range is 0..16
         yield Labelled(grey, f"digit_{digit}", f"the handwritten digit {digit}")
 
 
@@ -69,9 +69,9 @@ def _faces() -> Iterator[Labelled]:
         import skimage
     except ModuleNotFoundError as error:
         raise DataError("scikit-image, which carries the faces, is not installed", hint=_INSTALL) from error
-    # By path: skimage.data's own functions may ask the network for what is already here.
+    # Read by path: functions of skimage.data may download files that are already installed.
     images = np.load(Path(skimage.__file__).parent / "data" / "lfw_subset.npy", allow_pickle=False)
     for number, pixels in enumerate(images):
-        face = number < 100  # as the set is documented: 100 faces, then 100 patches without one
+        face = number < 100  # by its documentation: 100 faces, then 100 patches without a face
         grey = np.round(pixels * 255).astype(np.uint8)
         yield Labelled(grey, "face" if face else "not_face", "a face" if face else "a patch that shows no face")

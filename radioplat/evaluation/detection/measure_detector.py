@@ -30,7 +30,7 @@ Detect = Callable[[torch.Tensor], list[Found]]  # uint8 [B, 3, H, W] to boxes in
 
 @dataclass(frozen=True)
 class DetectionResult:
-    """Measures of a detector on a split.
+    """Metrics of a detector on a split.
 
     Attributes:
         coco: see :class:`CocoResult`.
@@ -52,7 +52,7 @@ class DetectionResult:
     pictures: list[Picture] = field(default_factory=list, repr=False)
 
     def kpi(self) -> dict[str, float]:
-        """Return mAP, mAP50, mAP75, VOC's mean, and both of each class, by name; classes without objects are absent."""
+        """Return mAP, mAP50, mAP75, VOC's mAP, and both APs of each class, by name, if there are objects for them."""
         values = {
             "mAP": self.coco.map,
             "mAP50": self.coco.map50,
@@ -72,7 +72,7 @@ def measure_detector(
     threads: int = 1,
     max_pixels: int = MAX_PIXELS,
 ) -> DetectionResult:
-    """Run ``detect`` on every picture, stretched to ``size`` pixels a side, and compare its boxes with the true ones.
+    """Run ``detect`` on each picture, resized to ``size`` x ``size`` pixels, and compare its boxes with the true ones.
 
     Images that cannot be decoded are left out and counted.
     """
@@ -116,7 +116,7 @@ def measure_checkpoint(
 
 
 def look_at(picture: Picture, size: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Decode a picture and stretch it to a detector's input: uint8 ``[3, size, size]``.
+    """Decode a picture and resize it, ignoring its aspect ratio, to a detector's input: uint8 ``[3, size, size]``.
 
     Raises:
         BadSample: it cannot be decoded.
@@ -138,7 +138,7 @@ def _batches(
     unreadable: Counter[str],
 ) -> Iterator[tuple[list[Picture], np.ndarray]]:
     def read(picture: Picture) -> np.ndarray | str:
-        """Return its pixels, or why it cannot be decoded."""
+        """Return the image's pixels, or the reason why it cannot be decoded."""
         try:
             return look_at(picture, size, max_pixels)
         except BadSample as bad:

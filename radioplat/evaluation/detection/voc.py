@@ -32,7 +32,7 @@ def voc_ap(
 
 
 def mean_ap(by_class: Sequence[float | None]) -> float | None:
-    """Average over the classes that have objects; None where none has."""
+    """Return the mean over the classes that have objects; None if no class has any."""
     known = [value for value in by_class if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -74,6 +74,6 @@ def match_class(objects: Boxes, xyxy: np.ndarray, scores: np.ndarray, iou: float
 
 
 def _area(recall: np.ndarray, precision: np.ndarray) -> float:
-    """Area under the precision, at each recall the highest of any greater recall."""
+    """Compute the area under the precision-recall curve, with precision the maximum at any higher or equal recall."""
     best = np.maximum.accumulate(precision[::-1])[::-1]
     return float((np.diff(recall, prepend=0.0) * best).sum())

@@ -1,4 +1,4 @@
-"""Decoders that are fitted on frozen maps, a linear layer or a light one, and return class scores of a map."""
+"""Decoders that are trained on frozen maps, a linear layer or a light network, and return class scores of a map."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from radioplat.evaluation.masks.mask_reader import IGNORE
 from radioplat.evaluation.metrics.linear_probe import LinearClassifier, choose, held_out_rows
 from radioplat.spec.schema.evaluate import DecoderKind, LightDecoderConfig, MaskedConfig
 
-_MOST_ROWS = 2**17  # cells that a layer is fitted on at most; of 768 features these are 400 MiB in fp32
-_FINER = 4  # times the map's grid, at which a light decoder answers
-_GROUPS = 8  # of its normalization
+_MOST_ROWS = 2**17  # maximum number of cells to fit a layer on; with 768 features these are 400 MiB in fp32
+_FINER = 4  # ratio of the light decoder's output grid to the map's grid
+_GROUPS = 8  # of its group normalization
 
 
 def new_decoder(config: MaskedConfig, maps: int, seed: int, device: str = "cpu") -> LinearDecoder | LightDecoder:
-    """Create the decoder that the section requests.
+    """Create the decoder that the spec's section requests.
 
     Args:
-        maps: how many will be added.
+        maps: number of maps that will be added.
         device: where a light decoder is trained.
     """
     if config.decoder is DecoderKind.light:
@@ -29,24 +29,24 @@ def new_decoder(config: MaskedConfig, maps: int, seed: int, device: str = "cpu")
 
 
 class LinearDecoder:
-    """One layer at the map's grid, where each cell's target is the share of each class among its pixels.
+    """One linear layer at the map's grid; a cell's target is the share of each class among its pixels.
 
-    The problem is then the convex one of :mod:`radioplat.evaluation.metrics.linear_probe`, and needs no schedule.
+    Its training is the convex problem of :mod:`radioplat.evaluation.metrics.linear_probe`, which needs no schedule.
 
     Attributes:
-        chosen: the weight decay, by training images that were held out.
+        chosen: the weight decay, chosen on training images that were held out from the fit.
     """
 
     def __init__(self, config: MaskedConfig, maps: int, seed: int) -> None:
         self.chosen: float | None = None
         self._config, self._seed = config, seed
-        self._each = max(1, _MOST_ROWS // max(1, maps))  # of each map as many cells
+        self._each = max(1, _MOST_ROWS // max(1, maps))  # number of cells to use of each map
         self._added = 0
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []  # features, targets, owner
         self._layer: LinearClassifier | None = None
 
     def add(self, maps: Tensor, masks: Tensor, owner: Tensor) -> None:
-        """Maps ``[B, h, w, D]``, masks uint8 ``[B, H, W]``, and the image that each is of, int64 ``[B]``."""
+        """Add maps ``[B, h, w, D]``, masks uint8 ``[B, H, W]``, and the index of each one's image, int64 ``[B]``."""
         shares = cell_shares(masks, self._config.num_classes, (maps.shape[1], maps.shape[2]))
         parts = (maps.detach().flatten(1, 2).float().cpu(), shares.flatten(1, 2), owner)
         for features, targets, image in zip(*parts, strict=True):
@@ -58,7 +58,7 @@ class LinearDecoder:
             self._added += 1
 
     def fit(self, where: str) -> None:
-        """After all was added; whole images are held out to choose the weight decay.
+        """Fit the layer to all added maps; complete images are held out to choose the weight decay.
 
         Args:
             where: the section in the spec, for messages.
@@ -72,22 +72,22 @@ class LinearDecoder:
         owners = owner.unique()
         judges = owners[held_out_rows(torch.zeros_like(owners), self._config.held_out, self._seed)]
         held = torch.isin(owner, judges if len(judges) else owners[:1])
-        if held.all():  # a single image: its cells judge each other
+        if held.all():  # a single image: hold out every fifth of its cells
             held = torch.arange(len(held)) % 5 == 0
         choice = choose(features, targets, held, self._config.weight_decays, self._config.max_iter)
         self._layer, self.chosen = choice.classifier, choice.weight_decay
         self._rows = []
 
     def logits(self, maps: Tensor) -> Tensor:
-        """fp32 ``[B, C, h', w']`` on the CPU; after :meth:`fit`."""
+        """Return class scores, fp32 ``[B, C, h', w']`` on the CPU; to be called after :meth:`fit`."""
         assert self._layer is not None
         return self._layer.logits(maps.detach().float().cpu()).permute(0, 3, 1, 2)
 
 
 class LightDecoder:
-    """A few convolutions up to four times the map's grid, trained by AdamW with one cycle of its rate.
+    """A few convolutions up to four times the map's grid, trained by AdamW with a one-cycle learning rate.
 
-    Maps are kept in bf16, as many as have 2^18 cells together: of more a seeded choice.
+    Maps are kept in bf16; if they have more than 2^18 cells together, a seeded selection of them.
     """
 
     def __init__(self, config: LightDecoderConfig, classes: int, maps: int, seed: int, device: str = "cpu") -> None:
@@ -111,7 +111,14 @@ class LightDecoder:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def fit(self, where: str) -> None:
-        """Train the decoder on all added maps."""
+        """Train on all maps that were kept.
+
+        Args:
+            where: the section in the spec, for messages.
+
+        Raises:
+            DataError: no training pixel has a class.
+        """
         if not self._kept:
             raise DataError("no pixel of the training masks has a class", where=f"{where}.masks_dir")
         maps, targets = (torch.stack(parts).clone() for parts in zip(*self._kept, strict=True))
@@ -145,7 +152,7 @@ class LightDecoder:
 
 
 class _Net(nn.Module):
-    """``[B, h, w, D]``, standardized by the training maps, to scores ``[B, C, 4h, 4w]``."""
+    """Computes scores ``[B, C, 4h, 4w]`` from maps ``[B, h, w, D]``, which it standardizes by the training maps."""
 
     def __init__(self, dim: int, width: int, classes: int) -> None:
         super().__init__()
@@ -159,7 +166,7 @@ class _Net(nn.Module):
         rows = maps.flatten(0, 2)
         rows = rows[:: max(1, len(rows) // _MOST_ROWS)].float()
         self.mean, spread = rows.mean(0), rows.std(0, correction=0)
-        # A feature that hardly varies must not be scaled up.
+        # A feature that hardly varies is not scaled: that would amplify rounding.
         self.scale = torch.where(spread > 1e-6 * rows.abs().mean(0).clamp_min(1e-12), spread, torch.ones_like(spread))
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -168,7 +175,7 @@ class _Net(nn.Module):
 
 
 class _Finer(nn.Module):
-    """Twice the grid: bilinear, then a convolution over 3 x 3 cells."""
+    """Doubles the grid: bilinear, then a convolution over 3 x 3 cells."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -181,7 +188,7 @@ class _Finer(nn.Module):
 
 
 def cell_shares(masks: Tensor, classes: int, grid: tuple[int, int]) -> Tensor:
-    """fp32 ``[B, h, w, C]``: the share of each class among a cell's pixels; ignored pixels belong to none."""
+    """Return the share of each class among a cell's pixels, fp32 ``[B, h, w, C]``; ignored pixels have no class."""
     known = masks != IGNORE
     one_hot = F.one_hot(torch.where(known, masks, 0).long(), classes).float() * known[..., None]
     return F.adaptive_avg_pool2d(one_hot.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)

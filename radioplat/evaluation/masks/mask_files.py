@@ -1,4 +1,4 @@
-"""Images with masks in folders or shards, and their split into training and held-out ones. Nothing is decoded."""
+"""Find images with masks in folders or shards, and split them into training and held-out ones; nothing is decoded."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MASK_MEMBER = "seg.png"
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of a file are.
+    """The location of a file's bytes.
 
     Attributes:
-        length: bytes from ``offset``; None for all that there are.
+        length: bytes from ``offset``; None: up to the end.
     """
 
     path: str
@@ -34,7 +34,7 @@ class Place:
     length: int | None = None
 
     def read(self) -> bytes:
-        """All of them.
+        """Return the bytes.
 
         Raises:
             OSError: they cannot be read.
@@ -54,13 +54,13 @@ class Sample:
 
 @dataclass
 class Samples:
-    """Usable samples, and faults.
+    """Usable samples, and the faults of the others.
 
     Attributes:
         training, held_out: sorted by name.
-        faults: what was left out: ``no_mask``, ``no_image`` (or the role of the one that is missing: ``no_after``),
-            ``duplicate_name``, and what is wrong with shards (:class:`radioplat.data.scan.shard.Fault`). Those who
-            decode add ``unreadable``, ``size_mismatch``, ``bad_mask`` and ``unknown_class``.
+        faults: samples that were left out: ``no_mask``, ``no_image`` (or the missing role: ``no_after``),
+            ``duplicate_name``, and faults of shards (:class:`radioplat.data.scan.shard.Fault`). Decoding later adds
+            ``unreadable``, ``size_mismatch``, ``bad_mask`` and ``unknown_class``.
     """
 
     training: list[Sample]
@@ -69,16 +69,16 @@ class Samples:
 
 
 def find_samples(config: MaskedConfig, where: str) -> Samples:
-    """The training and the held-out samples of a section.
+    """Return the training and the held-out samples of a section of the spec.
 
-    Without places of their own the held-out ones are ``val_share`` of all, those whose names have the smallest sha256:
-    the split depends on the names alone.
+    If the spec has no separate held-out folders, ``val_share`` of all samples are held out: those whose names have the
+    smallest sha256, so the split depends on the names alone.
 
     Args:
         where: the section's path in the spec, for messages.
 
     Raises:
-        DataError: a folder is missing, or too little can be used.
+        DataError: a folder is missing, or there are too few usable samples.
     """
     faults = Faults()
     samples = _all(config, "", where, faults)
@@ -88,7 +88,7 @@ def find_samples(config: MaskedConfig, where: str) -> Samples:
         ranked = sorted(samples, key=_rank)
         count = max(1, round(config.val_share * len(samples)))
         held_out, training = _sorted(ranked[:count]), _sorted(ranked[count:])
-    if len(training) < 2:  # one to fit, one to judge weight decays
+    if len(training) < 2:  # one to fit, one to compare weight decays
         first = "shards" if config.shards_dir else config.roles[0]
         hint = "Give more, or held-out ones apart."
         raise DataError(

@@ -1,4 +1,4 @@
-"""Images with masks of classes as square views, for decoders on frozen maps."""
+"""Read images with class masks as square views, for decoders on frozen maps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from radioplat.evaluation.masks.mask_files import Sample
 from radioplat.spec.schema.dataset import AugmentationConfig
 from radioplat.spec.schema.evaluate import MaskedConfig
 
-IGNORE = 255  # of a mask that was read, whatever the file has there
-_CLASS_MODES = ("L", "P", "1")  # a palette's numbers are the classes, whatever their colours
+IGNORE = 255  # in a mask that was read, whatever value the file uses
+_CLASS_MODES = ("L", "P", "1")  # in a palette image the indices are the classes; colours are ignored
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Masked:
     """A batch of views.
 
     Attributes:
-        pixels: of each role by view size: uint8 ``[B, 3, size, size]``.
+        pixels: for each role, uint8 ``[B, 3, size, size]`` by view size.
         masks: uint8 ``[B, S, S]`` at the largest of the sizes; ``IGNORE`` where a pixel has no class.
-        owner: int64 ``[B]``, the place of each view's sample in what was read.
+        owner: int64 ``[B]``, the index of each view's sample in the list that was read.
     """
 
     pixels: tuple[dict[int, Tensor], ...]
@@ -48,7 +48,7 @@ class _View:
 
 
 class _Unusable(Exception):
-    """A sample that is left out: (reason, what)."""
+    """A sample that is left out; the arguments are the reason and a message."""
 
 
 @dataclass
@@ -56,11 +56,11 @@ class MaskReader:
     """Reads samples as views.
 
     Attributes:
-        config: the section.
-        sizes: pixels a side, those of all models.
-        faults: what cannot be used is added here, and left out.
-        views: of each sample: the centred square, then as ``augmentation`` draws them.
-        seed: of those.
+        config: the section of the spec.
+        sizes: pixels a side, of all models.
+        faults: samples that cannot be used are left out and added here.
+        views: number of views per sample: first the centred square, then random ones drawn by ``augmentation``.
+        seed: of the random views.
     """
 
     config: MaskedConfig
@@ -74,7 +74,7 @@ class MaskReader:
     seed: int = 0
 
     def read(self, samples: list[Sample]) -> Iterator[Masked]:
-        """Batches in the order of ``samples``; as large as ``batch_size``, the last one aside."""
+        """Yield batches of ``batch_size`` views in the order of ``samples``; the last one may be smaller."""
         waiting: list[_View] = []
         with ThreadPoolExecutor(self.threads, "masks") as pool:
             for start in range(0, len(samples), self.batch_size):
@@ -125,14 +125,14 @@ class MaskReader:
 
 
 def read_mask(sample: Sample, config: MaskedConfig, sizes: set[tuple[int, int]]) -> np.ndarray:
-    """Classes uint8 ``[H, W]``, ``IGNORE`` where there is none.
+    """Return the classes of a mask, uint8 ``[H, W]``, ``IGNORE`` where there is none.
 
     Args:
-        sizes: (width, height) of the sample's images, which must be one, and the mask's.
+        sizes: (width, height) of each of the sample's images; all must be equal, and equal to the mask's.
 
     Raises:
-        _Unusable: it is no PNG of one 8-bit channel, has another size, or holds a number that is neither a class nor
-            ``config.ignore_index``.
+        _Unusable: it is no PNG of one 8-bit channel, has another size, or contains a number that is neither a class
+            nor ``config.ignore_index``.
     """
     try:
         with Image.open(io.BytesIO(sample.mask.read()), formats=("PNG",)) as opened:
@@ -152,7 +152,7 @@ def read_mask(sample: Sample, config: MaskedConfig, sizes: set[tuple[int, int]])
 
 
 def _classes_of_numbers(config: MaskedConfig) -> np.ndarray:
-    """int16 ``[256]``: the class of each number in a mask, ``IGNORE`` for none, -1 for one that is not known."""
+    """Return the class of each number in a mask, int16 ``[256]``: ``IGNORE`` for no class, -1 for an unknown number."""
     table = np.full(256, -1, np.int16)
     values = config.class_values or list(range(config.num_classes))
     table[values] = np.arange(len(values))

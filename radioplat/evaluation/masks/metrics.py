@@ -1,4 +1,4 @@
-"""The metrics ``segmentation`` and ``change``: decoders on the maps of every model, on images of their own."""
+"""The metrics ``segmentation`` and ``change``: decoders on the maps of every model, with their own images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radioplat.spec.schema.evaluate import EvaluateConfig, MaskedConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.table import Table
 
-_CLASSES = 8  # of which a table has a column each; results.json has all
+_CLASSES = 8  # with a column in the table; results.json has all classes
 
 
 class Segmentation(Metric):
@@ -42,16 +42,16 @@ class Segmentation(Metric):
         try:
             samples = cls._samples(spec)
         except RadioplatError:
-            return  # one of `problems`
+            return  # `problems` yields it
         counts = f"{len(samples.training)} training and {len(samples.held_out)} held-out masks"
         omitted = f"; left out {left_out(samples.faults)}" if samples.faults.counts else ""
         yield f"{cls.name}: {counts}{omitted}"
 
     def result(self) -> dict[str, SegmentationResult]:
-        """Compute the result of each model.
+        """Train and score a decoder for each model; return the scores by model.
 
         Raises:
-            DataError: there are too few samples that can be used.
+            DataError: there are too few usable samples.
         """
         return {name: self._of_probe(probe) for name, probe in self._probes().items()}
 
@@ -72,7 +72,7 @@ class Segmentation(Metric):
         return find_samples(cls._config(spec.evaluate), f"evaluate.{cls.name}")
 
     def _map(self, model: EvaluatedModel, batch: Masked) -> Tensor:
-        """Compute the map ``[B, h, w, D]`` that a decoder is given."""
+        """Compute the map ``[B, h, w, D]`` that the decoder reads."""
         return model.encode(batch.pixels[0][model.size]).of("spatial")
 
     def _of_probe(self, probe: Probe) -> SegmentationResult:

@@ -1,4 +1,4 @@
-"""Held-out images, their masks and the answers of each model's decoder, side by side."""
+"""A picture of held-out images, their masks and the predictions of each model's decoder, side by side."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from radioplat.evaluation.masks.mask_reader import IGNORE
 from radioplat.evaluation.masks.segmentation import Answers
 from radioplat.evaluation.pictures.pca import panel
 
-_GOLDEN = 0.618033988749895  # of a turn between the hues of neighbouring classes: none of them are alike
+_GOLDEN = 0.618033988749895  # of a turn between the hues of consecutive classes, which makes all hues differ
 
 
 def answers_panel(answers: Answers) -> bytes:
-    """A PNG: one row an image; its views, its mask, and one column a model. Pixels without a class are grey."""
+    """Return a PNG with a row per image: its views, its mask, and a column per model; pixels without a class are
+    grey.
+    """
     titles = ("image",) if len(answers.images) == 1 else ("before", "after")
     columns = {t: _upright(pixels) for t, pixels in zip(titles, answers.images, strict=True)}
     columns["truth"] = coloured(answers.masks, answers.classes)
@@ -24,7 +26,7 @@ def answers_panel(answers: Answers) -> bytes:
 
 
 def coloured(classes: torch.Tensor, count: int) -> np.ndarray:
-    """uint8 ``[N, S, S]`` classes as uint8 ``[N, S, S, 3]``: class 0 is black, ``IGNORE`` grey."""
+    """Return classes uint8 ``[N, S, S]`` as colours uint8 ``[N, S, S, 3]``: class 0 is black, ``IGNORE`` grey."""
     table = np.full((256, 3), 128, np.uint8)
     table[0] = 0
     for i in range(1, count):

@@ -1,4 +1,4 @@
-"""Segmentation and change: a decoder on frozen maps, its scores enlarged to the pixels and judged there."""
+"""Segmentation and change detection: train a decoder on frozen maps, and score its output at pixel resolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radioplat.evaluation.masks.decoders import new_decoder
 from radioplat.evaluation.masks.mask_reader import IGNORE, Masked
 from radioplat.spec.schema.evaluate import MaskedConfig
 
-MapOf = Callable[[Masked], Tensor]  # a batch to its map [B, h, w, D]
+MapOf = Callable[[Masked], Tensor]  # returns the map [B, h, w, D] of a batch
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class SegmentationResult:
     """Scores of a decoder on held-out images.
 
     Attributes:
-        miou: mean over classes of intersection over union, of those classes that the held-out masks or answers hold.
-        iou, f1: by class; None for one that neither holds. F1 = 2 x right / (true + answered).
-        accuracy: share of held-out pixels classified right, ignored ones aside.
-        images: held-out images (pairs, of change).
-        trained_on: training images.
+        miou: mean intersection over union of the classes that occur in the held-out masks or predictions.
+        iou, f1: by class; None for a class that occurs in neither. F1 = 2 x right / (true + predicted).
+        accuracy: share of held-out pixels classified right, without ignored ones.
+        images: number of held-out images (pairs, for change).
+        trained_on: number of training images.
         decoder: ``linear`` or ``light``.
-        weight_decay: of a linear decoder the one that was chosen, on training images alone.
+        weight_decay: the one chosen for a linear decoder, on training images alone; None for a light one.
     """
 
     miou: float
@@ -43,12 +43,12 @@ class SegmentationResult:
 
 @dataclass(frozen=True)
 class ChangeResult(SegmentationResult):
-    """As of segmentation; and of all classes of change taken together against class 0, which is none.
+    """Scores of segmentation, and of all classes of change together against class 0, which means no change.
 
     Attributes:
-        change_precision: share of the pixels called changed that are; None where none is called so.
-        change_recall: share of the changed pixels that are called so; None where there is none.
-        change_f1, change_iou: None where neither masks nor answers hold any change.
+        change_precision: share of the pixels predicted as changed that have changed; None if none is predicted so.
+        change_recall: share of the changed pixels that are predicted as changed; None if none has changed.
+        change_f1, change_iou: None if neither masks nor predictions contain any change.
     """
 
     change_precision: float | None
@@ -59,13 +59,13 @@ class ChangeResult(SegmentationResult):
 
 @dataclass(frozen=True)
 class Answers:
-    """The first held-out images of a section, for pictures.
+    """Predictions for the first held-out images of a section, for pictures.
 
     Attributes:
-        images: of each role, uint8 ``[N, 3, S, S]``.
+        images: for each role, uint8 ``[N, 3, S, S]``.
         masks: uint8 ``[N, S, S]``.
-        by_model: by model, the class of each pixel, uint8 ``[N, S, S]``.
-        classes: how many.
+        by_model: the predicted class of each pixel, uint8 ``[N, S, S]``, by model.
+        classes: number of classes.
     """
 
     images: tuple[Tensor, ...]
@@ -75,10 +75,10 @@ class Answers:
 
 
 class Probe:
-    """The decoder of one model: training images are added, it is fitted, held-out images are judged.
+    """The decoder of one model: add training maps, fit it, then score its predictions on held-out maps.
 
     Args:
-        maps: how many training maps will be added.
+        maps: number of training maps that will be added.
         where: the section in the spec, for messages.
     """
 
@@ -103,7 +103,7 @@ class Probe:
         self._decoder.fit(self._where)
 
     def answer(self, maps: Tensor, batch: Masked) -> Tensor:
-        """Add held-out maps; after :meth:`fit`. Returns the class of each pixel, uint8 ``[B, H, W]``."""
+        """Predict the class of each pixel of held-out maps, uint8 ``[B, H, W]``, and count it for :meth:`result`."""
         size = (batch.masks.shape[1], batch.masks.shape[2])
         logits = self._decoder.logits(maps)
         answer = F.interpolate(logits, size=size, mode="bilinear", align_corners=False).argmax(1)
@@ -112,7 +112,7 @@ class Probe:
         return answer.to(torch.uint8)
 
     def result(self) -> SegmentationResult:
-        """Of all held-out images so far.
+        """Return the scores on all held-out images so far.
 
         Raises:
             DataError: no held-out pixel has a class.
@@ -140,11 +140,11 @@ def segment(
     device: str = "cpu",
     shown: int = 0,
 ) -> tuple[dict[str, Probe], Answers | None]:
-    """Fit and judge a decoder for each of several models; each image is read once, and encoded once by each.
+    """Fit and score a decoder for each of several models; each image is read once, and encoded once by each model.
 
     Args:
-        maps: how many training views there are, at most.
-        shown: held-out images whose answers are kept.
+        maps: maximum number of training views.
+        shown: number of held-out images whose predictions are kept for pictures.
 
     Raises:
         DataError: no pixel of a split has a class.
@@ -192,20 +192,20 @@ def change_result(probe: Probe) -> ChangeResult:
 
 
 def confusion(answer: Tensor, masks: Tensor, classes: int) -> Tensor:
-    """int64 ``[C, C]``: pixels by true class (rows) and answer; ignored pixels aside."""
+    """Return the number of pixels by true class (rows) and predicted class, int64 ``[C, C]``, except ignored pixels."""
     known = masks != IGNORE
     cell = masks[known].long() * classes + answer[known].long()
     return torch.bincount(cell, minlength=classes * classes).reshape(classes, classes)
 
 
 def class_iou(confusion: Tensor) -> list[float | None]:
-    """Intersection over union of each class; None where there is no union."""
+    """Return the intersection over union of each class; None if the union is empty."""
     both = confusion.diagonal()
     union = confusion.sum(0) + confusion.sum(1) - both
     return [float(b / u) if u > 0 else None for b, u in zip(both.double(), union, strict=True)]
 
 
 def class_f1(confusion: Tensor) -> list[float | None]:
-    """F1 (Dice) of each class; None where neither truth nor answers hold it."""
+    """Return F1 (Dice) of each class; None for a class that occurs in neither masks nor predictions."""
     total = confusion.sum(0) + confusion.sum(1)
     return [float(2 * b / t) if t > 0 else None for b, t in zip(confusion.diagonal().double(), total, strict=True)]

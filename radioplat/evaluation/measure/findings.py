@@ -19,9 +19,9 @@ class Findings:
 
     Attributes:
         results: by the name of the metric; see the ``result`` of each.
-        absent: what was not measured, and why, a line each.
+        absent: a line for each result that was not measured, with the reason.
         pictures: of the metrics.
-        sample: spatial features of a few images; None where there is none.
+        sample: spatial features of a few images; None without images.
     """
 
     results: dict[str, Any] = field(default_factory=dict)
@@ -31,10 +31,10 @@ class Findings:
 
     @classmethod
     def of(cls, metrics: Sequence[Metric], sample: SampleMaps | None = None) -> Findings:
-        """Compute the result of each metric, after all images were shown.
+        """Compute the result of each metric, after all images were added.
 
         Raises:
-            RadioplatError: one cannot be computed.
+            RadioplatError: a result cannot be computed.
         """
         findings = cls(sample=sample if sample is not None and len(sample.images) else None)
         for metric in metrics:
@@ -44,11 +44,11 @@ class Findings:
         return findings
 
     def of_metric(self, metric: type[Metric]) -> Any:
-        """Return the result of a metric; empty where it was not measured."""
+        """Return the result of a metric; empty if it was not measured."""
         return self.results.get(metric.name, {})
 
     def tables(self, without: Collection[type[Metric]] = ()) -> list[Table]:
-        """Return the tables that have rows; those with one title are one.
+        """Return the tables that have rows; tables with the same title are joined.
 
         Args:
             without: metrics that are left out.
@@ -62,11 +62,11 @@ class Findings:
         return list(tables.values())
 
     def figures(self) -> dict[str, float]:
-        """Return what ``status.json`` records, by name."""
+        """Return the figures for ``status.json``, by name."""
         return {name: v for metric in METRICS for name, v in metric.figures(self.of_metric(metric)).items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``results.json`` records."""
+        """Return the content of ``results.json``."""
         results = {k: v for metric in METRICS for k, v in metric.as_json(self.of_metric(metric)).items()}
         return results | {"absent": self.absent}
 

@@ -16,7 +16,7 @@ def open_images(spec: Spec, sizes: set[int], names: Sequence[str] = ()) -> tuple
 
     Args:
         sizes: of the views, in pixels.
-        names: class names, where training images have none.
+        names: class names to use if the training images have none.
 
     Raises:
         DataError: a split cannot be read.

@@ -30,17 +30,17 @@ def measure(
     at_once: int = 1,
     processes: Processes | None = None,
 ) -> SampleMaps:
-    """Show all images to all metrics; each image is decoded once and encoded once by each model.
+    """Pass all images to all metrics; each image is decoded once and encoded once by each model.
 
     Args:
         bank, queries: training and held-out images.
         progress: called with (batches done, batches in all).
-        at_once: models that encode a batch at the same time. On a CPU small models gain more from that than from
-            threads of their own.
-        processes: encode in place of this one.
+        at_once: number of models that encode a batch in parallel. On a CPU small models gain more from that than from
+            more threads in each model.
+        processes: if given, these encode instead of this process.
 
     Raises:
-        RadioplatError: a model has a head of another width than its teacher, or a metric raises it.
+        RadioplatError: a head's width differs from its teacher's, or a metric raises it.
     """
     total = sum(math.ceil(len(images.rows) / images.batch_size) for images in (bank, queries))
     count, sample = _Counter(progress, total), SampleMaps(setup)
@@ -67,7 +67,7 @@ def measure(
 
 
 def _require_widths(setup: Setup, features: Mapping[str, Features]) -> None:
-    """Refuse a head of another width than the teacher: a file's heads are known by their names alone."""
+    """Check that each head's width is its teacher's: the heads of a file are identified by name alone."""
     for model in setup.models.values():
         for (teacher, kind), width in model.heads.head_widths.items() if model.heads else ():
             if kind in setup.kinds.get(teacher, ()) and width != (given := features[teacher].of(kind).shape[-1]):
@@ -88,7 +88,7 @@ class _Counter:
 
 
 def _encoder(pool: Executor) -> Encode:
-    """Encode in this process, models side by side in the threads of ``pool``."""
+    """Return a generator function that encodes in this process, models in parallel in the threads of ``pool``."""
 
     def encode(
         batches: Iterator[Batch], models: dict[str, EvaluatedModel]

@@ -29,7 +29,7 @@ def missing(spec: Spec, inputs: Inputs) -> list[Problem]:
 
 
 def metric_facts(spec: Spec) -> list[str]:
-    """Return lines about metrics that are requested, then a line for each that is not, with the field that does."""
+    """Return lines about the requested metrics, then a line for each other metric with the field that requests it."""
     config = spec.evaluate
     facts = [fact for metric in METRICS if metric.requested(config) for fact in metric.facts(spec)]
     return [*facts, *not_requested(spec)]
@@ -56,7 +56,7 @@ def _resolutions(spec: Spec, inputs: Inputs) -> Iterator[Problem]:
 
 
 def _classes(inputs: Inputs) -> Iterator[Problem]:
-    """A classifier of other classes than the images are labelled with."""
+    """Yield a problem if the classifier has other classes than the labels of the images."""
     architecture, train = inputs.architecture, inputs.train
     if architecture is None or train is None or not architecture.num_classes:
         return

@@ -29,7 +29,7 @@ from radioplat.models.features import Features
 from radioplat.spec.schema.root import Spec
 
 WHERE = "evaluate.num_gpus"
-_AHEAD = 2  # batches that wait in each process
+_AHEAD = 2  # batches queued in each process
 
 
 class Processes:
@@ -39,8 +39,8 @@ class Processes:
         gpus = torch.cuda.device_count()
         self._device = "cuda" if gpus else "cpu"
         devices = [f"cuda:{i}" if gpus else "cpu" for i in range(count)]
-        # Forks of this process would share a CUDA context, and locks of torch's threads; a server that has imported
-        # what they need and started neither is forked instead.
+        # Forks of this process would share its CUDA context and the locks of torch's threads. A fork server has only
+        # imported the modules, and started neither.
         server = get_context("forkserver")
         server.set_forkserver_preload([__name__])
         self._workers = [
@@ -67,7 +67,7 @@ class Processes:
             yield self._answered(*waiting.popleft())
 
     def search(self, bank: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor, int], Nearest]:
-        """Return a search, (queries ``[M, D]``, k) -> nearest, of ``bank`` ``[N, D]``, of unit length, with ``labels``.
+        """Return a function (queries ``[M, D]``, k) -> nearest in ``bank`` ``[N, D]``, of unit length, with ``labels``.
 
         Each process searches a piece; ties are resolved by the order of the bank, as in one process.
         """
@@ -117,7 +117,7 @@ def _ended() -> RadioplatError:
     return RadioplatError("a process of the evaluation ended", where=WHERE, hint=hint)
 
 
-# State of one of the processes, and what it closes at its end.
+# State of one of the processes, and the resources that it closes at its end.
 _own: dict[str, Any] = {}
 _open = contextlib.ExitStack()
 
@@ -134,8 +134,8 @@ def _end() -> None:
 
 
 def _encode(pixels: dict[str, np.ndarray], names: list[str]) -> dict[str, Features]:
-    """Compute features as numpy arrays: torch would send each tensor by a file."""
-    if "models" not in _own:  # here, and not at the start, so that an error comes back with its reason
+    """Compute features as numpy arrays: torch would send each tensor through a file."""
+    if "models" not in _own:  # here and not in the initializer, so that an error is returned with its message
         spec, device = _own["spec"], _own["device"]
         opened = open_evaluated(spec, _own["checkpoint"], device)
         _own["models"] = _open.enter_context(with_teachers(spec, opened, device))

@@ -30,5 +30,5 @@ METRICS: tuple[type[Metric], ...] = (
 
 
 def objective_needs() -> str:
-    """Say what each metric needs that gates and objectives compare."""
+    """Return a sentence with the requirements of each metric that gates and objectives can compare."""
     return ", ".join(f"{metric.objective} needs {metric.requires}" for metric in METRICS if metric.objective)

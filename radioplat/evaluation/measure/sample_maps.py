@@ -10,7 +10,7 @@ from radioplat.evaluation.metrics.metric import Setup
 
 
 class SampleMaps:
-    """Maps of ``evaluate.pictures`` images of the first batch, of different classes where there are labels.
+    """Maps of ``evaluate.pictures`` images of the first batch, of different classes if there are labels.
 
     Attributes:
         images: uint8 ``[N, 3, S, S]``; empty before the first batch, and without pictures.

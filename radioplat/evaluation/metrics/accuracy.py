@@ -17,7 +17,7 @@ _STUDENT = "student"  # the model of a single checkpoint
 
 @dataclass(frozen=True)
 class AccuracyResult:
-    """Share of the labelled images whose class has the highest score, is among the five highest; in [0, 1]."""
+    """Shares of the labelled images whose class has the highest score, or one of the five highest; in [0, 1]."""
 
     top1: float
     top5: float
@@ -34,7 +34,7 @@ class Accuracy(Metric):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._right: dict[str, list[torch.Tensor]] = defaultdict(list)  # bool [B, k]: is the k-th highest the class?
+        self._right: dict[str, list[torch.Tensor]] = defaultdict(list)  # bool [B, k]: k-th highest is the class
 
     def update(self, batch: EncodedBatch) -> None:
         """Add a batch of held-out images."""

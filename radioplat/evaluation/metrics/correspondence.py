@@ -1,4 +1,4 @@
-"""Dense correspondence: positions of an image matched, by features alone, in a copy warped by a known homography.
+"""Dense correspondence: find positions of an image, by features alone, in a copy warped by a known homography.
 
 Coordinates are those of ``radioplat.data.views.render``: pixel (i, j) is a square whose centre is (j + 0.5, i + 0.5),
 and a cell of a map of n columns over a view of S pixels has its centre at (column + 0.5) S / n.
@@ -23,13 +23,14 @@ from radioplat.tracking.table import Table
 
 @dataclass(frozen=True)
 class CorrespondenceResult:
-    """Outcome of a :class:`CorrespondenceMeter`.
+    """Result of a :class:`CorrespondenceMeter`.
 
     Attributes:
-        pck: by threshold, a share of the image's side: the share of points found within it (Yang and Ramanan 2013).
-        ceiling: the same of the best that a map of this grid can say, its cell nearest to the truth.
-        count: points.
-        images: pairs of images.
+        pck: share of points found within a distance (Yang and Ramanan 2013), by that distance relative to the image's
+            side.
+        ceiling: the same if each point were matched with the cell nearest to its true place: the limit of this grid.
+        count: number of points.
+        images: number of image pairs.
     """
 
     pck: dict[float, float]
@@ -39,7 +40,7 @@ class CorrespondenceResult:
 
 
 def draw_homography(config: CorrespondenceConfig, seed: int, ordinal: int) -> np.ndarray:
-    """float64 ``[3, 3]``: from the unit square of an image to that of its copy; keyed by ``(seed, ordinal)``.
+    """Draw a homography, float64 ``[3, 3]``, between the unit squares of an image and its copy, by ``(seed, ordinal)``.
 
     Rotation, zoom and tilt are about the middle; zoom is uniform in its logarithm.
     """
@@ -49,7 +50,7 @@ def draw_homography(config: CorrespondenceConfig, seed: int, ordinal: int) -> np
     scale = math.exp(math.log(config.max_zoom) * zoom)
     cos, sin = scale * math.cos(angle), scale * math.sin(angle)
     turn = np.array([[cos, -sin, config.max_shift * shift_x], [sin, cos, config.max_shift * shift_y], [0, 0, 1.0]])
-    # The scale at the edges, half a side from the middle, differs by the tilt.
+    # A tilt changes the scale towards the edges, half a side from the middle.
     tilt = np.array([[1, 0, 0], [0, 1, 0], [config.max_tilt * tilt_x, config.max_tilt * tilt_y, 1.0]])
     middle = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1.0]])
     matrix = middle @ turn @ tilt @ np.linalg.inv(middle)
@@ -57,14 +58,14 @@ def draw_homography(config: CorrespondenceConfig, seed: int, ordinal: int) -> np
 
 
 def apply(matrix: np.ndarray | Tensor, points: Tensor) -> Tensor:
-    """Points fp64 ``[..., 2]`` as (x, y) through a homography ``[3, 3]``."""
+    """Map points (x, y), fp64 ``[..., 2]``, by a homography ``[3, 3]``."""
     matrix = torch.as_tensor(np.asarray(matrix), dtype=torch.float64)
     mapped = points @ matrix[:, :2].T + matrix[:, 2]
     return mapped[..., :2] / mapped[..., 2:]
 
 
 def warp(images: Tensor, matrices: list[np.ndarray]) -> Tensor:
-    """Copies of uint8 ``[B, 3, S, S]``, each warped by its own homography (unit squares); bilinear, black outside."""
+    """Warp each image of uint8 ``[B, 3, S, S]`` by its own homography of unit squares; bilinear, black outside."""
     side = images.shape[-1]
     centres = _centres(side, side)
     grids = torch.stack([2 * apply(np.linalg.inv(m), centres) - 1 for m in matrices]).float()
@@ -75,7 +76,7 @@ def warp(images: Tensor, matrices: list[np.ndarray]) -> Tensor:
 class CorrespondenceMeter:
     """Accumulates :class:`CorrespondenceResult` over pairs of maps.
 
-    A point is the centre of each cell of the first map that the homography takes into the second image; its answer is
+    A point is the centre of a cell of the first map that the homography maps into the second image. It is matched with
     the centre of the cell whose feature has the highest cosine with it.
     """
 
@@ -108,10 +109,10 @@ class CorrespondenceMeter:
             self._images += 1
 
     def result(self) -> CorrespondenceResult:
-        """Shares over all points so far.
+        """Return the shares over all points so far.
 
         Raises:
-            RadioplatError: there were none.
+            RadioplatError: there are no points.
         """
         if not self._count:
             raise RadioplatError("no held-out image to find correspondences in", where="dataset.val_dataset")
@@ -176,6 +177,6 @@ class Correspondence(Metric):
 
 
 def _centres(rows: int, columns: int) -> Tensor:
-    """fp64 ``[rows, columns, 2]``: centres of cells as (x, y) in the unit square."""
+    """Return the centres (x, y) of cells in the unit square, fp64 ``[rows, columns, 2]``."""
     y, x = (torch.arange(n, dtype=torch.float64).add(0.5) / n for n in (rows, columns))
     return torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], dim=-1)

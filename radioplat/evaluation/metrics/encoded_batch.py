@@ -1,4 +1,4 @@
-"""Batches of images with the features that each model computed of them, and the summaries of a whole split."""
+"""Batches of images with each model's features of them, and the summaries of a complete split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radioplat.models.features import Features
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Images with features; those that could not be read are left out.
+    """Images with features; images that could not be read are left out.
 
     Attributes:
         pixels: uint8 ``[B, 3, S, S]`` by side S in pixels.
@@ -34,7 +34,7 @@ class EncodedBatch:
     def of(
         cls, batch: Batch, features: Mapping[str, Features], models: Mapping[str, EvaluatedModel]
     ) -> EncodedBatch | None:
-        """Select the readable images of ``batch``; None where there are none."""
+        """Select the readable images of ``batch``; None if there are none."""
         readable = torch.from_numpy(batch.weight > 0)
         if not readable.any():
             return None
@@ -73,12 +73,12 @@ class Summaries:
 
     @property
     def labels(self) -> torch.Tensor:
-        """int64 ``[N]``, -1 where an image has none."""
+        """Labels of all images, int64 ``[N]``, -1 without a label."""
         return torch.cat(self._labels) if self._labels else torch.zeros(0, dtype=torch.long)
 
     @property
     def labelled(self) -> bool:
-        """Whether any image has a label."""
+        """True if any image has a label."""
         return bool((self.labels >= 0).any())
 
     def of(self, model: str) -> torch.Tensor:

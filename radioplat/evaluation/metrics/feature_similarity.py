@@ -14,8 +14,8 @@ from radioplat.models.features import KINDS
 class FeatureSimilarity(Metric):
     """Mean cosine of backbone features to those of ``setup.reference``, by model and kind.
 
-    The reference's own training mean is subtracted from both sides first: features of another image score 0. A model
-    whose features have another width has no result.
+    The reference's own training mean is subtracted from both sides first, so that features of unrelated images score
+    0. A model whose features have another width has no result.
     """
 
     name = "feature_similarity"
@@ -51,7 +51,7 @@ class FeatureSimilarity(Metric):
 
     @classmethod
     def as_json(cls, result: object) -> dict[str, object]:
-        """Return nothing: rows of models have it."""
+        """Return nothing: the result is part of the rows of models."""
         return {}
 
     @classmethod

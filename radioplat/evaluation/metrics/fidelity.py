@@ -23,20 +23,20 @@ from radioplat.losses.base.reduce import on_coarser_grid
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.tracking.table import Table
 
-# A vector without its mean counts as zero below this share of the mean's length: fp32 rounding.
+# A centred vector shorter than this share of the mean's length is fp32 rounding, and is treated as zero.
 _ZERO = 1e-6
 
 
 @dataclass(frozen=True)
 class FidelityResult:
-    """Outcome of a :class:`FidelityMeter`.
+    """Result of a :class:`FidelityMeter`.
 
     Attributes:
-        centered: mean cosine without the teacher's training mean, in [-1, 1]; the fidelity.
+        centered: mean cosine after subtracting the teacher's training mean, in [-1, 1]; the fidelity.
         plain: mean cosine of the raw vectors, in [-1, 1].
         count: vectors compared: images for a summary, positions of all images for a map.
-        cka: debiased linear CKA over a sample of them, see ``radioplat.evaluation.metrics.cka``; None where it was not
-            asked for.
+        cka: debiased linear CKA over a sample of them, see ``radioplat.evaluation.metrics.cka``; None if it was not
+            requested.
     """
 
     centered: float
@@ -64,7 +64,7 @@ class TeacherMean:
 
     @property
     def mean(self) -> Tensor:
-        """float64 ``[D]``.
+        """The mean, float64 ``[D]``.
 
         Raises:
             RadioplatError: nothing was added.
@@ -116,7 +116,7 @@ class FidelityMeter:
             self._sample.add(student, teacher)
 
     def result(self) -> FidelityResult:
-        """The means so far.
+        """Return the means so far.
 
         Raises:
             RadioplatError: nothing was compared.
@@ -128,7 +128,7 @@ class FidelityMeter:
 
 
 def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:
-    """Cosine of rows; 0 where either row is no longer than ``floor`` and so has no direction."""
+    """Return the cosine of rows; 0 if one of them is not longer than ``floor``, since its direction is meaningless."""
     lengths = a.norm(dim=1), b.norm(dim=1)
     ok = (lengths[0] > floor) & (lengths[1] > floor)
     product = torch.where(ok, lengths[0] * lengths[1], 1.0)
@@ -136,7 +136,7 @@ def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:
 
 
 class Fidelity(Metric):
-    """:class:`FidelityResult` by student, teacher and kind, with a student at each resolution."""
+    """:class:`FidelityResult` by student, teacher and kind; a student is also measured at each resolution."""
 
     name = row = objective = "fidelity"
     requires = "teachers"
@@ -221,7 +221,7 @@ def size_of(student: str) -> int | None:
 
 
 def _by_student(result: dict[str, dict[str, dict[str, FidelityResult]]]) -> Table:
-    """Rows of teacher and kind, a column for each student."""
+    """Return a table with a row for each teacher and kind, and a column for each student."""
     students = [name for name in result if not size_of(name)]
     heads = dict.fromkeys((t, k) for name in students for t, kinds in result[name].items() for k in kinds)
     rows = [[t, k, *(_cosines(result[name].get(t, {}).get(k)) for name in students)] for t, k in heads]
@@ -242,7 +242,7 @@ def _cosines(value: FidelityResult | None) -> str | None:
 
 
 def _by_resolution(result: dict[str, dict[str, dict[str, FidelityResult]]]) -> Table:
-    """The trained student at each resolution; without rows where it was measured at one alone."""
+    """Return a table of the trained student at each resolution; without rows if there is only one."""
     students = sorted((name for name in result if name == "student" or size_of(name)), key=lambda n: size_of(n) or 0)
     rows = []
     for teacher, kinds in result["student"].items() if len(students) > 1 else ():

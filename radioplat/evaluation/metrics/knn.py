@@ -1,4 +1,4 @@
-"""Weighted k-nearest-neighbour accuracy of features: what they know about classes without any training.
+"""Weighted k-nearest-neighbour accuracy of features: how well they separate classes without training.
 
 Source: Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3.4;
 the same protocol as DINO's eval_knn.py (k = 20, T = 0.07).
@@ -26,13 +26,13 @@ _TEMPORARY = 2**25
 
 @dataclass(frozen=True)
 class KnnResult:
-    """Outcome of :func:`knn_accuracy`.
+    """Result of :func:`knn_accuracy`.
 
     Attributes:
-        top1, top5: share of queries whose class has the most votes, is among the five with the most; in [0, 1].
-        count: labelled queries.
-        bank: labelled bank samples.
-        k: neighbours that voted, at most ``bank``.
+        top1, top5: shares of queries whose class has the most votes, or is among the five with the most; in [0, 1].
+        count: number of labelled queries.
+        bank: number of labelled bank samples.
+        k: number of neighbours that voted, at most ``bank``.
         classes: number of classes.
     """
 
@@ -46,12 +46,13 @@ class KnnResult:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The nearest bank samples of each query, nearest first; of equally near ones the first of the bank, as long as
-    pieces are merged in its order.
+    """The nearest bank samples of each query, nearest first.
+
+    Of equally near samples the first of the bank comes first, if pieces are merged in the order of the bank.
 
     Attributes:
         similarity: cosine, fp32 ``[M, k]``.
-        row: place in the whole bank, int64 ``[M, k]``.
+        row: row in the complete bank, int64 ``[M, k]``.
         label: int64 ``[M, k]``.
     """
 
@@ -60,7 +61,7 @@ class Nearest:
     label: Tensor
 
     def merged(self, other: Nearest, k: int) -> Nearest:
-        """The ``k`` nearest of both."""
+        """Return the ``k`` nearest of both."""
         both = [torch.cat(pair, dim=1) for pair in zip(self, other, strict=True)]
         column = _nearest_columns(both[0], k)
         return Nearest(*(each.gather(1, column) for each in both))
@@ -70,10 +71,11 @@ class Nearest:
 
 
 def nearest(bank: Tensor, labels: Tensor, queries: Tensor, k: int, first_row: int = 0, block: int = 2**15) -> Nearest:
-    """The ``k`` nearest of a bank ``[N, D]`` for queries ``[M, D]``, both of unit length, ``block`` rows at a time.
+    """Return the ``k`` nearest rows of a bank ``[N, D]`` for queries ``[M, D]``, both of unit length.
 
     Args:
-        first_row: place of ``bank[0]`` in the whole bank.
+        first_row: row of ``bank[0]`` in the complete bank.
+        block: number of rows that are compared at a time.
     """
     merged: Nearest | None = None
     for start in range(0, len(bank), block):
@@ -89,11 +91,11 @@ def nearest(bank: Tensor, labels: Tensor, queries: Tensor, k: int, first_row: in
 
 
 def _nearest_columns(similarity: Tensor, k: int) -> Tensor:
-    """int64 ``[M, k]``: columns by falling similarity; of equal ones the first."""
+    """Return columns by descending similarity, int64 ``[M, k]``; of equal ones the first."""
     if similarity.shape[1] <= 4 * k:
         return similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-    # topk may choose any of equally near samples. All that tie with the k-th are taken where they are few, which is
-    # nearly always; where they are not, everything is sorted.
+    # topk may choose any of equally near samples. So all samples at least as near as the k-th are selected and sorted
+    # if they are few, which is nearly always so; otherwise all samples are sorted.
     kth = similarity.topk(k, dim=1).values[:, -1:]
     most = int((similarity >= kth).sum(dim=1).max())
     if most > 4 * k:
@@ -117,20 +119,20 @@ def knn_accuracy(
 ) -> KnnResult:
     """Classify each query by its k nearest bank samples; a neighbour votes with exp(cos / temperature).
 
-    Exact: every query is compared with the whole bank, in chunks of bounded memory, in fp32.
+    Exact: every query is compared with the complete bank, in chunks of bounded memory, in fp32.
 
     Args:
         bank: ``[N, D]`` any float dtype; L2-normalised here.
-        bank_labels: int ``[N]``; a negative label means none, and the sample is left out.
+        bank_labels: int ``[N]``; samples with a negative label have none and are left out.
         queries: ``[M, D]`` on the same device.
-        query_labels: int ``[M]``, negative likewise.
-        k: neighbours; all of the bank if it is smaller.
+        query_labels: int ``[M]``, as ``bank_labels``.
+        k: number of neighbours; all of the bank if it is smaller.
         temperature: of the vote; must be positive.
         classes: number of classes; default the largest label plus one.
-        search: takes the bank and its labels, and returns a function of queries and k in place of :func:`nearest`.
+        search: called with the bank and its labels; returns a function of queries and k that replaces :func:`nearest`.
 
     Raises:
-        RadioplatError: nothing labelled on one of the sides, a label not below ``classes``, features not finite.
+        RadioplatError: one of the sides has no label, a label is not below ``classes``, or features are not finite.
     """
     bank, bank_labels, bad = _labelled(bank, bank_labels)
     _require(len(bank), bad, "training")
@@ -152,7 +154,7 @@ def knn_accuracy(
     find = search(bank, bank_labels) if search else here
     for part, labels in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
         neighbours = find(part, k)
-        # The largest exponent is made 0, which scales a query's votes alike and cannot overflow at a small T.
+        # Subtract the largest exponent: this scales all votes of a query equally and prevents overflow at a small T.
         weight = ((neighbours.similarity - neighbours.similarity[:, :1]) / temperature).exp()
         votes = weight.new_zeros(len(part), classes).scatter_add_(1, neighbours.label, weight)
         hit = votes.topk(min(5, classes), dim=1).indices == labels[:, None]
@@ -163,7 +165,7 @@ def knn_accuracy(
 
 
 def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Labelled rows of unit length, their labels, and how many are not finite."""
+    """Return the labelled rows scaled to unit length, their labels, and the number of rows that are not finite."""
     labels = labels.to(features.device, torch.int64)
     features, labels = features[labels >= 0], labels[labels >= 0]
     bad = int((~features.isfinite().all(dim=1)).sum())
@@ -182,7 +184,7 @@ def _require(count: int, bad: int, split: str) -> None:
 
 
 class Knn(Metric):
-    """:class:`KnnResult` by model, with a student at each resolution; empty where a split has no labels."""
+    """:class:`KnnResult` by model; a student is also measured at each resolution; empty if a split has no labels."""
 
     name = figure = row = objective = "knn"
     score = "top1"

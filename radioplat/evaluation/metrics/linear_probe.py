@@ -1,7 +1,8 @@
 """A linear classifier on frozen features: multinomial logistic regression, fitted to its optimum by L-BFGS.
 
-The problem is convex, so that the result depends on no learning rate, order or seed. Features are standardized by their
-training rows first, which makes one range of weight decays fit all models; the weights take raw features again.
+The problem is convex, so that the result does not depend on learning rate, order or seed. Features are first
+standardized by the training rows, so that one range of weight decays suits all models; the returned weights apply to
+raw features.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from radioplat.spec.schema.evaluate import LinearProbeConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.table import Table
 
-_FLAT = 1e-6  # a feature whose spread is below this share of its size says nothing
+_FLAT = 1e-6  # a feature whose deviation is below this share of its magnitude is constant
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class LinearClassifier:
     bias: Tensor
 
     def logits(self, features: Tensor) -> Tensor:
-        """``[..., D]`` to ``[..., C]``."""
+        """Map ``[..., D]`` to ``[..., C]``."""
         return features.to(self.weight.dtype) @ self.weight.T + self.bias
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A classifier fitted on all training rows with the weight decay that did best on those held out.
+    """A classifier fitted on all training rows with the weight decay that was best on held-out ones.
 
     Attributes:
-        scores: for each weight decay the share of the held-out weight that it had right.
+        scores: for each weight decay the accuracy on the held-out rows, weighted by their targets.
     """
 
     classifier: LinearClassifier
@@ -55,13 +56,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class LinearProbeResult:
-    """Outcome of :func:`linear_probe`.
+    """Result of :func:`linear_probe`.
 
     Attributes:
         top1: share of queries classified right, in [0, 1].
         weight_decay: the one that was chosen, on training images alone.
-        count: labelled queries.
-        bank: labelled training images.
+        count: number of labelled queries.
+        bank: number of labelled training images.
         classes: number of classes.
     """
 
@@ -77,14 +78,14 @@ class LinearProbeResult:
 def fit(
     features: Tensor, targets: Tensor, weight_decay: float, max_iter: int = 200, start: LinearClassifier | None = None
 ) -> LinearClassifier:
-    """Minimise ``mean cross-entropy + weight_decay / 2 * |W|^2`` over standardized features; the bias is free.
+    """Minimise ``mean cross-entropy + weight_decay / 2 * |W|^2`` over standardized features; the bias is not penalized.
 
     Args:
-        features: ``[R, D]``, fp32 or fp64, which is what it computes in.
-        targets: ``[R, C]`` of at least 0: one-hot rows, or shares of classes; the mean is over their total.
-        start: where to begin; the optimum does not depend on it.
+        features: ``[R, D]``, fp32 or fp64; computed in that dtype.
+        targets: ``[R, C]``, not negative: one-hot rows, or shares of classes; the mean is weighted by them.
+        start: initial classifier; the optimum does not depend on it.
     """
-    features, targets = features.detach().clone(), targets.detach().clone()  # of inference mode nothing can be learned
+    features, targets = features.detach().clone(), targets.detach().clone()  # inference tensors have no gradient
     mean, scale = _standard(features)
     x = (features - mean) / scale
     total = targets.sum().clamp_min(1e-12)
@@ -98,7 +99,7 @@ def fit(
     )
 
     def loss() -> Tensor:
-        """The objective, with its gradient taken, as L-BFGS asks for it."""
+        """Return the objective after computing its gradient, as L-BFGS requires."""
         optimizer.zero_grad()
         entropy = -(targets * F.log_softmax(x @ weight.T + bias, dim=1)).sum() / total
         value = entropy + weight_decay / 2 * weight.square().sum()
@@ -122,13 +123,13 @@ def choose(
     scores: dict[float, tuple[float, float]] = {}
     classifiers: dict[float, LinearClassifier] = {}
     classifier = None
-    for decay in sorted(set(weight_decays), reverse=True):  # the strongest is nearest to nothing, where it begins
+    for decay in sorted(set(weight_decays), reverse=True):  # the strongest first: its optimum is nearest to zero
         classifier = fit(features[~held_out], targets[~held_out], decay, max_iter, classifier)
         classifiers[decay] = classifier
         scores[decay] = _score(classifier, features[held_out], targets[held_out])
     best = max(scores, key=lambda decay: scores[decay])
     shares = {decay: share for decay, (share, _) in sorted(scores.items())}
-    # From nearby: with a weak decay a start from nothing ends short of the optimum, elsewhere for the least change.
+    # Start nearby: with a weak decay a start from zero stops before the optimum, at a point that rounding can change.
     return Chosen(fit(features, targets, best, max_iter, classifiers[best]), best, shares)
 
 
@@ -140,15 +141,15 @@ def linear_probe(
     config: LinearProbeConfig,
     seed: int = 0,
 ) -> LinearProbeResult:
-    """Fit on labelled training features and classify held-out ones; the latter decide nothing.
+    """Fit on labelled training features and classify held-out ones, which do not influence the fit.
 
     Args:
         bank, queries: ``[N, D]`` and ``[M, D]``.
-        bank_labels, query_labels: int; a negative label means none.
-        seed: of the choice of training rows that judge the weight decays.
+        bank_labels, query_labels: int; negative without a label.
+        seed: selects the training rows on which weight decays are compared.
 
     Raises:
-        RadioplatError: nothing labelled on one of the sides, fewer than two classes, or too few to hold any out.
+        RadioplatError: one of the sides has no label, fewer than two classes, or too few images to hold any out.
     """
     bank, bank_labels = bank[bank_labels >= 0].float(), bank_labels[bank_labels >= 0].long()
     queries, query_labels = queries[query_labels >= 0].float(), query_labels[query_labels >= 0].long()
@@ -178,7 +179,7 @@ def linear_probe(
 
 
 def held_out_rows(labels: Tensor, share: float, seed: int) -> Tensor:
-    """bool ``[N]``: a seeded ``share`` of each class, rounded down, and never all of it."""
+    """Select a seeded ``share`` of each class, rounded down, and never all of it: bool ``[N]``."""
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
     order = torch.randperm(len(labels), generator=generator)
@@ -196,7 +197,7 @@ def _standard(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _score(classifier: LinearClassifier, features: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Share of the targets' weight at the guess, and minus the cross-entropy, which settles ties."""
+    """Return the accuracy weighted by the targets, and the negative cross-entropy, which resolves ties."""
     logits = classifier.logits(features)
     total = targets.sum().clamp_min(1e-12)
     share = targets.gather(1, logits.argmax(1, keepdim=True)).sum() / total
@@ -204,7 +205,7 @@ def _score(classifier: LinearClassifier, features: Tensor, targets: Tensor) -> t
 
 
 class LinearProbe(Metric):
-    """:class:`LinearProbeResult` by model; empty where a split has no labels."""
+    """:class:`LinearProbeResult` by model; empty if a split has no labels."""
 
     name, score = "linear", "top1"
     figure = row = "linear_probe"

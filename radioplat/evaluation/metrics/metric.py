@@ -1,7 +1,7 @@
-"""A metric of an evaluation: the interface, and what a metric is given.
+"""The base class of an evaluation's metrics, and their inputs.
 
 A new metric is a subclass of :class:`Metric` in a file here, a line in
-:data:`radioplat.evaluation.measure.registry.METRICS`, and a field of ``EvaluateConfig`` where it has settings.
+:data:`radioplat.evaluation.measure.registry.METRICS`, and a field of ``EvaluateConfig`` if it has settings.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Setup:
     Attributes:
         models: by name: the evaluated models, then the teachers, which have no heads.
         kinds: for each teacher the kinds of features (``summary``, ``spatial``) that students have a head for.
-        held_out_images: how many will be shown.
+        held_out_images: number of held-out images.
         reference: name of the model that the others are compared with; None for no comparison.
         class_names: by label.
-        device: for computations of a metric's own.
+        device: for the metrics' own computations.
         batch_size, threads: of the reader of images.
-        search: makes a nearest-neighbour search of a bank and its labels, in place of that of kNN.
-        training, held_out: of the images that were shown so far; complete when results are computed.
+        search: if given, makes the nearest-neighbour search of kNN from a bank and its labels.
+        training, held_out: summaries and labels of the images so far; complete when results are computed.
     """
 
     spec: Spec
@@ -58,18 +58,18 @@ class Setup:
 
     @property
     def at_usual_size(self) -> dict[str, EvaluatedModel]:
-        """The models without the student at other resolutions."""
+        """The models, without the student at other resolutions."""
         return {name: model for name, model in self.models.items() if model.resolution_of is None}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of an evaluation before anything is encoded; None where unknown.
+    """Inputs of an evaluation before anything is encoded; None if unknown.
 
     Attributes:
         architecture: of the student, or the first of several.
         train, val: the indexed splits.
-        models: of ``evaluate.models`` those that run here; empty for a single checkpoint.
+        models: those of ``evaluate.models`` that run on this machine; empty for a single checkpoint.
     """
 
     architecture: StudentArchitecture | None = None
@@ -93,21 +93,21 @@ class ModelRow(Protocol):
 
 
 class Metric(ABC):
-    """Measures all models of an evaluation; a new object for each evaluation.
+    """Base class of metrics, which measure all models of an evaluation; a new object for each evaluation.
 
     Attributes:
         name: key of the result in ``results.json``.
-        score: attribute of each model's result that is its one figure; empty where there are several, or none.
+        score: attribute of each model's result that is its only figure; empty if there are several, or none.
         figure: name of the figure in ``status.json``, where it is ``<figure>/<model>``.
-        row: key of a model's own figure in its row of ``evaluate.models``; empty where rows have none.
+        row: key of a model's own figure in its row of ``evaluate.models``; empty if rows have none.
         column: heading of that figure as a percentage, in the table of models side by side; empty for no column.
-        objective: name for gates and for objectives of ``tune``; empty where it cannot be one.
-        requires: what the figure needs, for the message that it is missing.
-        switch: attribute of the section ``evaluate`` that is true where the metric is requested; empty: it always is.
-        option: what the metric is called, and the fields of ``evaluate`` that request it, for the list of what is not
-            requested.
+        objective: name for gates and for objectives of ``tune``; empty if it cannot be one.
+        requires: requirements of the figure, for the message that it is missing.
+        switch: attribute of the section ``evaluate`` that is true if the metric is requested; empty: it always is.
+        option: display name of the metric, and the fields of ``evaluate`` that request it, for the list of metrics that
+            are not requested.
         setup: see :class:`Setup`.
-        notes: lines about the result: what was left out, and why.
+        notes: lines about the result: parts that were left out, with the reason.
         pictures: for the report.
     """
 
@@ -133,13 +133,13 @@ class Metric(ABC):
 
     @classmethod
     def unused_options(cls, config: EvaluateConfig) -> Iterator[tuple[str, str]]:
-        """Yield what the spec leaves out, as :attr:`option`."""
+        """Yield an :attr:`option` for each part of the metric that the spec does not request."""
         if cls.option and not cls.requested(config):
             yield cls.option
 
     @classmethod
     def problems(cls, spec: Spec, inputs: Inputs) -> Iterator[Problem]:
-        """Yield why the metric cannot be measured although the spec requests it."""
+        """Yield the reasons why the metric cannot be measured although the spec requests it."""
         yield from ()
 
     @classmethod
@@ -155,7 +155,7 @@ class Metric(ABC):
 
     @abstractmethod
     def result(self) -> Any:
-        """Compute the result: a mapping by model name, of which the functions below take what they need.
+        """Compute the result: a mapping by model name, which the methods below read.
 
         Raises:
             RadioplatError: it cannot be computed.
@@ -168,18 +168,18 @@ class Metric(ABC):
 
     @classmethod
     def figures(cls, result: Any) -> dict[str, float]:
-        """Return what ``status.json`` records, by name."""
+        """Return the figures for ``status.json``, by name."""
         values = {name: getattr(value, cls.score) for name, value in result.items()} if cls.score else {}
         return {f"{cls.figure}/{name}": value for name, value in values.items() if value is not None}
 
     @classmethod
     def as_json(cls, result: Any) -> dict[str, Any]:
-        """Return what ``results.json`` records, by key."""
+        """Return the content for ``results.json``, by key."""
         return {cls.name: plain(result)}
 
     @classmethod
     def of_model(cls, result: Any, model: str) -> float | dict[str, float] | None:
-        """Return the figure of one model for its row, or several by name; None where there is none."""
+        """Return the figure of one model for its row, or several by name; None if it has none."""
         return getattr(result[model], cls.score) if cls.row and model in result else None
 
     @classmethod
@@ -196,7 +196,7 @@ class Metric(ABC):
 
 
 def cell(row: ModelRow, figure: str, percent: bool = False) -> str | None:
-    """Format a figure of a model, with its difference from the first model in brackets; None where it has none."""
+    """Format a figure of a model, with its difference from the first model in brackets; None if it has none."""
     value, difference = row.figures().get(figure), row.difference.get(figure)
     if value is None:
         return None

@@ -46,7 +46,11 @@ class _OwnMetric:
             raise RadioplatError(f"{self.path} failed: {type(error).__name__}: {error}", where=self.where) from error
 
     def numbers(self, values: Any) -> dict[str, float]:
-        """Return a finite number for each model, or raise what is wrong with ``values``."""
+        """Return a finite number for each model.
+
+        Raises:
+            RadioplatError: ``values`` are not of that form.
+        """
         if not isinstance(values, Mapping):
             raise RadioplatError(f"{self.path} returned {type(values).__name__}", where=self.where, hint=_HINT)
         numbers = {}

@@ -1,12 +1,12 @@
 """Agreement of a student's features of one image at a low and at a high resolution.
 
 A student with one teacher at low resolution and another at high resolution may switch between them: its features move
-as a whole when the input grows (Heinrich et al. 2024, "RADIOv2.5", section on mode switching). Two figures show this
+together when the input grows (Heinrich et al. 2024, "RADIOv2.5", section on mode switching). Two figures show this
 for each pair of resolutions, with maps resized to the coarser grid:
 
 - agreement: mean cosine over positions without the mean feature of the student at its usual size. Features of another
   image score 0; detail that only the finer map has costs a little.
-- shift: distance between the mean features at the two resolutions, over the features' own spread. A switch moves all
+- shift: distance between the mean features at the two resolutions, over the features' deviation. A switch moves all
   features together; a loss of detail moves no mean.
 """
 
@@ -27,21 +27,21 @@ from radioplat.tracking.table import Table
 
 BACKBONE = "backbone"
 
-# Below FLOOR two maps have less in common than not; DROP below the other neighbours stands out of what a change of
-# size costs this student anyhow; above SHIFT the mean has moved by more than the features differ from each other.
+# A switch is suspected if the agreement is below FLOOR, or lower by DROP than the mean of the other neighbouring pairs
+# (the effect of a change of size on this student), or if the mean moves by more than SHIFT deviations of the features.
 FLOOR, DROP, SHIFT = 0.5, 0.15, 1.0
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One pair of resolutions.
+    """Agreement at one pair of resolutions.
 
     Attributes:
         low, high: pixels a side.
         agreement: mean centred cosine, in [-1, 1].
         plain: mean cosine of the raw features.
-        shift: distance of the two mean features over the root mean square distance from their mean.
-        flag: what looks like a switch, empty for nothing.
+        shift: distance of the two mean features, divided by the root mean square distance of features from their mean.
+        flag: the reasons to suspect a switch; empty for none.
     """
 
     low: int
@@ -57,7 +57,7 @@ class AgreementMeter:
 
     Args:
         sizes: in pixels.
-        center: ``[D]``, the mean feature to take away.
+        center: ``[D]``, the mean feature that is subtracted.
     """
 
     def __init__(self, sizes: list[int], center: Tensor) -> None:
@@ -76,7 +76,7 @@ class AgreementMeter:
                 self._sums[size, (low, high)] = total + rows.sum(0), square + float(rows.square().sum())
 
     def result(self) -> list[Agreement]:
-        """Every pair, neighbours first among those that begin at one size; flagged.
+        """Return the agreement of every pair of sizes, ordered by size, with flags.
 
         Raises:
             RadioplatError: nothing was compared.
@@ -99,7 +99,7 @@ class AgreementMeter:
 
 
 def flagged(pairs: list[Agreement]) -> list[Agreement]:
-    """The same pairs; those of neighbouring sizes between which the features switch say so."""
+    """Return the same pairs, with a flag on those of neighbouring sizes between which the features seem to switch."""
     sizes = sorted({size for pair in pairs for size in (pair.low, pair.high)})
     neighbours = set(itertools.pairwise(sizes))
     near = [p for p in pairs if (p.low, p.high) in neighbours]

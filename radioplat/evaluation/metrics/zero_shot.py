@@ -25,7 +25,7 @@ from radioplat.teachers.adapters.hf import LOADING, load_quietly, open_config, r
 from radioplat.tracking.table import Table
 
 _WHERE = "evaluate.zero_shot.text_tower"
-# Types of model whose text embedding is compared with an image embedding, and how their texts are padded.
+# Supported types of text models, and the tokenizer's ``padding`` for each.
 _PADDING = {
     "clip": True,
     "clip_text_model": True,
@@ -39,16 +39,16 @@ _TOWERS = {
     "siglip_text_model": "SiglipTextModel",
     "siglip2_text_model": "Siglip2TextModel",
 }
-_SIGLIP_LENGTH = 64  # tokens, as SigLIP was trained
+_SIGLIP_LENGTH = 64  # tokens, as in SigLIP's training
 
 
 @dataclass(frozen=True)
 class ZeroShotResult:
-    """Outcome of :func:`zero_shot_accuracy`.
+    """Result of :func:`zero_shot_accuracy`.
 
     Attributes:
-        top1, top5: share of images whose class is the nearest, among the five nearest; in [0, 1].
-        count: labelled images.
+        top1, top5: shares of images whose class is the nearest, or among the five nearest; in [0, 1].
+        count: number of labelled images.
         classes: number of class names.
     """
 
@@ -59,10 +59,10 @@ class ZeroShotResult:
 
 
 def text_width(folder: str | Path) -> int:
-    """Width of the text embeddings, from ``config.json`` alone.
+    """Return the width of the text embeddings, from ``config.json`` alone.
 
     Raises:
-        SpecError: transformers is not installed, or the folder holds no text tower.
+        SpecError: transformers is not installed, or the folder contains no text tower.
         WeightsError: there is no readable ``config.json``, no ``.safetensors`` file or no tokenizer.
     """
     kind, config = _config(folder)
@@ -82,7 +82,9 @@ def text_width(folder: str | Path) -> int:
 def text_embeddings(
     folder: str | Path, class_names: Sequence[str], templates: Sequence[str], device: str = "cpu", batch_size: int = 64
 ) -> Tensor:
-    """fp32 ``[C, D]`` of unit length: one row a class name. Nothing is downloaded, and no code of the folder is run.
+    """Return the unit text embedding of each class name, fp32 ``[C, D]``.
+
+    Nothing is downloaded, and no code of the folder is run.
 
     Raises:
         SpecError, WeightsError: see :func:`text_width`; or the weights do not fit.
@@ -101,7 +103,7 @@ def text_embeddings(
 
 
 def zero_shot_accuracy(images: Tensor, labels: Tensor, classes: Tensor) -> ZeroShotResult:
-    """Name images by the nearest class.
+    """Classify images by the nearest class embedding.
 
     Args:
         images: ``[N, D]`` any float dtype; normalised here.
@@ -163,7 +165,7 @@ def _tokens(tokenizer: Any, prompts: list[str], kind: str, model: Any) -> Any:
 
 def _embedding(model: Any, tokens: Any) -> Tensor:
     inputs = {"input_ids": tokens["input_ids"]}
-    # SigLIP was trained to look at its padding; CLIP reads up to the end of the text.
+    # SigLIP was trained without an attention mask, padding included; CLIP's mask ends with the text.
     if "siglip" not in model.config.model_type and "attention_mask" in tokens:
         inputs["attention_mask"] = tokens["attention_mask"]
     if hasattr(model, "get_text_features"):
@@ -184,7 +186,7 @@ class ZeroShot(Metric):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         config = setup.spec.evaluate.zero_shot
-        assert config.text_tower is not None and config.teacher is not None  # else there is a problem
+        assert config.text_tower is not None and config.teacher is not None  # `problems` refuses a spec without them
         names = config.class_names or [name.replace("_", " ") for name in setup.class_names]
         self._teacher = config.teacher
         self._classes = text_embeddings(config.text_tower, names, config.templates, setup.device)

@@ -21,7 +21,7 @@ from radioplat.teachers.serving.transport import pack, to_host, unpack
 
 _OWN_GRID = (0, 0)  # a map at the teacher's own grid
 _PURPOSE = b"evaluation: summary and spatial"  # apart from features of runs, which contain what losses need
-_ANYWHERE = np.zeros(4, np.int64)  # the pixels alone tell images apart
+_ANYWHERE = np.zeros(4, np.int64)  # images are identified by their pixels alone
 
 
 @contextlib.contextmanager

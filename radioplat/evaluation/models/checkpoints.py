@@ -36,14 +36,14 @@ Listed = TypeVar("Listed")
 
 @dataclass(frozen=True)
 class ListedModel:
-    """One of ``evaluate.models``.
+    """A model of ``evaluate.models``.
 
     Attributes:
         where: its field, ``evaluate.models[0]``.
         kind: format and precision: ``torch fp16``, ``ONNX int8``.
         bytes: on disk, with external weights; for a checkpoint the student's weights.
-        evaluated: None where it cannot run on this machine.
-        absent: what cannot be measured and why, a sentence each.
+        evaluated: None if it cannot run on this machine.
+        absent: a sentence for each metric that cannot be measured, with the reason.
         cost: of its backbone for one image, without scales of quantizers; None for a file.
         engine: None for anything but an engine.
         architecture: None for a file.
@@ -100,7 +100,7 @@ def open_file(entry: ModelEntry, where: str, device: str, threads: int) -> OnnxM
 
 
 def averages_of(spec: Spec, path: Path) -> bool | None:
-    """Return ``ema`` for a checkpoint: ``evaluate.use_ema: true`` is for those checkpoints that have averages."""
+    """Return the argument ``ema`` for a checkpoint; ``evaluate.use_ema: true`` applies only to those with averages."""
     return None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
 
 
@@ -157,7 +157,7 @@ def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
     """Wrap ``encode`` to raise an error that names the model if a feature is not finite."""
 
     def checked(images: torch.Tensor) -> Features:
-        """As ``encode``."""
+        """Encode, and check that the features are finite."""
         features = encode(images)
         for tensor in (features.summary, features.spatial, *features.named.values()):
             if tensor is not None and not tensor.isfinite().all():

@@ -1,4 +1,4 @@
-"""A fake-quantized student as what it becomes: what is judged while it trains is not the simulation alone."""
+"""Convert a fake-quantized student to its deployed form, so that validations do not measure the simulation alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SNAPPED = "torch with its weights snapped to the grid"
 
 @contextlib.contextmanager
 def converted(student: Student, size: int) -> Iterator[tuple[EvaluatedModel, str]]:
-    """``student`` exported with QuantizeLinear and DequantizeLinear, heads included, and run on onnxruntime.
+    """Yield ``student`` exported with QuantizeLinear and DequantizeLinear, heads included, and run by onnxruntime.
 
-    Where it cannot be exported, or onnxruntime cannot run the file (some builds lack FP8), it is :func:`snapped`.
+    If it cannot be exported, or onnxruntime cannot run the file (some builds lack FP8), yield :func:`snapped` instead.
 
     Args:
         student: with quantizers, in fp32 on the CPU.
         size: pixels a side.
 
-    Returns:
-        What is judged, and in words how it was converted.
+    Yields:
+        The converted model, and a description of the conversion.
     """
     with tempfile.TemporaryDirectory(prefix="radioplat-") as folder:
         path, why = Path(folder) / "student.onnx", ""
@@ -51,7 +51,9 @@ def converted(student: Student, size: int) -> Iterator[tuple[EvaluatedModel, str
 
 @torch.no_grad()
 def snapped(student: Student) -> Student:
-    """A copy that holds its weights as the numbers they stand for, without weight quantizers; activations round on."""
+    """Return a copy whose weights are rounded to their number format, without weight quantizers; activations are still
+    quantized.
+    """
     plain = copy.deepcopy(student)
     for layer in plain.modules():
         if isinstance(layer, (QuantizedLinear, QuantizedConv2d)) and layer.weight_quantizer is not None:

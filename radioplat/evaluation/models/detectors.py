@@ -25,21 +25,21 @@ from radioplat.models.vision_model import model_kind, weight_files
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
-_MOST = 100  # boxes of an image, as in COCO's protocol; a file does not record its detector's num_select
+_MOST = 100  # boxes per image, as in COCO's protocol; a file does not contain its detector's num_select
 
 
 @dataclass(frozen=True)
 class DetectorModel:
-    """One of ``evaluate.models``.
+    """A detector of ``evaluate.models``.
 
     Attributes:
         where: its field, ``evaluate.models[0]``.
         kind: format and precision: ``torch fp32``, ``ONNX int8``.
         bytes: on disk, with external weights.
         size: pixels a side of its input.
-        detect: None where it cannot run on this machine.
-        class_names: by label; empty where unknown.
-        absent: why it cannot run.
+        detect: None if it cannot run on this machine.
+        class_names: by label; empty if unknown.
+        absent: the reason why it cannot run.
         engine: None for anything but an engine.
     """
 
@@ -66,7 +66,7 @@ def kind_of(path: str | Path) -> ModelKind | None:
             boxes = f'"{BOXES}"' in record_path(path).read_text()
         else:
             return model_kind(path)
-    except Exception:  # opening it says what is wrong with it; protobuf's class depends on its implementation
+    except Exception:  # opening it later reports the problem; protobuf's exception class depends on its implementation
         return None
     return ModelKind.detector if boxes else ModelKind.student
 

@@ -17,7 +17,7 @@ from radioplat.models.features import Features
 
 
 class EngineModel:
-    """An engine with its record; it runs where its device and library are available.
+    """An engine with its record; it runs if its device and library are available.
 
     Args:
         where: the field that names it, for errors.
@@ -26,12 +26,12 @@ class EngineModel:
     Attributes:
         kind: ``engine tensorrt_rtx int8``.
         bytes: on disk, without the record.
-        kernels: number of convolution and GEMM kernels by data type; empty where the builder does not list them.
-        reason: why it cannot run on this machine; empty where it can.
-        interface: of its inputs and outputs.
+        kernels: number of convolution and GEMM kernels by data type; empty if the builder does not list them.
+        reason: why it cannot run on this machine; empty if it can.
+        interface: names and shapes of its inputs and outputs.
 
     Raises:
-        EngineError: no engine, one without its record, or one without features among its outputs.
+        EngineError: it is no engine, has no record, or has no features among its outputs.
     """
 
     def __init__(self, path: Path, where: str, device: str) -> None:
@@ -53,11 +53,11 @@ class EngineModel:
         self._runner: EngineRunner | None = None
         try:
             self._runner = load_engine(path)
-        except EngineError as error:  # one for another GPU, or no driver
+        except EngineError as error:  # it is for another GPU, or there is no driver
             self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
 
     def state(self, evaluated: bool) -> str:
-        """Return its state: executed here, or where its record says; evaluated now."""
+        """Return a description of where the engine was executed and evaluated: here, or as its record lists."""
         record = {**self._record, "evaluated": evaluated}
         if evaluated:
             assert self._runner is not None
@@ -65,7 +65,7 @@ class EngineModel:
         return state_of(record)
 
     def encode(self, images: torch.Tensor) -> Features:
-        """uint8 ``[B, 3, H, W]`` to fp32 features; heads are in ``named``, as ``<teacher>.<kind>``.
+        """Compute fp32 features of uint8 ``[B, 3, H, W]``; outputs of heads are in ``named``, as ``<teacher>.<kind>``.
 
         Raises:
             EngineError: the engine fails.

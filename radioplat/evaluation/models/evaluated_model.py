@@ -18,7 +18,7 @@ _BOTH = frozenset({"summary", "spatial"})
 
 
 def student_encoder(student: Student) -> Encoder:
-    """Return the student's backbone in evaluation mode and its own precision; with ``logits`` of a classifier."""
+    """Return the student's backbone, and classifier if any, as an encoder in evaluation mode and its own precision."""
     student = student.eval()
     wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
     device = next(student.parameters()).device
@@ -45,7 +45,7 @@ class EvaluatedModel:
 
     Attributes:
         size: side of its input in pixels.
-        heads: compared with the teachers; None for a teacher.
+        heads: heads for teachers, whose output is compared with them; None for a teacher.
         resolution_of: name of the model that this is at another resolution; then only kNN, fidelity and agreement are
             measured.
         where: the spec field that names it.
@@ -83,7 +83,7 @@ class StudentHeads:
 
 
 class NamedHeads:
-    """The heads of a file, whose encoder computes them too: outputs ``<teacher>.<kind>``.
+    """The heads of an exported file, computed with the encoder: outputs ``<teacher>.<kind>``.
 
     Args:
         head_widths: width by teacher and kind.

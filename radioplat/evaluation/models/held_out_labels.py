@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import Problem
 
-LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."  # how images get labels
+LABELS = "A sidecar's `id` or `label`, a .cls member, or folders as classes."  # the ways to label images, for hints
 _WHERE = "dataset.val_dataset"
 
 
@@ -47,7 +47,7 @@ def held_out_labels(index: ShardIndex, num_classes: int) -> tuple[list[Problem],
 
 
 def highest_label(index: ShardIndex) -> int:
-    """Return the highest label of a split; -1 where no row has a label."""
+    """Return the highest label of a split; -1 if no row has a label."""
     starts = range(0, len(index.label), 2**20)
     return max((int(index.label[i : i + 2**20].max(initial=-1)) for i in starts), default=-1)
 

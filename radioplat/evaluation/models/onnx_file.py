@@ -53,14 +53,14 @@ class OnnxModel:
         self.reason = ""
         try:
             self._session = _session(path, threads)
-        except Exception as error:  # its classes share no base but Exception
+        except Exception as error:  # onnxruntime's exceptions have no other common base class
             self.reason = f"onnxruntime cannot run the file here: {_line(error)}"
 
     def encode(self, images: torch.Tensor) -> Features:
-        """uint8 ``[B, 3, H, W]`` to fp32 features; heads are in ``named``, as ``<teacher>.<kind>``.
+        """Compute fp32 features of uint8 ``[B, 3, H, W]``; outputs of heads are in ``named``, as ``<teacher>.<kind>``.
 
         Raises:
-            EngineError: onnxruntime gives a reason.
+            EngineError: onnxruntime fails.
         """
         pixels = images.numpy(force=True).astype(np.float32) / 255
         size = self._batch if isinstance(self._batch, int) else len(pixels)
@@ -79,7 +79,7 @@ class OnnxModel:
 def _read(path: Path, where: str) -> ModelProto:
     try:
         model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf's class depends on its implementation
+    except Exception as error:  # protobuf's exception class depends on its implementation
         raise EngineError(f"{path} is not an ONNX file: {_line(error)}", where=where) from error
     if not model.graph.node:
         raise EngineError(f"{path} is not an ONNX file: it holds no graph", where=where)

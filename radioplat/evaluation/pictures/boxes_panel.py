@@ -24,11 +24,13 @@ def boxes_panel(
     threshold: float,
     max_pixels: int,
 ) -> bytes:
-    """A PNG: one row an image, stretched to a square; the truth (blue), then one column a model: its boxes with at
-    least ``threshold``, green where they are right and red where they are not.
+    """Return a PNG with one row per image: the true boxes (blue), then one column per model with its boxes.
+
+    Boxes with a score of at least ``threshold`` are drawn, green if they are right and red if they are wrong. Images
+    are resized to squares.
 
     Args:
-        detections: by model, of each picture in its pixels.
+        detections: for each model the detections in each picture, in its pixels.
 
     Raises:
         BadSample: a picture cannot be decoded.

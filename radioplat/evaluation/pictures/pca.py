@@ -1,4 +1,4 @@
-"""Pictures of spatial features: their three main components as red, green and blue."""
+"""Pictures of spatial features: their three principal components as red, green and blue."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Rows that a basis is fitted on at most; more would not move three components and cost quadratically.
+# Maximum number of rows to fit a basis on; more would hardly change three components, at quadratic cost.
 _FIT_ROWS = 4096
 _ROBUST = (0.01, 0.99)
 
 
 @dataclass(frozen=True)
 class PcaBasis:
-    """Three principal axes of a feature space and the span of values that becomes 0..255.
+    """Three principal axes of a feature space, and the range of values that is mapped to 0..255.
 
     Attributes:
         mean: float32 ``[D]``.
-        axes: float32 ``[D, 3]``, orthonormal by falling variance, each with its largest component positive; zero
-            columns where the features have fewer than three directions.
+        axes: float32 ``[D, 3]``, orthonormal by descending variance, each with its largest component positive; zero
+            columns if the features have fewer than three directions.
         low, high: float32 ``[3]``, the 1st and 99th percentile along each axis.
     """
 
@@ -50,13 +50,13 @@ class PcaBasis:
         return PcaBasis(mean, basis, *_span((rows - mean) @ basis))
 
     def stretched(self, maps: Tensor) -> PcaBasis:
-        """Return the same axes with the span of ``maps``: features of a young head have little contrast."""
+        """Return the same axes with the range of ``maps``: a head's output early in training has little contrast."""
         rows = _float_rows(maps)
         rows = rows[:: math.ceil(len(rows) / _FIT_ROWS)]
         return PcaBasis(self.mean, self.axes, *_span((rows - self.mean) @ self.axes))
 
     def colours(self, maps: Tensor) -> np.ndarray:
-        """``[..., D]`` features as uint8 ``[..., 3]``; a component without any spread is mid-grey."""
+        """Convert features ``[..., D]`` to colours uint8 ``[..., 3]``; a constant component is mid-grey."""
         along = (_float_rows(maps) - self.mean) @ self.axes
         span = self.high - self.low
         unit = torch.where(span > 0, (along - self.low) / span.clamp_min(1e-30), 0.5).clamp(0, 1)
@@ -69,34 +69,33 @@ def pca_panel(
     same_space: Mapping[str, str] | None = None,
     stretch: bool = True,
 ) -> bytes:
-    """Images and the features of several models side by side: one row an image, one column a model.
+    """Return a PNG of images and the features of several models: one row per image, one column per model.
 
-    A student's head lives in its teacher's space: with ``same_space`` it is drawn along the teacher's axes, each column
-    stretched to its own span of values, so that equal colours are equal features up to their contrast.
+    A student's head outputs features of its teacher's space: with ``same_space`` they are drawn along the teacher's
+    axes, each column scaled to its own range of values, so that equal colours mean equal features up to contrast.
 
     Args:
         images: uint8 ``[N, 3, H, W]``.
         maps: ``[N, h, w, D]`` by column title, in the order of the columns.
-        same_space: column title to the title of the column whose colours it borrows, e.g.
-            ``{"student as clip": "clip"}``.
-        stretch: each such column to its own span of values; without, a column that is off as a whole shows it.
+        same_space: column title to the title of the column whose axes it uses, e.g. ``{"student as clip": "clip"}``.
+        stretch: scale each such column to its own range of values; if false, a uniform offset of a column is visible.
 
     Returns:
         A PNG.
 
     Raises:
-        ValueError: a column has another number of images, or borrows from a column of another width.
+        ValueError: a column has another number of images, or uses the axes of a column of another width.
     """
     pixels = np.asarray(images).transpose(0, 2, 3, 1)
     return panel({"image": pixels} | _columns(maps, same_space or {}, len(pixels), stretch))
 
 
 def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",)) -> bytes:
-    """Pictures side by side as a PNG: one row an image, a title above each column.
+    """Return pictures side by side as a PNG: one row per image, a title above each column.
 
     Args:
         columns: uint8 ``[N, h, w, 3]`` by title; the first column's shape is that of all cells.
-        smooth: titles of columns that are photographs; of others each pixel is a square.
+        smooth: titles of columns that are photographs; in other columns each pixel is drawn as a square.
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
@@ -152,12 +151,12 @@ def _span(along: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _float_rows(maps: Tensor) -> Tensor:
-    """``[..., D]`` as float32 ``[R, D]`` on the CPU; what is not finite becomes 0, which shows as a flat patch."""
+    """Return ``[..., D]`` as float32 ``[R, D]`` on the CPU; values that are not finite become 0, a uniform area."""
     return maps.detach().to("cpu", torch.float32).flatten(0, -2).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _wrapped(title: str, width: int = 24) -> str:
-    """A long column title on two lines, broken at a space where there is one."""
+    """Break a long column title into two lines, at a space if there is one."""
     if len(title) <= width:
         return title
     at = title.rfind(" ", 0, width)

@@ -1,1 +1,1 @@
-"""Steps before a start: ``plan`` prints their results, a run is refused by their problems."""
+"""Checks before a start, in steps: ``plan`` prints their results, and a run with problems is refused."""

@@ -40,13 +40,13 @@ class Preflight:
         task: ``distill`` or ``train``.
         folder: the task's results folder.
         level: the steps to run.
-        scan: scans shards; default: this process.
+        scan: function that scans shards; default: this process scans them.
         problems: reasons to refuse the run.
         warnings: valid settings that are probably mistakes.
         facts: sentences about the run, by title.
         start_notes: sentences about the initial weights of the student.
         held_out_notes: sentences about held-out images that validations leave out.
-        ended: no further step is run.
+        ended: True if no further step is run.
         class_names: of the student's classifier.
         boxes: annotations of the training images of a detector.
         binding_widths: see :class:`~radioplat.design.run.Run`.
